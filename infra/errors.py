@@ -1,0 +1,82 @@
+"""Errors that a user is meant to read: what, where, what was expected, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, in the words of the command contract.
+
+    code: a short stable word for programs (`unknown_key`, `missing_source`, `disk_full`, …).
+    path: the dotted config key, or `file:line`, that it is about; empty if neither applies.
+    message: what is wrong and what was expected, in one line.
+    fix: what to do about it, in one line; empty if there is nothing to say.
+    """
+
+    code: str
+    path: str
+    message: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        fix = f" ({self.fix})" if self.fix else ""
+        return f"{where}{self.message}{fix}"
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+class StemmaError(Exception):
+    """Base of all errors that are told in one line instead of a traceback.
+
+    Each subclass is one exit code of the command contract; `status` is its word in `--json`.
+    """
+
+    exit_code = 1
+    status = "failed"
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple:
+        return type(self), self.problems
+
+
+class StageError(StemmaError):
+    """A stage could not do its work: a missing source, a failed validation, a full disk, a dead process."""
+
+
+class ConfigError(StemmaError):
+    """The config or the command line is wrong; nothing was started."""
+
+    exit_code = 2
+    status = "invalid"
+
+
+class MissingUpstream(ConfigError):
+    """A stage was asked for alone, and an artifact that it needs does not exist."""
+
+
+class GateRefused(StemmaError):
+    """A gate refused the model."""
+
+    exit_code = 3
+    status = "refused"
+
+
+class Cancelled(StemmaError):
+    """Somebody cancelled the run."""
+
+    exit_code = 130
+    status = "cancelled"
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*(problems or (Problem("cancelled", "", "the run was cancelled"),)))
+
+
+def stage_error(code: str, path: str, message: str, fix: str = "") -> StageError:
+    return StageError(Problem(code, path, message, fix))

@@ -1,0 +1,114 @@
+"""What a stage function gets besides its config and inputs: a place to work, and a voice.
+
+Everything a stage says is appended to one JSON-lines file, one object a line, so that it survives a crash, costs the
+training thread microseconds, and can be followed by another process:
+
+    {"kind": "metric", "time": 1763700000.1, "step": 20, "values": {"train/loss": 3.1}}
+    {"kind": "progress", "time": …, "done": 20, "total": 500, "unit": "batches", "note": "loss 3.10"}
+    {"kind": "event", "time": …, "name": "resumed", "message": "continuing pretrain at batch 1,200 of 5,000", …}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from infra.errors import Cancelled
+from infra.launch.config import LaunchConfig
+
+FLUSH_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage function returns.
+
+    figures: named numbers that go into the manifest, MLflow and the report, e.g. {"validation_loss": 3.2}.
+    headline: the key figure of the stage for the final table, e.g. "validation loss 3.20 (bigram 4.87)".
+    """
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    headline: str = ""
+
+
+class Run:
+    """The surroundings of one build of one stage.
+
+    work_dir: a folder that survives crashes; checkpoints and other unfinished work belong there, and a later build of
+        the same fingerprint finds them again.
+    launch: where and how to run; never part of identity.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        launch: LaunchConfig | None = None,
+        *,
+        journal: TextIO | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.work_dir = work_dir
+        self.launch = launch or LaunchConfig()
+        self._journal = journal
+        self._is_cancelled = is_cancelled
+        self._lock = threading.Lock()
+        self._flushed_at = 0.0
+        work_dir.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def alone(cls, work_dir: Path, launch: LaunchConfig | None = None) -> Run:
+        """A run for a person at a terminal: what the stage says is printed to stderr as JSON lines."""
+        return cls(work_dir, launch, journal=sys.stderr)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once somebody asked the run to stop; long loops look at it and call `stop_if_cancelled`."""
+        return self._is_cancelled()
+
+    def stop_if_cancelled(self) -> None:
+        """Raises `infra.errors.Cancelled` once somebody asked the run to stop."""
+        if self.cancelled:
+            raise Cancelled
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Figures of one step, e.g. {"train/loss": 3.1, "train/lr": 6e-4}; `step` counts batches or documents."""
+        self._write("metric", step=step, values={name: _json_number(value) for name, value in values.items()})
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        self.metrics({name: value}, step)
+
+    def progress(self, done: float, total: float | None, unit: str, note: str = "") -> None:
+        """How far the work is: `progress(20, 500, "batches", "loss 3.10")`; total None when it cannot be known."""
+        self._write("progress", done=done, total=total, unit=unit, note=note)
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        """Something a person wants to know: a resume, a correction, a warning. `message` is one plain sentence."""
+        self._write("event", flush=True, name=name, message=message, **fields)
+
+    def _write(self, kind: str, *, flush: bool = False, **fields: Any) -> None:
+        if self._journal is None:
+            return
+        now = time.time()
+        line = json.dumps({"kind": kind, "time": round(now, 3), **fields}, allow_nan=False)
+        with self._lock:
+            self._journal.write(line + "\n")
+            if flush or now - self._flushed_at > FLUSH_EVERY_S:
+                self._journal.flush()
+                self._flushed_at = now
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.flush()
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no NaN or infinity: they are written as the strings that float() reads back."""
+    value = float(value)
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,45 @@
+"""Files outside the store that a stage reads: named in its config, known to identity by their bytes."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+
+class _SourcePathMark:
+    """Marks a config field as a path that is relative to the config file's folder."""
+
+
+SOURCE_PATH = _SourcePathMark()
+SourcePath = Annotated[str, SOURCE_PATH]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing that a stage reads from outside the store.
+
+    key: the dotted config key that names it, for error messages, e.g. `ingest.sources.0`.
+    paths: its files; a path that does not exist is kept, so that whoever reads it can say so.
+    digest: the content digest of a source that has no files of its own (the docstrings of installed packages).
+    """
+
+    key: str
+    paths: tuple[Path, ...] = ()
+    digest: str | None = None
+
+
+def expand(patterns: Iterable[str]) -> tuple[Path, ...]:
+    """The files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_dir():
+            found.update(child for child in path.rglob("*") if child.is_file())
+        elif path.exists():
+            found.add(path)
+        else:
+            found.update(map(Path, glob.glob(pattern, recursive=True)) or [path])
+    return tuple(sorted(found))
