@@ -1,0 +1,103 @@
+"""SHA-256 of files: each file read once, in parallel, and trusted afterwards while its size and times stay the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+from infra.errors import stage_error
+from infra.identity import digest_files
+from infra.sources import Source
+
+_QUERY_ROWS = 500
+
+
+class HashBook:
+    """Remembers the hash of each file with the size, mtime and ctime (ns) it had then.
+
+    A file that still has all three is trusted; any other is read again. Losing the book costs time, nothing else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(self._connect()) as book, book:
+            book.execute(
+                "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
+            )
+
+    def sha256(self, paths: Iterable[Path], *, read_all: bool = False) -> dict[Path, str]:
+        """The hash of each file; `read_all` reads every byte even where the times say that nothing changed.
+
+        Raises FileNotFoundError or another OSError for a file that cannot be read.
+        """
+        stats = {path: os.stat(path) for path in paths}
+        known = {} if read_all else self._known(stats)
+        unknown = [path for path in stats if path not in known]
+        with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
+            fresh = dict(zip(unknown, pool.map(hash_file, unknown), strict=True))
+        self._remember({path: (stats[path], sha) for path, sha in fresh.items()})
+        return {path: known.get(path) or fresh[path] for path in stats}
+
+    def moved(self, old: Path, new: Path) -> None:
+        """Keeps what is known of a folder's files after it was renamed, which leaves their times alone."""
+        with closing(self._connect()) as book, book:
+            book.execute(
+                "UPDATE OR REPLACE files SET path = ? || substr(path, ?) WHERE path >= ? AND path < ?",
+                (str(new), len(str(old)) + 1, f"{old}/", f"{old}0"),
+            )
+
+    def digest(self, source: Source) -> str:
+        """The content digest of a source: base names and bytes of its files, wherever they lie.
+
+        Raises StageError `missing_source`, naming the file.
+        """
+        if source.digest is not None:
+            return source.digest
+        return digest_files((path.name, sha) for path, sha in self.source_files(source).items())
+
+    def source_files(self, source: Source) -> dict[Path, str]:
+        """The files of a source with their hashes. Raises StageError `missing_source`, naming the file."""
+        for path in source.paths:
+            if not path.is_file():
+                raise stage_error(
+                    "missing_source", source.key, f"no such file: {path}", "correct the path in the config"
+                )
+        return self.sha256(source.paths)
+
+    def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
+        rows: dict[str, tuple] = {}
+        names = [str(path) for path in stats]
+        with closing(self._connect()) as book:
+            for start in range(0, len(names), _QUERY_ROWS):
+                part = names[start : start + _QUERY_ROWS]
+                marks = ",".join("?" * len(part))
+                for name, *row in book.execute(f"SELECT * FROM files WHERE path IN ({marks})", part):
+                    rows[name] = tuple(row)
+        return {
+            path: rows[str(path)][3]
+            for path, stat in stats.items()
+            if str(path) in rows and rows[str(path)][:3] == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        }
+
+    def _remember(self, fresh: dict[Path, tuple[os.stat_result, str]]) -> None:
+        if not fresh:
+            return
+        with closing(self._connect()) as book, book:
+            book.executemany(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
+                [(str(path), s.st_size, s.st_mtime_ns, s.st_ctime_ns, sha) for path, (s, sha) in fresh.items()],
+            )
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=60)
+
+
+def hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

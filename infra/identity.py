@@ -1,0 +1,101 @@
+"""Names for artifacts: the fingerprint of what was asked for, and the digest of what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from infra.config import OUTSIDE_IDENTITY
+from infra.sources import SOURCE_PATH
+
+FINGERPRINT_LENGTH = 16
+
+
+class NoStableForm(TypeError):
+    """A value was to be part of an identity, but nothing says that it will read the same tomorrow."""
+
+
+def canonical(value: Any, where: str = "value") -> Any:
+    """The plain JSON form of a value that bears on a result.
+
+    Of a config, only the keys that bear on the result and differ from their default stay, so that a new option does not
+    re-address yesterday's artifacts.
+
+    Raises NoStableForm, naming the place, for anything but None, bool, int, finite float, str, configs, lists, tuples
+    and mappings with string keys.
+    """
+    if value is None or isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise NoStableForm(f"{where}: {value} has no JSON form; a finite number was expected")
+        return float(value)
+    if isinstance(value, BaseModel):
+        return {
+            name: canonical(getattr(value, name), f"{where}.{name}")
+            for name, field in type(value).model_fields.items()
+            if bears_on_result(field) and not _is_default(field, getattr(value, name))
+        }
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise NoStableForm(f"{where}: the key {key!r} is no string")
+        return {str(key): canonical(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(item, f"{where}.{index}") for index, item in enumerate(value)]
+    raise NoStableForm(
+        f"{where}: a {type(value).__name__} has no stable form; use numbers, strings, lists, mappings or configs"
+    )
+
+
+def canonical_json(value: Any) -> str:
+    """The one text of a value: keys sorted, no spaces, ASCII only."""
+    return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(
+    stage: str, version: int, config: BaseModel | Mapping[str, Any], inputs: Mapping[str, str], sources: Mapping[str, str]
+) -> str:
+    """The address of an artifact: what was asked for, in 16 hex digits.
+
+    inputs: content digest of each input artifact, by input name. sources: content digest of each outside source, by
+    the config key that names it. Raises NoStableForm.
+    """
+    asked = {"stage": stage, "version": version, "config": config, "inputs": inputs, "sources": sources}
+    return hashlib.sha256(canonical_json(asked).encode()).hexdigest()[:FINGERPRINT_LENGTH]
+
+
+def digest_files(files: Iterable[tuple[str, str]]) -> str:
+    """The content digest of a set of files, from (relative path, sha256) pairs in any order."""
+    lines = sorted(f"{PurePosixPath(path)}\0{sha256}\n" for path, sha256 in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def bears_on_result(field: FieldInfo) -> bool:
+    """False for keys that say where and how something runs, and for paths, of which only the bytes count."""
+    extra = field.json_schema_extra
+    outside = isinstance(extra, dict) and bool(extra.get(OUTSIDE_IDENTITY))
+    return not outside and SOURCE_PATH not in field.metadata and not _names_source_path(field.annotation)
+
+
+def _is_default(field: FieldInfo, value: Any) -> bool:
+    return not field.is_required() and bool(value == field.get_default(call_default_factory=True, validated_data={}))
+
+
+def _names_source_path(annotation: Any) -> bool:
+    metadata = getattr(annotation, "__metadata__", ())
+    if SOURCE_PATH in metadata:
+        return True
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return False
+    return any(_names_source_path(argument) for argument in get_args(annotation))

@@ -1,0 +1,70 @@
+"""Processes that we start: alive or not, ended together, and never outliving who started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+
+GRACE_S = 8.0
+LIFELINE = "STEMMA_LIFELINE_FD"
+
+
+def started_at(pid: int) -> float | None:
+    """When a process started (Unix time), which tells it from a later one with the same number; None if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def group_alive(group: int) -> bool:
+    """True while any process of the group lives; a zombie does not count."""
+    if group <= 0:
+        return False
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return False
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Sends a signal to a process group that we started; nothing happens if it is gone."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def end_group(group: int, has_ended: Callable[[], bool], grace_s: float = GRACE_S) -> None:
+    """SIGTERM to the whole group, SIGKILL after `grace_s` seconds to whatever is left of it."""
+    signal_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and not has_ended():
+        time.sleep(0.05)
+    signal_group(group, signal.SIGKILL)
+
+
+def hold_lifeline() -> None:
+    """In a process started with a lifeline: end the whole process group as soon as the starter is gone.
+
+    The lifeline is the read end of a pipe whose write end only the starter holds, so it breaks however the starter
+    dies, by SIGKILL too.
+    """
+    descriptor = os.environ.get(LIFELINE)
+    if descriptor is None:
+        return
+
+    def watch() -> None:
+        os.read(int(descriptor), 1)
+        signal_group(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,110 @@
+"""The record that makes a folder an artifact: what was asked, what came out, from which bytes, code and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from infra.store.layout import AUX, MANIFEST
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of an artifact: `path` relative to its folder, `size` in bytes."""
+
+    path: str
+    size: int
+    sha256: str
+
+    @property
+    def is_payload(self) -> bool:
+        return not self.path.startswith(f"{AUX}/")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input artifact, by its address and its content. `path` is relative to the store's root."""
+
+    stage: str
+    fingerprint: str
+    digest: str
+    path: str
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """An outside source: its config key, content digest, and files as {path: sha256}."""
+
+    key: str
+    digest: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """See `docs/lineage.md` for each key. Times are UTC in ISO 8601, durations in seconds."""
+
+    stage: str
+    version: int
+    fingerprint: str
+    digest: str
+    build_id: str
+    config: Mapping[str, Any]
+    """All keys of the stage's config, defaults included."""
+    identity: Mapping[str, Any]
+    """The keys that entered the fingerprint."""
+    inputs: Mapping[str, Input]
+    gates: Mapping[str, Input]
+    """Artifacts that had to exist first but whose bytes do not bear on the result, e.g. a validation verdict."""
+    sources: tuple[SourceRecord, ...]
+    files: tuple[File, ...]
+    result: Mapping[str, Any]
+    """{"figures": {name: number}, "headline": text}"""
+    pipeline: str = ""
+    code: Mapping[str, Any] = field(default_factory=dict)
+    """{"commit": sha or "", "dirty": bool}"""
+    lock_hash: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    device: str = ""
+    mlflow_run_id: str | None = None
+    flow_run_id: str | None = None
+    started: str = ""
+    finished: str = ""
+    seconds: float = 0.0
+    bookkeeping_s: Mapping[str, float] = field(default_factory=dict)
+    adopted: Mapping[str, Any] | None = None
+    """Provenance of an artifact that was made elsewhere; None for one built here."""
+    schema: int = SCHEMA
+
+    def as_input(self) -> Input:
+        return Input(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}")
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False, default=_plain)
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Raises FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf8"))
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ValueError(f"{folder / MANIFEST}: schema {SCHEMA} was expected")
+        known = {item.name for item in fields(cls)}
+        data = {key: value for key, value in data.items() if key in known}
+        data["inputs"] = {name: Input(**item) for name, item in data["inputs"].items()}
+        data["gates"] = {name: Input(**item) for name, item in data["gates"].items()}
+        data["sources"] = tuple(SourceRecord(**item) for item in data["sources"])
+        data["files"] = tuple(File(**item) for item in data["files"])
+        return cls(**data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} does not belong in a manifest")

@@ -1,0 +1,156 @@
+"""The store: finished artifacts by address, verified before they are trusted, committed by one rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import stage_error
+from infra.hashing import HashBook
+from infra.identity import digest_files
+from infra.store.layout import MANIFEST, Layout
+from infra.store.lease import Leases
+from infra.store.manifest import File, Manifest
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not what the manifest says: `what` is missing, changed or unreadable."""
+
+    path: Path
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is {self.what}"
+
+
+class Store:
+    """Artifacts under one root folder. See `infra.store.layout` for where things lie."""
+
+    def __init__(self, root: Path) -> None:
+        self.layout = Layout(root)
+        self.root = self.layout.root
+        self.hashes = HashBook(self.layout.state / "hashes.sqlite")
+        self.leases = Leases(self.layout.state / "leases.sqlite")
+
+    def find(self, stage: str, fingerprint: str) -> Manifest | None:
+        """The manifest of a finished artifact, None if there is none; its files are not looked at."""
+        return self.read(self.layout.artifact(stage, fingerprint))
+
+    def read(self, folder: Path) -> Manifest | None:
+        """The manifest in a folder, None if there is no readable one: such a folder is no artifact."""
+        try:
+            return Manifest.read(folder)
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+            return None
+
+    def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
+        """Every finished artifact with its folder, replaced ones too."""
+        for name in [stage] if stage else self.layout.stages():
+            for folder in self.layout.artifacts(name):
+                if manifest := self.read(folder):
+                    yield folder, manifest
+
+    def path(self, manifest: Manifest) -> Path:
+        return self.layout.artifact(manifest.stage, manifest.fingerprint)
+
+    def differences(self, folder: Path, manifest: Manifest, *, read_all: bool = False) -> list[Difference]:
+        """Every file of an artifact that is missing or differs; aux/ is part of the record and checked too.
+
+        Files whose size, mtime and ctime are those of the last hashing are trusted unless `read_all`.
+        """
+        expected = {folder / file.path: file for file in manifest.files}
+        there = [path for path in expected if path.is_file()]
+        found = [Difference(path, "missing") for path in expected if path not in set(there)]
+        try:
+            actual = self.hashes.sha256(there, read_all=read_all)
+        except OSError as error:
+            return [*found, Difference(Path(error.filename or folder), f"unreadable: {error.strerror}")]
+        found += [Difference(path, "changed") for path, sha in actual.items() if sha != expected[path].sha256]
+        return sorted(found, key=lambda difference: difference.path)
+
+    def describe_files(self, folder: Path) -> tuple[File, ...]:
+        """Hashes every file under a folder but its manifest, each once."""
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+        hashes = self.hashes.sha256(paths)
+        return tuple(
+            File(path.relative_to(folder).as_posix(), path.stat().st_size, hashes[path]) for path in paths
+        )
+
+    def content_digest(self, files: tuple[File, ...]) -> str:
+        """The digest that names an artifact as an input: its payload files only."""
+        return digest_files((file.path, file.sha256) for file in files if file.is_payload)
+
+    def commit(self, unfinished: Path, manifest: Manifest) -> Path:
+        """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that.
+
+        A finished artifact at that address is kept if its payload is the same and its files are whole; otherwise it
+        moves to `<fingerprint>.<digest8>`, where lineage still finds it.
+        """
+        place = self.path(manifest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            manifest.write(unfinished)
+            for file in manifest.files:
+                _sync(unfinished / file.path)
+            _sync(unfinished / MANIFEST)
+            _sync(unfinished)
+        except OSError as error:
+            raise disk_error(error, manifest.stage, unfinished) from error
+        old = self.read(place)
+        if old is not None and old.digest == manifest.digest and not self.differences(place, old):
+            shutil.rmtree(unfinished)
+            return place
+        if place.exists():
+            self._retire(place, old)
+        os.rename(unfinished, place)
+        _sync(place.parent)
+        # A rename leaves each file's times alone, so what was hashed a moment ago is known under its new path too.
+        self.hashes.moved(unfinished, place)
+        return place
+
+    def discard(self, manifest: Manifest) -> None:
+        """Puts a damaged artifact out of reach: moved aside, never reused."""
+        place = self.path(manifest)
+        if place.exists():
+            self._retire(place, None)
+
+    def _retire(self, place: Path, old: Manifest | None) -> None:
+        """Renames an artifact away from its address; one that is damaged or no artifact is removed for good."""
+        if old is not None and not self.differences(place, old):
+            kept = place.with_name(f"{place.name}.{old.digest[:8]}")
+            if not kept.exists():
+                os.rename(place, kept)
+                self.hashes.moved(place, kept)
+                return
+        trash = self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}"
+        trash.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(place, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def disk_error(error: OSError, stage: str, folder: Path) -> Exception:
+    """The error a user should read for a failed write: a full disk is named as such, anything else stays as it is."""
+    if error.errno not in DISK_FULL:
+        return error
+    free_mb = shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e6
+    return stage_error(
+        "disk_full",
+        str(error.filename or folder),
+        f"the disk is full ({free_mb:.0f} MB free) while {stage} was being written",
+        "free some space and run again: finished stages are reused",
+    )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
