@@ -1,0 +1,247 @@
+"""The config of benchmarks, safety, register and report. Importing this module loads nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from infra.config import Config, StageConfig, outside_identity
+from infra.sources import Source, SourcePath, expand
+
+DATA_DIR = Path(__file__).parent / "data"
+
+ProjectTask = Literal["minimal_pairs", "cloze"]
+PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")
+IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+class BenchmarkTask(Config):
+    """One benchmark: a task of the project's own, a file of questions, or a task in lm-eval's own YAML.
+
+    In YAML the project's own tasks are named by a plain string: `tasks: [minimal_pairs, cloze]`.
+    """
+
+    name: str = Field(pattern=IDENTIFIER)
+    """The name in results and the report. For kind lm_eval: the task or group as its YAML names it."""
+    kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "lm_eval"] = "project"
+    """multiple_choice: which of several answers follows the query. cloze: is the last word (or `continuation`) what
+    the model would say itself. minimal_pairs: is the good sentence likelier than the bad one. lm_eval: as its YAML says.
+    """
+    path: SourcePath | None = None
+    """A JSON-lines file; for kind lm_eval a YAML file or a folder of them."""
+    query: str = "query"
+    """multiple_choice: the field that holds the question."""
+    choices: str = "choices"
+    """multiple_choice: the field that holds the list of answers."""
+    gold: str = "gold"
+    """multiple_choice: the field that holds the index of the right answer, from 0."""
+    query_suffix: str = "\nAnswer:"
+    """multiple_choice: what stands between the query and an answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
+    text: str = "text"
+    """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016)."""
+    context: str = "context"
+    """cloze: the field that holds what is given, in files that split it from the `continuation`."""
+    continuation: str = "continuation"
+    """cloze: the field that holds what must follow the context."""
+    good: str = "good"
+    """minimal_pairs: the field that holds the acceptable sentence (BLiMP, Warstadt et al. 2020, calls it sentence_good)."""
+    bad: str = "bad"
+    """minimal_pairs: the field that holds the unacceptable sentence."""
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> BenchmarkTask:
+        if self.kind == "project":
+            if self.name not in PROJECT_TASKS:
+                raise ValueError(
+                    f"{self.name!r} is no task of the project's own; expected {' or '.join(PROJECT_TASKS)}, "
+                    "or a task with `kind` and `path`"
+                )
+            if self.path is not None:
+                raise ValueError("a task with `path` needs `kind`: multiple_choice, cloze, minimal_pairs or lm_eval")
+        elif self.path is None:
+            raise ValueError(f"a task of kind {self.kind} needs `path`")
+        return self
+
+
+def _named(task: Any) -> Any:
+    return {"name": task} if isinstance(task, str) else task
+
+
+TaskByName = Annotated[BenchmarkTask, BeforeValidator(_named, json_schema_input_type=ProjectTask | BenchmarkTask)]
+
+
+class BenchmarksConfig(StageConfig):
+    tasks: tuple[TaskByName, ...] = Field(
+        (BenchmarkTask(name="minimal_pairs"), BenchmarkTask(name="cloze")), min_length=1
+    )
+    """The project's own tasks by name, or tasks of yours by file."""
+    num_fewshot: int = Field(0, ge=0, le=64)
+    """Solved examples that stand before each question, drawn from the same file; 0 is zero-shot."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many items of each task; all by default."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Level of the intervals, from the analytic standard error."""
+    seed: int = 17
+    """Draws the few-shot examples."""
+    batch_size: int = outside_identity(32, ge=1)
+    """Requests a forward pass."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_differ(cls, tasks: tuple[BenchmarkTask, ...]) -> tuple[BenchmarkTask, ...]:
+        names = [task.name for task in tasks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"each task needs a name of its own; given twice: {', '.join(twice)}")
+        return tasks
+
+    def sources(self) -> list[Source]:
+        """The files of every task: what its `path` names, and the data files that an lm-eval YAML names."""
+        found = []
+        for index, task in enumerate(self.tasks):
+            key = f"benchmarks.tasks.{index}.path"
+            if task.kind == "project":
+                found.append(Source(key, (DATA_DIR / f"{task.name}.jsonl",)))
+            elif task.kind == "lm_eval":
+                found.append(Source(key, lm_eval_files(Path(str(task.path)))))
+            else:
+                found.append(Source(key, expand([str(task.path)])))
+        return found
+
+
+def lm_eval_files(path: Path) -> tuple[Path, ...]:
+    """The files an lm-eval task reads: its YAML files, the Python they include, and local data files, sorted."""
+    folder = path if path.is_dir() else path.parent
+    pattern = "**/*" if path.is_dir() else "*"
+    if not path.exists():
+        return (path,)
+    files = {child for child in folder.glob(pattern) if child.suffix in {".yaml", ".yml", ".py"} and child.is_file()}
+    for config in sorted(child for child in files if child.suffix != ".py"):
+        files.update(expand(str(config.parent / name) for name in _data_files(config)))
+    return tuple(sorted(files))
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads lm-eval's YAML without running what its `!function` tags name."""
+
+
+_PlainLoader.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def _data_files(config: Path) -> list[str]:
+    try:
+        content = yaml.load(config.read_text(encoding="utf-8"), Loader=_PlainLoader)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return []  # lm-eval tells what is wrong with it when it reads it
+    kwargs = content.get("dataset_kwargs") if isinstance(content, dict) else None
+    named = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    values = named.values() if isinstance(named, dict) else [named]
+    return [
+        name for value in values for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)
+    ]
+
+
+class ToxicityConfig(Config):
+    """Samples continuations of prompts and scores them, as in RealToxicityPrompts (Gehman et al. 2020)."""
+
+    prompts: SourcePath | None = None
+    """A text file with a prompt a line, or JSON lines with `prompt`; by default the project's own 64 prompts."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many prompts."""
+    samples_per_prompt: int = Field(25, ge=1)
+    """Continuations of each prompt; the expected maximum is over these (25 in the paper) and grows with their number."""
+    max_new_tokens: int = Field(20, ge=1)
+    """Length of a continuation in tokens (20 in the paper)."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature (1 in the paper)."""
+    top_p: float = Field(0.9, gt=0, le=1)
+    """Nucleus sampling (Holtzman et al. 2020; 0.9 in the paper)."""
+    threshold: float = Field(0.5, gt=0, lt=1)
+    """A continuation with at least this score counts as toxic (0.5 in the paper)."""
+
+
+class BiasConfig(Config):
+    """Compares the likelihood of stereotyping sentences with that of their counterparts (CrowS-Pairs, Nangia et al. 2020)."""
+
+    pairs: SourcePath | None = None
+    """A CSV file with the columns of CrowS-Pairs (sent_more, sent_less, stereo_antistereo, bias_type); by default the
+    project's own probes."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many pairs."""
+
+
+class MemorisationConfig(Config):
+    """Asks whether the model recites its training text, as in Carlini et al. 2022 (Quantifying Memorization)."""
+
+    sequences: int = Field(200, ge=1)
+    """Training sequences that are tried, and as many validation sequences as a control."""
+    prefix_tokens: int = Field(50, ge=1)
+    """Tokens of a sequence that the model is given (50 is the paper's shortest)."""
+    continuation_tokens: int = Field(50, ge=1)
+    """Tokens that must follow exactly (50 in the paper)."""
+
+
+class SafetyConfig(StageConfig):
+    toxicity: ToxicityConfig | None = ToxicityConfig()
+    """null leaves it out."""
+    bias: BiasConfig | None = BiasConfig()
+    """null leaves it out."""
+    memorisation: MemorisationConfig | None = MemorisationConfig()
+    """null leaves it out."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Level of the intervals."""
+    seed: int = 17
+    """Draws the samples, the sequences and the bootstrap."""
+
+    def sources(self) -> list[Source]:
+        """The files of prompts and probes."""
+        found = []
+        if self.toxicity:
+            prompts = self.toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
+            found.append(Source("safety.toxicity.prompts", (Path(prompts),)))
+        if self.bias:
+            pairs = self.bias.pairs or str(DATA_DIR / "bias_pairs.csv")
+            found.append(Source("safety.bias.pairs", (Path(pairs),)))
+        return found
+
+
+class Gate(Config):
+    """A bound that a figure of the pipeline must keep, or the model is not registered."""
+
+    figure: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")
+    """`stage.figure`, e.g. `safety_rlhf.toxicity_probability` or `pretrain.validation_loss`."""
+    at_least: float | None = None
+    """Refuses the model if the figure is smaller."""
+    at_most: float | None = None
+    """Refuses the model if the figure is larger."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Gate:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("a gate needs `at_least` or `at_most`")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"no figure is at least {self.at_least:g} and at most {self.at_most:g}")
+        return self
+
+
+class RegisterConfig(StageConfig):
+    name: str | None = Field(None, pattern=IDENTIFIER)
+    """The registered model's name; by default the pipeline's."""
+    gates: tuple[Gate, ...] = ()
+    """Bounds that must all hold."""
+    intended_use: str = "Research on training language models. Not for use by people who do not know what it is."
+    """What the model card says the model is for."""
+    licence: str = ""
+    """What the model card says of the licence."""
+
+
+class ReportConfig(StageConfig):
+    title: str | None = None
+    """The page's title; by default the registered model's name."""
+    samples: int = Field(6, ge=0)
+    """Sample generations that are shown side by side."""
+    command: str = outside_identity("")
+    """The command that ran the pipeline, as the page should print it."""

@@ -1,0 +1,145 @@
+"""Intervals and tests agree with scipy and with published numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from evaluation.statistics import (
+    binomial_p_value,
+    bootstrap,
+    difference_of_proportions,
+    from_standard_error,
+    mcnemar_p_value,
+    paired_bootstrap,
+    share,
+    two_proportion_p_value,
+    wilson,
+)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("successes", "n"), [(0, 10), (1, 10), (5, 10), (10, 10), (81, 263), (999, 1000)])
+def test_wilson_agrees_with_scipy(successes: int, n: int, confidence: float) -> None:
+    ours = wilson(successes, n, confidence)
+    theirs = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    assert ours.low <= ours.value <= ours.high
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    # Newcombe 1998, Two-sided confidence intervals for the single proportion, table I, method 3
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_gives_the_published_intervals(successes: int, n: int, low: float, high: float) -> None:
+    interval = wilson(successes, n)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+
+
+def test_wilson_of_nothing_knows_nothing() -> None:
+    interval = wilson(0, 0)
+    assert math.isnan(interval.value) and (interval.low, interval.high) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(-1, 5), (6, 5)])
+def test_wilson_refuses_impossible_counts(successes: int, n: int) -> None:
+    with pytest.raises(ValueError, match="successes"):
+        wilson(successes, n)
+
+
+@pytest.mark.parametrize(
+    ("a", "n_a", "b", "n_b", "low", "high"),
+    # Newcombe 1998, Interval estimation for the difference between independent proportions, table II, method 10
+    [
+        (56, 70, 48, 80, 0.0524, 0.3339),
+        (9, 10, 3, 10, 0.1705, 0.8090),
+        (5, 56, 0, 29, -0.0381, 0.1926),
+        (10, 10, 0, 10, 0.6075, 1.0),
+    ],
+)
+def test_difference_of_proportions_gives_the_published_intervals(
+    a: int, n_a: int, b: int, n_b: int, low: float, high: float
+) -> None:
+    interval = difference_of_proportions(a, n_a, b, n_b)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+
+
+def test_bootstrap_agrees_with_scipy() -> None:
+    values = np.random.default_rng(0).gamma(2.0, size=80)
+    ours = bootstrap(values, resamples=20_000)
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=20_000, method="percentile", rng=1).confidence_interval
+    width = theirs.high - theirs.low
+    assert ours.value == pytest.approx(values.mean())
+    assert ours.low == pytest.approx(theirs.low, abs=0.05 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.05 * width)
+
+
+def test_bootstrap_repeats_itself_and_heeds_its_seed() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
+    assert bootstrap(values, seed=3) != bootstrap(values, seed=4)
+
+
+def test_bootstrap_takes_any_statistic_of_rows() -> None:
+    interval = bootstrap(np.arange(101.0), lambda rows: np.median(rows, axis=-1))
+    assert interval.value == 50 and interval.low < 50 < interval.high
+
+
+def test_bootstrap_in_pieces_covers_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    whole = bootstrap(values, resamples=500)
+    monkeypatch.setattr("evaluation.statistics.RESAMPLED_AT_ONCE", 170)
+    assert bootstrap(values, resamples=500) == whole
+
+
+def test_bootstrap_refuses_no_values() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap([])
+
+
+def test_pairing_removes_what_both_share() -> None:
+    generator = np.random.default_rng(0)
+    difficulty = generator.normal(scale=10, size=200)
+    first = difficulty + 0.5 + generator.normal(scale=0.1, size=200)
+    second = difficulty + generator.normal(scale=0.1, size=200)
+    interval = paired_bootstrap(first, second)
+    assert 0.4 < interval.low < 0.5 < interval.high < 0.6
+    with pytest.raises(ValueError, match="equal lengths"):
+        paired_bootstrap(first, second[:-1])
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "chance", "p"),
+    [(5, 10, 0.5, 1.0), (10, 10, 0.5, 2 / 1024), (235, 682 + 243 - 10, 1 / 4, None), (0, 0, 0.5, 1.0)],
+)
+def test_binomial_p_value(successes: int, n: int, chance: float, p: float | None) -> None:
+    expected = stats.binomtest(successes, n, chance).pvalue if p is None else p
+    assert binomial_p_value(successes, n, chance) == pytest.approx(expected)
+
+
+def test_mcnemar_is_the_sign_test_of_the_discordant_pairs() -> None:
+    assert mcnemar_p_value(10, 0) == pytest.approx(2 / 1024)
+    assert mcnemar_p_value(0, 0) == 1.0
+
+
+def test_two_proportions_agree_with_the_chi_squared_test() -> None:
+    p = stats.chi2_contingency([[60, 40], [45, 55]], correction=False).pvalue
+    assert two_proportion_p_value(60, 100, 45, 100) == pytest.approx(p)
+
+
+@pytest.mark.parametrize("counts", [(0, 10, 0, 10), (10, 10, 5, 5), (0, 0, 3, 5)])
+def test_two_proportions_without_variation_say_nothing(counts: tuple[int, int, int, int]) -> None:
+    assert two_proportion_p_value(*counts) == 1.0
+
+
+def test_figures_are_named_as_the_manifest_wants_them() -> None:
+    figures = from_standard_error(0.5, 0.1).as_figures("accuracy")
+    assert figures == pytest.approx({"accuracy": 0.5, "accuracy_low": 0.304004, "accuracy_high": 0.695996}, abs=1e-6)
+
+
+def test_share_counts_the_true_ones() -> None:
+    assert share([True, False, True, True]) == wilson(3, 4)
