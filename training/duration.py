@@ -1,0 +1,79 @@
+"""Lengths of training that say their unit: `300 batches`, `2_000_000 tokens`, `3 epochs`, `1 %`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+Unit = Literal["batches", "tokens", "epochs", "percent"]
+
+_UNITS: dict[str, Unit] = {
+    "batches": "batches",
+    "batch": "batches",
+    "ba": "batches",
+    "tokens": "tokens",
+    "token": "tokens",
+    "tok": "tokens",
+    "epochs": "epochs",
+    "epoch": "epochs",
+    "ep": "epochs",
+    "percent": "percent",
+    "%": "percent",
+}
+_PATTERN = re.compile(r"(?P<number>\d[\d_,]*(\.\d+)?)\s*(?P<unit>[a-z%]+)")
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training: a number of batches, tokens or epochs, or a percentage of a longer length."""
+
+    value: float
+    unit: Unit
+
+    def __str__(self) -> str:
+        number = f"{self.value:g}" if self.value != int(self.value) else str(int(self.value))
+        return f"{number} %" if self.unit == "percent" else f"{number} {self.unit}"
+
+    def batches(self, *, batch_tokens: int, epoch_batches: int, whole: int = 0) -> int:
+        """The same length in batches, rounded up; `whole` is what a percentage is taken of."""
+        match self.unit:
+            case "batches":
+                return int(self.value)
+            case "tokens":
+                return math.ceil(self.value / batch_tokens)
+            case "epochs":
+                return math.ceil(self.value * epoch_batches)
+            case "percent":
+                return math.ceil(self.value / 100 * whole)
+
+
+def parse_duration(text: str) -> Duration:
+    """Reads `300 batches`, `300ba`, `2_000_000 tokens`, `2000000tok`, `1 epoch`, `1ep`, `1 %`; raises ValueError."""
+    match = _PATTERN.fullmatch(text.strip().lower())
+    unit = _UNITS.get(match["unit"]) if match else None
+    if match is None or unit is None:
+        raise ValueError(
+            f"expected a number and a unit, such as '300 batches', '2_000_000 tokens' or '1 epoch', not {text!r}"
+        )
+    value = float(match["number"].replace("_", "").replace(",", ""))
+    if unit in ("batches", "tokens") and value != int(value):
+        raise ValueError(f"expected a whole number of {unit}, not {text!r}")
+    return Duration(value, unit)
+
+
+def _length(text: str) -> str:
+    duration = parse_duration(text)
+    if duration.unit == "percent":
+        raise ValueError("expected batches, tokens or epochs, not a percentage")
+    if duration.value <= 0:
+        raise ValueError("expected more than 0")
+    return str(duration)
+
+
+# Kept as text so that YAML, JSON schema and forms show what a person writes; two spellings have one identity.
+Length = Annotated[str, AfterValidator(_length)]
+LengthOrShare = Annotated[str, AfterValidator(lambda text: str(parse_duration(text)))]
