@@ -28,7 +28,8 @@ class HashBook:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(self._connect()) as book, book:
             book.execute(
-                "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
+                "CREATE TABLE IF NOT EXISTS files"
+                " (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
             )
 
     def sha256(self, paths: Iterable[Path], *, read_all: bool = False) -> dict[Path, str]:

@@ -112,3 +112,25 @@ def _json_number(value: float) -> float | str:
     """JSON has no NaN or infinity: they are written as the strings that float() reads back."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a journal; one that a crash cut short is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def open_journal(path: Path) -> TextIO:
+    """A journal to append to; a line that a crash cut short is ended first."""
+    journal = open(path, "a+", encoding="utf8")  # noqa: SIM115 - the caller closes it
+    if journal.tell():
+        with open(path, "rb") as written:
+            written.seek(-1, 2)
+            if written.read(1) != b"\n":
+                journal.write("\n")
+    return journal

@@ -8,13 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import AfterValidator, ValidationInfo
+
+FOLDER = "folder"
+
 
 class _SourcePathMark:
-    """Marks a config field as a path that is relative to the config file's folder."""
+    """Marks a config field as a path outside the store: identity counts its bytes, not its name."""
 
 
 SOURCE_PATH = _SourcePathMark()
-SourcePath = Annotated[str, SOURCE_PATH]
+
+
+def _absolute(value: str, info: ValidationInfo) -> str:
+    """Paths in a config are relative to the config file's folder, which the loader gives as validation context."""
+    expanded = Path(value).expanduser()
+    folder = (info.context or {}).get(FOLDER)
+    return str(Path(folder) / expanded) if folder else str(expanded)
+
+
+SourcePath = Annotated[str, SOURCE_PATH, AfterValidator(_absolute)]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+CONFIG = click.argument("config", type=click.Path(path_type=Path))
+
+
+def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--root",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=None,
+        help="The store's folder; by default .stemma/ in the project, or $STEMMA_ROOT.",
+    )(function)
+
+
+def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a dotted config key, e.g. sft.seed=3."
+    )(function)
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for flag, told in (
+        ("force", "Build these stages even if their artifacts are there."),
+        ("until", "These stages and all that they need."),
+        ("from", "These stages and all that hang on them."),
+        ("only", "Just these stages."),
+    ):
+        function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=told)(function)
+    return function
+
+
+def names(values: tuple[str, ...]) -> tuple[str, ...]:
+    """`--only a,b --only c` as (a, b, c)."""
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+
+
+def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`--set a.b=c` as {"a.b": "c"}. Raises click.UsageError for one without an equals sign."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"--set wants KEY=VALUE, e.g. --set sft.seed=3, not {pair!r}")
+        settings[key] = value
+    return settings
+
+
+def root_of(root: Path | None) -> Path:
+    from infra.project import default_root
+
+    return (root or default_root()).absolute()

@@ -1,0 +1,99 @@
+"""What commands print: one JSON document on stdout, or lines for a person; errors in one line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import click
+
+from infra.errors import Problem, StemmaError
+
+
+def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --json and --debug to a command and turns its errors into the command contract.
+
+    The command returns (document, exit code) and, unless --json was given, has printed what a person reads; its
+    `as_json` parameter says which. Errors become the document's `errors`, or one line each on stderr.
+    """
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; logs go to stderr.")
+    @click.option("--debug", is_flag=True, help="Show tracebacks.")
+    @wraps(function)
+    def command(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
+        try:
+            document, code = function(*args, as_json=as_json, **kwargs)
+        except StemmaError as error:
+            if debug:
+                traceback.print_exc()
+            document, code = failure(error), error.exit_code
+            if not as_json:
+                print_problems(error.problems)
+        except KeyboardInterrupt:
+            document, code = {"status": "cancelled", "errors": [Problem("cancelled", "", "interrupted").as_json()]}, 130
+        except Exception as error:
+            if debug:
+                raise
+            problem = Problem("crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where")
+            document, code = {"status": "failed", "errors": [problem.as_json()]}, 1
+            if not as_json:
+                print_problems([problem])
+        if as_json:
+            print(json.dumps({"errors": [], **document}, indent=1))
+        sys.stdout.flush()
+        sys.exit(code)
+
+    return command
+
+
+def failure(error: StemmaError) -> dict[str, Any]:
+    return {"status": error.status, "errors": [problem.as_json() for problem in error.problems]}
+
+
+def print_problems(problems: Any) -> None:
+    for problem in problems:
+        told = problem if isinstance(problem, Problem) else Problem(**problem)
+        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        click.echo(str(told), err=True)
+
+
+def fail_usage(error: click.UsageError) -> int:
+    """Bad usage: exit code 2, as JSON where --json was asked for."""
+    if "--json" in sys.argv:
+        problem = Problem("bad_usage", "", error.format_message(), "see stemma --help")
+        print(json.dumps({"status": "invalid", "errors": [problem.as_json()]}, indent=1))
+    else:
+        error.show()
+    return 2
+
+
+def print_table(rows: list[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """A table for a person; `columns` maps keys of the rows to headings."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    styles = {"built": "green", "reused": "cyan", "reuse": "cyan", "failed": "red", "build": "yellow", "skipped": "dim"}
+    for key, heading in columns.items():
+        table.add_column(heading, overflow="fold", justify="right" if key == "seconds" else "left")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(key)), style=styles.get(str(row.get(key)), "")) for key in columns))
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(width=140)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,81 @@
+"""stemma run CONFIG: build what is missing, reuse the rest, and show how it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.follow import following
+from cli.options import CONFIG, names, root_of, root_option, selection_options, set_option, settings_of
+from cli.output import as_json, print_problems, print_table
+
+
+@click.command("run")
+@CONFIG
+@selection_options
+@set_option
+@root_option
+@click.option("--verify", is_flag=True, help="Read every byte of reused artifacts, whatever their times say.")
+@as_json
+def command(
+    config: Path,
+    only_: tuple[str, ...],
+    from_: tuple[str, ...],
+    until_: tuple[str, ...],
+    force_: tuple[str, ...],
+    settings: tuple[str, ...],
+    root: Path | None,
+    verify: bool,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Run a pipeline: build what is missing, reuse the rest.
+
+    Runs on the worker when `stemma up` runs, so that it can be watched, cancelled and retried in the page; otherwise
+    in this process. Ctrl-C cancels either.
+    """
+    from flows.config import load
+    from flows.graph import graph
+    from flows.journal import RunJournal, new_run_id
+    from flows.selection import Selection
+    from flows.start import Request, exit_code, runs_on_worker, start
+    from infra.lineage import mlflow_run_id, run_url
+    from infra.store.layout import Layout
+
+    pipeline = load(config, settings_of(settings))
+    selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
+    selection.choose(graph(pipeline))
+    place = Layout(root_of(root))
+    journal = RunJournal(place.runs, new_run_id())
+    where = "on the worker of stemma up" if runs_on_worker(place.root) else "in this process, on a private server"
+    click.echo(f"running {pipeline.name} {where}", err=True)
+    with following(journal, quiet=as_json):
+        document = start(Request(pipeline, selection, place.root, verify, str(config)), journal)
+    document = {
+        **document,
+        "mlflow_run_id": mlflow_run_id(place.root, journal.run_id),
+        "mlflow_run_url": run_url(place.root, journal.run_id),
+        "stages": [
+            {**row, "mlflow_run_id": mlflow_run_id(place.root, row["build_id"]) if row["build_id"] else None}
+            for row in document["stages"]
+        ],
+    }
+    if not as_json:
+        _print_summary(document)
+    return document, exit_code(document)
+
+
+def _print_summary(document: dict[str, Any]) -> None:
+    if document.get("stages"):
+        click.echo()
+        columns = {"stage": "stage", "status": "status", "seconds": "seconds", "headline": "key figure"}
+        print_table(document["stages"], columns)
+    click.echo(f"\n{document['status']} in {document.get('seconds', 0):.0f} s; artifacts in {document.get('root')}")
+    report = next((row for row in document.get("stages", []) if row["stage"] == "report" and row["path"]), None)
+    if report:
+        click.echo(f"report:       {report['path']}/report.html")
+    for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
+        if document.get(key):
+            click.echo(f"{label}: {document[key]}")
+    print_problems(document["errors"])

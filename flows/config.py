@@ -1,0 +1,178 @@
+"""One YAML file, one pipeline: its sections, and everything that is wrong with it said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from corpus.config import (
+    CleanConfig,
+    IngestConfig,
+    InstructionsConfig,
+    PreferencesConfig,
+    ShardConfig,
+    TokenizerConfig,
+    ValidateConfig,
+)
+from evaluation.config import BenchmarksConfig, RegisterConfig, ReportConfig, SafetyConfig
+from flows.problems import problems_of
+from flows.yaml import read_yaml, set_value
+from infra.config import Config, StageConfig
+from infra.errors import ConfigError, Problem
+from infra.launch.config import LaunchConfig
+from infra.sources import FOLDER
+from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
+
+
+class PipelineConfig(Config):
+    """A whole pipeline. A section that is left out leaves its stage out; an empty one takes all defaults."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=60)
+    """Names the pipeline in the pages, its deployments, and the registered model."""
+    description: str = ""
+    """One sentence on what this pipeline is for."""
+    seed: int = Field(17, ge=0)
+    """The seed of every stage that does not set its own."""
+    ingest: IngestConfig | None = None
+    validate_: ValidateConfig | None = Field(None, alias="validate")
+    clean: CleanConfig | None = None
+    tokenizer: TokenizerConfig | None = None
+    shard: ShardConfig | None = None
+    pretrain: PretrainConfig | None = None
+    base_model: BaseModelConfig | None = None
+    """Start from an existing Hugging Face model folder instead of `pretrain`."""
+    instructions: InstructionsConfig | None = None
+    preferences: PreferencesConfig | None = None
+    sft: SftConfig | None = None
+    reward_model: RewardModelConfig | None = None
+    rlhf: RlhfConfig | None = None
+    benchmarks: BenchmarksConfig | None = None
+    safety: SafetyConfig | None = None
+    register_: RegisterConfig | None = Field(None, alias="register")
+    report: ReportConfig | None = None
+    launch: LaunchConfig = LaunchConfig()
+    """Where and how to run: the only section that speaks of machines."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sections(cls, data: Any) -> Any:
+        """An empty section means its defaults; the pipeline's seed goes to every stage that has one."""
+        if not isinstance(data, Mapping):
+            return data
+        filled = dict(data)
+        for key, field in section_classes().items():
+            section = filled.get(key)
+            if key in filled and section is None:
+                filled[key] = section = {}
+            takes_seed = "seed" in field.model_fields and "seed" in filled
+            if takes_seed and isinstance(section, Mapping) and "seed" not in section:
+                filled[key] = {**section, "seed": filled["seed"]}
+        return filled
+
+    def section(self, name: str) -> StageConfig | None:
+        """The config of a stage by its section's name in the file."""
+        section = getattr(self, _ATTRIBUTES.get(name, name))
+        assert section is None or isinstance(section, StageConfig)
+        return section
+
+
+# `validate` and `register` are names of pydantic's own.
+_ATTRIBUTES = {"validate": "validate_", "register": "register_"}
+
+
+def section_classes() -> dict[str, type[StageConfig]]:
+    """Section name → config class, for every stage."""
+    found = {}
+    for name, field in PipelineConfig.model_fields.items():
+        for option in getattr(field.annotation, "__args__", ()):
+            if isinstance(option, type) and issubclass(option, StageConfig):
+                found[field.alias or name] = option
+    return found
+
+
+def load(path: Path, settings: Mapping[str, str] | None = None) -> PipelineConfig:
+    """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) in place.
+
+    Raises ConfigError with everything that is wrong in all sections.
+    """
+    data = read_yaml(path)
+    problems: list[Problem] = []
+    for key, text in (settings or {}).items():
+        problems += set_value(data, key, text)
+    if problems:
+        raise ConfigError(*problems)
+    return parse(data, path.absolute().parent)
+
+
+def parse(data: Any, folder: Path | None = None) -> PipelineConfig:
+    """The pipeline in plain data; relative paths in it are relative to `folder`. Raises ConfigError."""
+    try:
+        config = PipelineConfig.model_validate(data, context={FOLDER: folder} if folder else None)
+    except ValidationError as error:
+        raise ConfigError(*problems_of(error, PipelineConfig)) from None
+    if found := list(_contradictions(config)):
+        raise ConfigError(*found)
+    return config
+
+
+def dump(config: PipelineConfig) -> dict[str, Any]:
+    """Plain data that `parse` reads back; sections that are left out stay out."""
+    data = config.model_dump(mode="json", by_alias=True)
+    return {key: value for key, value in data.items() if value is not None}
+
+
+_NEEDS = {
+    "validate": ("ingest",),
+    "clean": ("ingest",),
+    "tokenizer": ("ingest",),
+    "shard": ("ingest", "tokenizer"),
+    "pretrain": ("shard", "tokenizer"),
+    "sft": ("base model", "instructions"),
+    "reward_model": ("sft", "preferences"),
+    "rlhf": ("sft", "reward_model", "instructions"),
+    "benchmarks": ("base model",),
+    "safety": ("base model",),
+    "register": ("base model",),
+}
+
+
+def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
+    """What is wrong between sections that are each right."""
+    for name, needs in _NEEDS.items():
+        if config.section(name) is None:
+            continue
+        for need in needs:
+            if need == "base model" and not (config.pretrain or config.base_model):
+                yield Problem("missing_section", name, "needs a model: a pretrain or a base_model section was expected")
+            elif need != "base model" and config.section(need) is None:
+                yield Problem("missing_section", name, f"needs the section {need}, which is not there", f"add {need}:")
+    if config.pretrain and config.base_model:
+        yield Problem("contradiction", "base_model", "either pretrain or base_model was expected, not both")
+    if not any(config.section(name) for name in section_classes()):
+        yield Problem("empty_config", "", "no stage: at least one section such as ingest was expected")
+    if config.pretrain and config.shard:
+        length, batch = config.shard.sequence_length, config.pretrain.global_batch_tokens
+        if batch % length:
+            yield Problem(
+                "contradiction",
+                "pretrain.global_batch_tokens",
+                f"{batch:,} is no multiple of shard.sequence_length = {length:,}",
+                f"use {max(1, round(batch / length)) * length}",
+            )
+    yield from _unequal_heldout(config)
+
+
+def _unequal_heldout(config: PipelineConfig) -> Iterator[Problem]:
+    """Held-out pairs must come from text that the base model never saw."""
+    names = ("tokenizer", "shard", "instructions", "preferences")
+    shares = {name: section.heldout_share for name in names if (section := config.section(name))}  # type: ignore[attr-defined]
+    if len(set(shares.values())) > 1:
+        listed = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        yield Problem(
+            "contradiction",
+            f"{next(iter(shares))}.heldout_share",
+            f"one share for all of {', '.join(shares)} was expected, or held-out pairs leak into training: {listed}",
+        )

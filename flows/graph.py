@@ -1,0 +1,129 @@
+"""The DAG of a pipeline: which stages a config asks for, and whose artifact each of them reads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from evaluation.config import RegisterConfig, ReportConfig
+from flows.config import PipelineConfig
+from infra.config import StageConfig
+from infra.errors import ConfigError, Problem
+from tasks import (
+    base_model,
+    benchmarks,
+    clean,
+    ingest,
+    instructions,
+    preferences,
+    pretrain,
+    register,
+    report,
+    reward_model,
+    rlhf,
+    safety,
+    sft,
+    shard,
+    tokenizer,
+    validate,
+)
+from tasks.stage import Node, Stage
+
+Graph = dict[str, Node]
+"""Nodes by id, each after everything that it needs."""
+
+
+def graph(config: PipelineConfig) -> Graph:
+    """The nodes of a pipeline, in an order in which they can run one after the other."""
+    nodes: Graph = {}
+
+    def add(stage: Stage, *, id: str = "", after: Iterable[str] = (), **inputs: str) -> str:
+        """Adds a node if the config has its section; inputs and gates that are not there are left out."""
+        section = config.section(stage.name)
+        if section is None:
+            return ""
+        name = id or stage.name
+        wired = {key: node for key, node in inputs.items() if node in nodes}
+        nodes[name] = Node(name, stage, section, wired, tuple(node for node in after if node in nodes))
+        return name
+
+    def check(data: str) -> str:
+        """The validation of one kind of data, with the part of its config that speaks of this kind."""
+        if data not in nodes or config.validate_ is None:
+            return ""
+        name = "validate" if data == "ingest" else f"validate_{data}"
+        kind = "documents" if data == "ingest" else data
+        kinds = {"documents", "instructions", "preferences"} - {kind}
+        narrowed = config.validate_.model_copy(
+            update={other: type(config.validate_).model_fields[other].default for other in kinds}
+        )
+        nodes[name] = Node(name, validate.STAGE, narrowed, {"data": data})
+        return name
+
+    add(ingest.STAGE)
+    gate = check("ingest")
+    documents = add(clean.STAGE, documents="ingest", after=[gate]) or "ingest"
+    add(tokenizer.STAGE, documents=documents, after=[gate])
+    add(shard.STAGE, documents=documents, tokenizer="tokenizer")
+    base = add(pretrain.STAGE, shards="shard", tokenizer="tokenizer") or add(base_model.STAGE)
+    add(instructions.STAGE)
+    instructions_gate = check("instructions")
+    tuned = add(sft.STAGE, model=base, instructions="instructions", after=[instructions_gate])
+    add(preferences.STAGE)
+    preferences_gate = check("preferences")
+    add(reward_model.STAGE, model=tuned, preferences="preferences", after=[preferences_gate])
+    aligned = add(rlhf.STAGE, model=tuned, reward_model="reward_model", prompts="instructions")
+    judged = []
+    for label, model in (("base", base), ("sft", tuned), ("rlhf", aligned)):
+        if model:
+            judged.append(add(benchmarks.STAGE, id=f"benchmarks_{label}", model=model))
+            judged.append(add(safety.STAGE, id=f"safety_{label}", model=model, shards="shard"))
+    final = aligned or tuned or base
+    made = [name for name in dict.fromkeys([base, tuned, "reward_model"]) if name in nodes and name != final]
+    add(register.STAGE, model=final, **{name: name for name in [*made, *judged] if name})
+    add(report.STAGE, **{name: name for name in nodes})
+    return {name: _named(node, config) for name, node in nodes.items()}
+
+
+def _named(node: Node, config: PipelineConfig) -> Node:
+    """The final stages carry the pipeline's name where the config gives them none."""
+    filled: StageConfig = node.config
+    if isinstance(filled, RegisterConfig) and filled.name is None:
+        filled = filled.model_copy(update={"name": config.name})
+    if isinstance(filled, ReportConfig) and filled.title is None:
+        filled = filled.model_copy(update={"title": config.name})
+    return Node(node.id, node.stage, filled, node.inputs, node.after)
+
+
+def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
+    """The nodes that these need, themselves included."""
+    found: set[str] = set()
+    left = list(ids)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += nodes[name].upstream
+    return found
+
+
+def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
+    """The nodes that hang on these, themselves included."""
+    found = set(ids)
+    for name, node in nodes.items():
+        if found.intersection(node.upstream):
+            found.add(name)
+    return found
+
+
+def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
+    """The given stage ids. Raises ConfigError for each that the pipeline does not have, with the nearest right one."""
+    problems = []
+    for name in ids:
+        if name not in nodes:
+            nearest = difflib.get_close_matches(name, nodes, n=1, cutoff=0.4)
+            fix = f"did you mean {nearest[0]}?" if nearest else f"its stages: {', '.join(nodes)}"
+            problems.append(Problem("unknown_stage", f"{option} {name}", "the pipeline has no such stage", fix))
+    if problems:
+        raise ConfigError(*problems)
+    return list(ids)

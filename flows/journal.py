@@ -1,0 +1,100 @@
+"""What a pipeline run has done so far, in a folder of the store, for whoever follows it: <root>/runs/<run id>/.
+
+journal.jsonl   a line for each change of a stage's status, each progress line and each event
+result.json     how it ended; the document that `stemma run --json` prints
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from infra.run import read_journal
+
+Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of a run, as `stages` in the command contract shows it."""
+
+    stage: str
+    status: Status
+    fingerprint: str | None = None
+    digest: str | None = None
+    path: str | None = None
+    seconds: float | None = None
+    headline: str = ""
+    because: tuple[str, ...] = ()
+    build_id: str | None = None
+    mlflow_run_id: str | None = None
+    bookkeeping_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class RunJournal:
+    """The folder of one pipeline run. Writing is safe from several threads."""
+
+    def __init__(self, runs: Path, run_id: str) -> None:
+        self.run_id = run_id
+        self.folder = runs / run_id
+        self.path = self.folder / "journal.jsonl"
+        self.rows: dict[str, StageRow] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, **facts: Any) -> None:
+        """A new run, or a retry of one: what it is about."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "result.json").unlink(missing_ok=True)
+        self._write({"kind": "begin", "pid": os.getpid(), **facts})
+
+    def row(self, row: StageRow) -> None:
+        """The new status of a stage."""
+        self.rows[row.stage] = row
+        self._write({"kind": "stage", **asdict(row)})
+
+    def message(self, stage: str, message: Mapping[str, Any]) -> None:
+        """A progress line or an event of a stage, see `infra.run`."""
+        self._write({**message, "stage": stage})
+
+    def end(self, document: Mapping[str, Any]) -> None:
+        """How it ended: written whole, last."""
+        hidden = self.folder / ".result.json"
+        hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
+        hidden.rename(self.folder / "result.json")
+        self._write({"kind": "end", "status": document["status"]})
+
+    def result(self) -> dict[str, Any] | None:
+        try:
+            result = json.loads((self.folder / "result.json").read_text(encoding="utf8"))
+        except FileNotFoundError:
+            return None
+        return result if isinstance(result, dict) else None
+
+    def read(self) -> list[dict[str, Any]]:
+        return read_journal(self.path) if self.path.exists() else []
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps({"time": round(time.time(), 3), **line}) + "\n"
+        with self._lock, open(self.path, "a", encoding="utf8") as file:
+            file.write(text)
+
+
+def new_run_id() -> str:
+    """Sorts by time, and never comes again: 20261121-071500-1f2e3d4c."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+
+
+def latest(runs: Path, pipeline: str) -> Iterator[RunJournal]:
+    """The runs of a pipeline, newest first."""
+    folders = sorted(runs.iterdir(), reverse=True) if runs.is_dir() else []
+    for folder in folders:
+        journal = RunJournal(runs, folder.name)
+        if any(line["kind"] == "begin" and line.get("pipeline") == pipeline for line in journal.read()[:1]):
+            yield journal

@@ -1,0 +1,115 @@
+"""What a run would do, said before anything runs: each stage as reuse or build, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flows.graph import Graph
+from infra.errors import MissingUpstream, Problem, StageError, StemmaError
+from infra.store.manifest import Manifest
+from infra.store.store import Store
+from tasks.build import ask
+from tasks.explain import Change, changes
+from tasks.stage import Node
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of a plan. fingerprint is None while it hangs on a stage that is yet to be built.
+
+    because: what changed; for a stage that waits for others, which of them will be built.
+    """
+
+    node: Node
+    status: Literal["build", "reuse"]
+    because: tuple[Change, ...] = ()
+    fingerprint: str | None = None
+    manifest: Manifest | None = None
+    path: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.node.id,
+            "status": self.status,
+            "because": [str(change) for change in self.because],
+            "changes": [
+                {"what": change.what, "key": change.key, "old": change.old, "new": change.new}
+                for change in self.because
+            ],
+            "fingerprint": self.fingerprint,
+            "digest": self.manifest.digest if self.manifest else None,
+            "path": str(self.path) if self.path else None,
+            "seconds": self.manifest.seconds if self.manifest else None,
+            "mlflow_run_id": self.manifest.mlflow_run_id if self.manifest else None,
+        }
+
+
+def plan(nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: bool = False) -> dict[str, Row]:
+    """Every stage's row. Raises StageError with every missing source."""
+    rows: dict[str, Row] = {}
+    problems: list[Problem] = []
+    for node in nodes.values():
+        try:
+            rows[node.id] = _row(node, rows, store, node.id in force, read_all)
+        except StemmaError as error:
+            problems += error.problems
+            rows[node.id] = Row(node, "build", (Change("none", "a source is missing"),))
+    if problems:
+        raise StageError(*problems)
+    return rows
+
+
+def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool) -> Row:
+    waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
+    if waits_for:
+        for source in node.sources():
+            store.hashes.digest(source)  # says that it is missing now, not when its turn comes
+        told = ", ".join(waits_for)
+        return Row(node, "build", (Change("upstream", f"{told} will be built; reused if that comes out the same"),))
+    inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
+    asked = ask(node, {key: manifest for key, manifest in inputs.items() if manifest}, store)
+    place = store.layout.artifact(node.id, asked.fingerprint)
+    manifest = store.find(node.id, asked.fingerprint)
+    if manifest is None:
+        because = tuple(changes(asked, (other for _, other in store.manifests(node.id))))
+        return Row(node, "build", because, asked.fingerprint)
+    if damage := store.differences(place, manifest, read_all=read_all):
+        told = f"its artifact is damaged: {damage[0]}"
+        return Row(node, "build", (Change("damaged", told),), asked.fingerprint)
+    if forced:
+        return Row(node, "build", (Change("forced", "forced"),), asked.fingerprint, None, None)
+    return Row(node, "reuse", (), asked.fingerprint, manifest, place)
+
+
+def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: str) -> dict[str, Manifest]:
+    """The artifacts that the chosen stages need from stages that are not chosen.
+
+    Raises MissingUpstream with, for each that does not exist, the command that builds it.
+    """
+    needed = {up for name in chosen for up in nodes[name].upstream if up not in chosen}
+    if not needed:
+        return {}
+    rows = plan(nodes, store)
+    missing = []
+    found: dict[str, Manifest] = {}
+    for name in nodes:
+        if name not in needed:
+            continue
+        manifest = rows[name].manifest
+        if manifest is None:
+            user = next(other for other in chosen if name in nodes[other].upstream)
+            missing.append(
+                Problem(
+                    "missing_upstream",
+                    name,
+                    f"{user} needs the artifact of {name}, which is not there ({rows[name].because[0]})",
+                    f"stemma run {config_path} --until {name}",
+                )
+            )
+        else:
+            found[name] = manifest
+    if missing:
+        raise MissingUpstream(*missing)
+    return found

@@ -1,0 +1,155 @@
+"""Starts a pipeline and waits for it: on the worker when there is one, else in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.config import PipelineConfig, dump
+from flows.journal import RunJournal
+from flows.selection import Selection
+from infra.errors import Problem, StemmaError
+from infra.servers.environment import OFFLINE, QUIET
+from infra.servers.state import prefect_api_url, recorded
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
+
+POLL_S = 0.05
+ASK_SERVER_EVERY_S = 1.0
+CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked to run. `config_path` is the file that the config came from."""
+
+    pipeline: PipelineConfig
+    selection: Selection
+    root: Path
+    verify: bool
+    config_path: str
+
+    def parameters(self, run_id: str) -> dict[str, Any]:
+        """The flow's parameters, as plain data."""
+        return {
+            "config": dump(self.pipeline),
+            "selection": self.selection.model_dump(mode="json"),
+            "root": str(self.root),
+            "run_id": run_id,
+            "verify": self.verify,
+            "config_path": self.config_path,
+        }
+
+
+def start(request: Request, journal: RunJournal) -> dict[str, Any]:
+    """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it."""
+    url = prefect_api_url(request.root)
+    worker = recorded(request.root).get("worker")
+    os.environ.update(QUIET | OFFLINE)
+    # The journal's follower tells a person what happens; Prefect's own lines go to its page.
+    os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
+    if url and worker and worker.alive:
+        os.environ["PREFECT_API_URL"] = url
+        return _on_worker(request, journal)
+    return _here(request, journal, url)
+
+
+def runs_on_worker(root: Path) -> bool:
+    """True when `up` runs and so a pipeline would be handed to its worker."""
+    worker = recorded(root).get("worker")
+    return bool(prefect_api_url(root) and worker and worker.alive)
+
+
+def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, Any]:
+    from infra.servers.private import private_prefect_server
+
+    with ExitStack() as stack:
+        os.environ["PREFECT_API_URL"] = url or stack.enter_context(private_prefect_server())
+        from flows.pipeline import pipeline
+
+        flow = pipeline.with_options(name=request.pipeline.name)
+        state = flow(**request.parameters(journal.run_id), return_state=True)
+        return journal.result() or _lost(request, state.message or str(state))
+
+
+def _on_worker(request: Request, journal: RunJournal) -> dict[str, Any]:
+    from prefect.client.orchestration import get_client
+
+    from flows.deploy import deploy_pipeline
+
+    deployment = deploy_pipeline(request.pipeline, request.root, request.config_path)
+    with get_client(sync_client=True) as client, _interrupts() as interrupted:
+        run = client.create_flow_run_from_deployment(deployment, parameters=request.parameters(journal.run_id))
+        return _follow(request, journal, client, run.id, interrupted)
+
+
+def _follow(
+    request: Request, journal: RunJournal, client: SyncPrefectClient, run_id: UUID, interrupted: threading.Event
+) -> dict[str, Any]:
+    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would."""
+    from prefect.states import Cancelling
+
+    cancelling = False
+    asked_at = time.monotonic()
+    while (result := journal.result()) is None:
+        if interrupted.is_set() and not cancelling:
+            client.set_flow_run_state(run_id, Cancelling(), force=True)
+            cancelling = True
+        if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
+            asked_at = time.monotonic()
+            state = client.read_flow_run(run_id).state
+            if state is not None and state.is_final():
+                return journal.result() or _lost(request, f"{state.name}: {state.message or 'no message'}")
+        time.sleep(POLL_S)
+    return result
+
+
+def _lost(request: Request, message: str) -> dict[str, Any]:
+    """A run that ended without a result: its process died, or never started."""
+    cancelled = message.startswith("Cancel")
+    problem = Problem("run_lost", request.config_path, f"the flow run ended without a result: {message}", "run again")
+    return {
+        "status": "cancelled" if cancelled else "failed",
+        "errors": [problem.as_json()],
+        "config": request.config_path,
+        "root": str(request.root),
+        "flow_run_id": None,
+        "mlflow_run_id": None,
+        "seconds": 0.0,
+        "stages": [],
+    }
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """The exit code that says what the document's status says."""
+    codes = {kind.status: kind.exit_code for kind in _error_kinds(StemmaError)}
+    if any(error["code"] == "missing_upstream" for error in document["errors"]):
+        return codes["invalid"]
+    return 0 if document["status"] == "done" else codes.get(document["status"], 1)
+
+
+def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _error_kinds(narrower)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, instead of an exception in the middle of something."""
+    heard = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: heard.set())
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)

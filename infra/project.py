@@ -1,0 +1,38 @@
+"""The project's own folder: where the code, the configs and, by default, the store are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def default_root() -> Path:
+    """Where artifacts go unless --root says otherwise: STEMMA_ROOT, else .stemma/ in the project."""
+    return Path(os.environ.get("STEMMA_ROOT") or PROJECT / ".stemma").absolute()
+
+
+@cache
+def code_state() -> dict[str, str | bool]:
+    """The commit of the project's code and whether the tree differs from it; an empty commit outside of git."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(commit and git("status", "--porcelain", "--untracked-files=no"))}
+    except FileNotFoundError:
+        return {"commit": "", "dirty": False}
+
+
+@cache
+def lock_hash() -> str:
+    """SHA-256 of requirements.lock, empty if the code was installed without it."""
+    lock = PROJECT / "requirements.lock"
+    return hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else ""

@@ -1,0 +1,364 @@
+"""The one binding of a domain function to identity, store, leases and lineage: reuse an artifact, or build it.
+
+Nothing here knows Prefect; `tasks.task` puts a Prefect task around it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from infra.errors import Cancelled, Problem, StageError
+from infra.identity import canonical, fingerprint
+from infra.launch.config import LaunchConfig
+from infra.lineage import messages
+from infra.lineage.outbox import Outbox
+from infra.project import code_state, lock_hash
+from infra.run import read_journal
+from infra.store.layout import AUX
+from infra.store.lease import Holder, Lease
+from infra.store.manifest import Manifest, SourceRecord
+from infra.store.store import Store, disk_error
+from tasks.child import JOURNAL, Job
+from tasks.explain import Asked, Change, changes
+from tasks.stage import Node
+from tasks.supervisor import LOG, run_child
+
+RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy", "lm-eval")
+LOW_DISK_BYTES = 200_000_000
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all builds of one pipeline run share.
+
+    say: told of each event and progress line, as (node id, message), see `infra.run`.
+    """
+
+    store: Store
+    pipeline: str
+    run_id: str
+    flow_run_id: str = ""
+    flow_run_url: str = ""
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    read_all: bool = False
+    say: Callable[[str, Mapping[str, Any]], None] = lambda node, message: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    turn: Callable[[str], AbstractContextManager[None]] = lambda node: nullcontext()
+    """Held while a node's process runs, so that not too many do at once."""
+
+    @property
+    def outbox(self) -> Outbox:
+        return Outbox(self.store.root)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A stage whose artifact is there. `because` says why it was built, empty for one that was reused."""
+
+    status: Literal["built", "reused"]
+    manifest: Manifest
+    path: Path
+    seconds: float
+    because: tuple[Change, ...] = ()
+
+
+def ask(node: Node, inputs: Mapping[str, Manifest], store: Store) -> Asked:
+    """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
+    identity = canonical(node.config, node.id)
+    digests = {name: manifest.digest for name, manifest in inputs.items()}
+    sources = {source.key: store.hashes.digest(source) for source in node.sources()}
+    name = fingerprint(node.id, node.stage.version, identity, digests, sources)
+    return Asked(node.id, node.stage.version, identity, digests, sources, name)
+
+
+def ensure(
+    node: Node,
+    inputs: Mapping[str, Manifest],
+    gates: Mapping[str, Manifest],
+    around: Surroundings,
+    *,
+    force: bool = False,
+) -> Done:
+    """The artifact of a node: reused if it is there and whole, else built, by us or by whoever holds its lease.
+
+    Raises StageError and the other errors of `infra.errors`; a failed build leaves no artifact.
+    """
+    begun = time.monotonic()
+    store = around.store
+    clock = _Clock()
+    with clock("fingerprint"):
+        asked = ask(node, inputs, store)
+    because: list[Change] = [Change("forced", "forced")]
+    if not force:
+        with clock("verify"):
+            found, because = _reusable(asked, around)
+        if found:
+            return _reuse(found, around, begun)
+    key = f"{node.id}/{asked.fingerprint}"
+    with clock("lease"):
+        lease = store.leases.acquire(
+            key, on_wait=lambda holder: _say_waiting(node, holder, around), stop_if=around.is_cancelled
+        )
+    if lease is None:
+        raise Cancelled
+    try:
+        if lease.taken_from is not None:
+            _event(around, node.id, "lease_taken", f"taking over from {lease.taken_from}, which is gone")
+        if not force:
+            # A second look: the artifact may have been finished while we waited for the lease.
+            with clock("verify"):
+                found, because = _reusable(asked, around)
+            if found:
+                return _reuse(found, around, begun)
+        manifest, path = _Build(node, asked, inputs, gates, around, lease, clock).run()
+    finally:
+        lease.release()
+    return Done("built", manifest, path, time.monotonic() - begun, tuple(because))
+
+
+def _reusable(asked: Asked, around: Surroundings) -> tuple[Manifest | None, list[Change]]:
+    store = around.store
+    manifest = store.find(asked.stage, asked.fingerprint)
+    if manifest is None:
+        return None, changes(asked, (other for _, other in store.manifests(asked.stage)))
+    differences = store.differences(store.path(manifest), manifest, read_all=around.read_all)
+    if not differences:
+        return manifest, []
+    damage = f"its artifact is damaged: {differences[0]}"
+    if len(differences) > 1:
+        damage += f" and {len(differences) - 1} more"
+    _event(around, asked.stage, "damaged", f"{damage}; it will be built again")
+    return None, [Change("damaged", damage)]
+
+
+def _reuse(manifest: Manifest, around: Surroundings, begun: float) -> Done:
+    around.outbox.send(
+        messages.StageReused(
+            around.run_id,
+            manifest.stage,
+            manifest.fingerprint,
+            manifest.digest,
+            manifest.build_id,
+            time.time(),
+        )
+    )
+    return Done("reused", manifest, around.store.path(manifest), time.monotonic() - begun)
+
+
+def _event(around: Surroundings, node: str, name: str, message: str) -> None:
+    around.say(node, {"kind": "event", "time": time.time(), "name": name, "message": message})
+
+
+def _say_waiting(node: Node, holder: Holder, around: Surroundings) -> None:
+    _event(around, node.id, "waiting", f"{holder} is building the same artifact; waiting for it")
+
+
+class _Clock:
+    """Seconds of our own bookkeeping, by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.perf_counter() - begun, 4)
+
+
+@dataclass
+class _Build:
+    """One build under a lease."""
+
+    node: Node
+    asked: Asked
+    inputs: Mapping[str, Manifest]
+    gates: Mapping[str, Manifest]
+    around: Surroundings
+    lease: Lease
+    clock: _Clock
+    build_id: str = field(default_factory=messages.new_build_id)
+
+    def run(self) -> tuple[Manifest, Path]:
+        self.store = self.around.store
+        self.work = self.store.layout.work(self.node.id, self.asked.fingerprint)
+        self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
+        started = time.time()
+        try:
+            self._prepare()
+            self._send_started(started)
+            with self.around.turn(self.node.id):
+                outcome = run_child(self._job(), self.lease, self._pass_on, self.around.is_cancelled)
+            with self.clock("journal"):
+                self._keep_records()
+            manifest = self._manifest(outcome.figures, outcome.headline, started)
+            with self.clock("commit"):
+                path = self.store.commit(self.unfinished, manifest)
+        except OSError as error:
+            told = disk_error(error, self.node.id, self.work)
+            self._send_failed(str(told))
+            raise told from error
+        except Exception as error:
+            self._send_failed(str(error))
+            raise
+        self._send_finished(manifest, path)
+        shutil.rmtree(self.work, ignore_errors=True)
+        return manifest, path
+
+    def _prepare(self) -> None:
+        """An empty folder for the result; the scratch folder keeps what an earlier, broken build left."""
+        if self.unfinished.exists():
+            shutil.rmtree(self.unfinished)
+        (self.unfinished / AUX).mkdir(parents=True)
+        self.scratch.mkdir(exist_ok=True)
+        free = shutil.disk_usage(self.work).free
+        if free < LOW_DISK_BYTES:
+            raise StageError(
+                Problem(
+                    "disk_full",
+                    str(self.store.root),
+                    f"only {free / 1e6:.0f} MB are free; {self.node.id} needs at least {LOW_DISK_BYTES / 1e6:.0f} MB",
+                    "free some space, or choose another --root",
+                )
+            )
+
+    def _job(self) -> Job:
+        return Job(
+            node=self.node.id,
+            stage=self.node.stage.name,
+            config=self.node.config.model_dump(mode="json"),
+            launch=self.around.launch.model_dump(mode="json"),
+            inputs={name: str(self.store.path(manifest)) for name, manifest in self.inputs.items()},
+            out=str(self.unfinished),
+            scratch=str(self.scratch),
+        )
+
+    def _pass_on(self, message: Mapping[str, Any]) -> None:
+        if message["kind"] != "metric":
+            self.around.say(self.node.id, message)
+
+    def _keep_records(self) -> None:
+        """What the stage said and printed goes into aux/; events and metrics also apart, for whoever reads them."""
+        aux = self.unfinished / AUX
+        aux.mkdir(exist_ok=True)
+        lines = read_journal(self.scratch / JOURNAL)
+        for kind in ("metric", "event"):
+            said = [{key: line[key] for key in line if key != "kind"} for line in lines if line["kind"] == kind]
+            text = "".join(json.dumps(line) + "\n" for line in said)
+            (aux / f"{kind}s.jsonl").write_text(text, encoding="utf8")
+        shutil.copyfile(self.scratch / JOURNAL, aux / JOURNAL)
+        shutil.copyfile(self.scratch / LOG, aux / LOG)
+
+    def _manifest(self, figures: Mapping[str, float], headline: str, started: float) -> Manifest:
+        with self.clock("hash"):
+            files = self.store.describe_files(self.unfinished)
+            records = tuple(
+                SourceRecord(
+                    source.key,
+                    self.asked.sources[source.key],
+                    {str(path): sha for path, sha in self.store.hashes.source_files(source).items()},
+                )
+                for source in self.node.sources()
+            )
+        finished = time.time()
+        return Manifest(
+            stage=self.node.id,
+            version=self.node.stage.version,
+            fingerprint=self.asked.fingerprint,
+            digest=self.store.content_digest(files),
+            build_id=self.build_id,
+            config=self.node.config.model_dump(mode="json"),
+            identity=self.asked.identity,
+            inputs={name: manifest.as_input() for name, manifest in self.inputs.items()},
+            gates={name: manifest.as_input() for name, manifest in self.gates.items()},
+            sources=records,
+            files=files,
+            result={"figures": dict(figures), "headline": headline},
+            pipeline=self.around.pipeline,
+            code=code_state(),
+            lock_hash=lock_hash(),
+            versions=_versions(),
+            host=socket.gethostname(),
+            device=self.around.launch.device,
+            flow_run_id=self.around.flow_run_id or None,
+            started=_iso(started),
+            finished=_iso(finished),
+            seconds=round(finished - started, 3),
+            bookkeeping_s=dict(self.clock.seconds),
+        )
+
+    def _send_started(self, started: float) -> None:
+        code = code_state()
+        self.around.outbox.send(
+            messages.StageStarted(
+                self.build_id,
+                self.around.run_id,
+                self.around.pipeline,
+                self.node.id,
+                self.asked.fingerprint,
+                started,
+                self.node.stage.version,
+                self.node.config.model_dump(mode="json"),
+                tuple(
+                    messages.Input(name, manifest.stage, manifest.digest, manifest.fingerprint)
+                    for name, manifest in self.inputs.items()
+                ),
+                tuple(messages.SourceFile(key, digest) for key, digest in self.asked.sources.items()),
+                str(code["commit"]),
+                bool(code["dirty"]),
+                lock_hash(),
+                socket.gethostname(),
+                self.around.launch.device,
+                self.around.flow_run_id,
+                self.around.flow_run_url,
+            )
+        )
+        self.around.outbox.send(messages.MetricsFile(self.build_id, str(self.scratch / JOURNAL)))
+
+    def _send_failed(self, error: str) -> None:
+        status: messages.Status = "KILLED" if self.around.is_cancelled() else "FAILED"
+        self.around.outbox.send(messages.StageFinished(self.build_id, status, time.time(), error=error))
+
+    def _send_finished(self, manifest: Manifest, path: Path) -> None:
+        kind: Literal["model", "dataset"] = "model" if self.node.stage.makes == "model" else "dataset"
+        output = messages.Output(self.node.id, manifest.digest, manifest.fingerprint, str(path), kind)
+        shown = [str(path / name) for name in self.node.stage.shows if (path / name).exists()]
+        self.around.outbox.send(
+            messages.StageFinished(
+                self.build_id,
+                "FINISHED",
+                time.time(),
+                manifest.result["figures"],
+                manifest.result["headline"],
+                output,
+                str(path / AUX / JOURNAL),
+                tuple(shown),
+            )
+        )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in RECORDED_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

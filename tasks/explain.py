@@ -1,0 +1,94 @@
+"""Why a stage would be built: the config key, input, source or version that differs from the nearest artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.store.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Change:
+    """One reason to build. `what` is config, input, source, version, none (nothing to compare with) or forced.
+
+    key: the dotted config key, the input's or source's name. old, new: short forms of both values, None if absent.
+    """
+
+    what: str
+    key: str
+    old: Any = None
+    new: Any = None
+
+    def __str__(self) -> str:
+        match self.what:
+            case "config" if self.old is None:
+                return f"{self.key} = {_short(self.new)} was set"
+            case "config" if self.new is None:
+                return f"{self.key} = {_short(self.old)} was taken out"
+            case "config":
+                return f"{self.key} changed: {_short(self.old)} → {_short(self.new)}"
+            case "input":
+                return f"its input {self.key} has other content"
+            case "source":
+                return f"the source {self.key} has other content"
+            case "version":
+                return f"the stage's version went from {self.old} to {self.new}"
+            case _:
+                return self.key
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a build is asked for: all that enters its fingerprint."""
+
+    stage: str
+    version: int
+    identity: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    sources: Mapping[str, str]
+    fingerprint: str
+
+
+def changes(asked: Asked, others: Iterable[Manifest]) -> list[Change]:
+    """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
+    ranked = sorted(((_differences(asked, other), other) for other in others), key=lambda pair: pair[1].finished)
+    if not ranked:
+        return [Change("none", "never built here")]
+    fewest = min(reversed(ranked), key=lambda pair: len(pair[0]))
+    return fewest[0] or [Change("none", "its artifact is gone")]
+
+
+def _differences(asked: Asked, other: Manifest) -> list[Change]:
+    found = []
+    if asked.version != other.version:
+        found.append(Change("version", "version", other.version, asked.version))
+    old, new = flatten(other.identity), flatten(asked.identity)
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            found.append(Change("config", f"{asked.stage}.{key}", old.get(key), new.get(key)))
+    before = {name: item.digest for name, item in other.inputs.items()}
+    found += [Change("input", name) for name, digest in asked.inputs.items() if before.get(name) != digest]
+    sources = {record.key: record.digest for record in other.sources}
+    found += [Change("source", key) for key, digest in asked.sources.items() if sources.get(key) != digest]
+    return found
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}."""
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        flat.update(flatten(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

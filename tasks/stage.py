@@ -1,0 +1,66 @@
+"""What a stage is: a name, a typed config, typed inputs, one function, and a version of its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from infra.config import StageConfig
+from infra.run import Result, Run
+from infra.sources import Source
+
+BuildFunction = Callable[[Any, Mapping[str, Path], Path, Run], Result]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The declaration of one stage; its file in tasks/ holds nothing else.
+
+    name: also its section in the config and its module in tasks/.
+    version: raised when the stage's meaning or a default changes, so that old artifacts are not taken for new ones.
+    build: the domain function, imported only when it is called: it may pull in torch.
+    inputs: the names of its input artifacts.
+    makes: what its artifact is, which is how MLflow shows it.
+    shows: files of the artifact that a person wants to open from the tracking page.
+    """
+
+    name: str
+    version: int
+    config: type[StageConfig]
+    build: BuildFunction
+    inputs: tuple[str, ...] = ()
+    makes: Literal["dataset", "model", "report"] = "dataset"
+    shows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One place of a stage in a pipeline's DAG.
+
+    id: unique in the pipeline (`benchmarks_sft`); what `--only`, `why`, JSON and folders use.
+    inputs: input name → id of the node whose artifact it is.
+    after: nodes that must have succeeded first, but whose bytes do not bear on this one (a validation).
+    """
+
+    id: str
+    stage: Stage
+    config: StageConfig
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+
+    @property
+    def upstream(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.inputs.values(), *self.after)))
+
+    def sources(self) -> list[Source]:
+        """What this node reads from outside the store."""
+        return self.config.sources() if isinstance(self.config, ReadsSources) else []
+
+
+@runtime_checkable
+class ReadsSources(Protocol):
+    """A config whose stage reads files outside the store."""
+
+    def sources(self) -> list[Source]: ...
