@@ -34,7 +34,7 @@ class ModelConfig(Config):
     kv_heads: int | None = Field(None, ge=1)
     """Key and value heads (grouped-query attention, llama only); by default as many as heads."""
     mlp_width: int | None = Field(None, ge=1)
-    """Inner width of the MLP; by default 4 × width for gpt2, 8/3 × width rounded up to 16 for llama (Shazeer 2020)."""
+    """Inner width of the MLP; by default 4 times the width for gpt2, 8/3 times for llama (Shazeer 2020)."""
     positions: int | None = Field(None, ge=1)
     """Longest sequence the model takes; 2,048 in GPT-3 (section 2.1)."""
     tie_embeddings: bool = True
@@ -135,7 +135,7 @@ class ScheduleConfig(Config):
     decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
     """What follows the warm-up; cosine in GPT-3, appendix B."""
     warmup: LengthOrShare = "1 %"
-    """Length of the linear warm-up, in batches or tokens or as a percentage of training; 1 % in Mosaic LLMs (Part 1)."""
+    """Length of the linear warm-up, or its percentage of training; 1 % in Mosaic LLMs (Part 1)."""
     final_share: float = Field(0.1, ge=0, le=1)
     """Learning rate at the end as a share of the peak; 0.1 in GPT-3, appendix B."""
 
@@ -274,7 +274,7 @@ class RlhfConfig(TrainerConfig):
     kl_coef: float = Field(0.05, ge=0)
     """Weight of the KL penalty; 0.02 in InstructGPT, section 3.5, 0.05 in Stiennon et al. 2020."""
     kl_target: float | None = Field(None, gt=0)
-    """KL an answer (nats) that an adaptive coefficient aims at (Ziegler et al. 2019, section 2.2); None keeps it fixed."""
+    """KL an answer (nats) that an adaptive kl_coef aims at (Ziegler et al. 2019, section 2.2); None: fixed."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount; none in InstructGPT, appendix C.4."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -286,7 +286,7 @@ class RlhfConfig(TrainerConfig):
     value_coef: float = Field(0.1, ge=0)
     """Weight of the value loss; 0.1 in Ziegler et al. 2019's code."""
     unfinished_penalty: float = Field(1.0, ge=0)
-    """Taken from the normalised reward of an answer without an end ("N implementation details of RLHF", section 4.3)."""
+    """Taken from the reward of an answer without an end ("N implementation details of RLHF", section 4.3)."""
     normalise_reward: bool = True
     """Whether rewards are shifted and scaled by the SFT model's mean and spread ("N implementation details", 4.4)."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)

@@ -1,0 +1,44 @@
+"""Models as plain Hugging Face folders: safetensors, config, tokenizer files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedModel
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+
+
+def export(model: PreTrainedModel, tokenizer_dir: Path, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
+    """Writes fp32 weights, config.json, generation_config.json and the tokenizer's files to `out_dir`.
+
+    end_ids: ids that end an answer, besides the model's own end of text.
+    """
+    config = model.config
+    ends = sorted(
+        {*end_ids, *([config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or [])}
+    )
+    model.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id, eos_token_id=ends or None, pad_token_id=config.pad_token_id
+    )
+    model.cpu().float()
+    model.save_pretrained(out_dir, safe_serialization=True)
+    copy_tokenizer(tokenizer_dir, out_dir)
+
+
+def copy_tokenizer(source: Path, out_dir: Path) -> None:
+    """Copies the tokenizer's files byte for byte."""
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, out_dir / name)

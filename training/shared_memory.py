@@ -1,0 +1,53 @@
+"""Names of mosaicml-streaming's shared memory: our own for each process, cleaned after a killed predecessor.
+
+Streaming numbers its shared memory from 0 for everybody on the machine, and its `clean_stale_shared_memory` deletes
+whatever it finds there, a living neighbour's too. We number from a place that only this process uses, and write that
+place into the work folder: whoever continues the work cleans what a killed predecessor left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from tempfile import gettempdir
+
+from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
+from streaming.base.shared import prefix as streaming_prefix
+
+_PLACES = 64  # datasets of one process
+
+
+@contextmanager
+def own_shared_memory(work_dir: Path) -> Iterator[None]:
+    """While open, datasets made in this process share names with nobody; afterwards none of their memory is left."""
+    record = work_dir / "shared_memory"
+    if record.exists():
+        _clean(int(record.read_text()))
+    first = os.getpid() * _PLACES
+    _clean(first)  # a dead process may have had our number
+    record.write_text(str(first))
+    before = streaming_prefix._each_prefix_int
+    streaming_prefix._each_prefix_int = lambda: itertools.count(first)
+    try:
+        yield
+    finally:
+        streaming_prefix._each_prefix_int = before
+        _clean(first)
+        record.unlink(missing_ok=True)
+
+
+def _clean(first: int) -> None:
+    for place in range(first, first + _PLACES):
+        for name in SHM_TO_CLEAN:
+            try:
+                memory = SharedMemory(f"{place:06}_{name}")
+            except FileNotFoundError:
+                continue
+            memory.close()
+            memory.unlink()
+        for name in (BARRIER_FILELOCK, CACHE_FILELOCK):
+            (Path(gettempdir()) / f"{place:06}_{name}").unlink(missing_ok=True)
