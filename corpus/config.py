@@ -77,7 +77,7 @@ class DocstringDocuments(DocstringSelection):
     """Docstrings of installed packages as documents, each below its name and signature."""
 
     limit_mb: float | None = Field(12, gt=0)
-    """Megabytes (10^6 bytes of UTF-8) of text to take, from files in an order that mixes the packages; null takes all."""
+    """Megabytes (10^6 bytes of UTF-8) to take, from files in an order that mixes the packages; null takes all."""
     min_characters: int = Field(200, ge=1)
     """Shorter docstrings are not taken: most are one-liners."""
     signatures: bool = True
@@ -88,7 +88,7 @@ class FileDocuments(FileSelection):
     """Documents in text, JSON Lines or Parquet files, gzipped or not."""
 
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """auto goes by the file's suffix: .jsonl, .ndjson and .parquet, each but Parquet also with .gz; all others are text."""
+    """auto goes by the suffix: .jsonl and .ndjson (also with .gz), .parquet; all others are text."""
     text_field: str = "text"
     """JSON key or Parquet column that holds the text."""
     cut_characters: int | None = Field(None, ge=100)
@@ -135,7 +135,7 @@ class PairFiles(FileSelection):
     input_field: str | None = "input"
     """JSON key of further input that is put below the prompt where it is there and not empty; null for none."""
     limit: int | None = Field(None, ge=2)
-    """Pairs to take from the start of these files, held-out ones included; null takes all."""
+    """Records to take from the start of these files, held-out ones included; null takes all."""
 
 
 class DocstringInstructions(DocstringPairs):
@@ -178,9 +178,9 @@ class FilePreferences(PairFiles):
     rejected_field: str = "rejected"
     """JSON key of the worse response."""
     dialogue: bool = False
-    """Whether chosen and rejected hold whole dialogues as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open with
-    a blank line and Human: or Assistant:. The prompt is then all before the last Assistant turn, and prompt_field and
-    input_field are not read."""
+    """Whether chosen and rejected hold whole dialogues as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open
+    with a blank line and Human: or Assistant:. The prompt is then all before the last Assistant turn, and prompt_field
+    and input_field are not read."""
 
 
 PreferenceSource = Annotated[DocstringPreferences | FilePreferences, Field(discriminator="kind")]

@@ -1,0 +1,60 @@
+"""Makes prompts with their responses for instruction tuning.
+
+python -m corpus.instructions --config instructions.yaml --out DIR
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from corpus.config import DocstringInstructions, FileInstructions, InstructionsConfig
+from corpus.docstrings import Unparsed
+from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
+from corpus.quarantine import Rejected
+from corpus.summaries import read_summaries
+from infra.run import Result, Run
+
+
+def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}.
+
+    A docstring's pair has the group of its document in `corpus.ingest`; a pair from a file has its prompt as group.
+    Raises StageError as `corpus.pairs.write_pairs` and the readers do.
+    """
+    figures = write_pairs(
+        config.read, "instructions", _pairs, config.heldout_share, config.max_quarantine_share, out_dir, run
+    )
+    return Result(figures, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out")
+
+
+def _pairs(source: DocstringInstructions | FileInstructions, key: str) -> Iterator[Pair | Rejected]:
+    if isinstance(source, FileInstructions):
+        return islice(_file_pairs(source, key), source.limit)
+    return _docstring_pairs(source)
+
+
+def _docstring_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected]:
+    for item in read_summaries(source):
+        if isinstance(item, Unparsed):
+            yield Rejected(item.source, item.line, item.reason)
+        else:
+            yield Pair({"prompt": item.prompt, "response": item.response}, item.source, item.group)
+
+
+def _file_pairs(source: FileInstructions, key: str) -> Iterator[Pair | Rejected]:
+    fields = {"prompt_field": source.prompt_field, "response_field": source.response_field}
+    for item in records_of_files(source, fields, key):
+        if isinstance(item, Rejected):
+            yield item
+        else:
+            prompt = prompt_of(item, source)
+            response = str(item.value[source.response_field]).strip()
+            yield Pair({"prompt": prompt, "response": response}, item.file.name, prompt)
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(instructions, InstructionsConfig)

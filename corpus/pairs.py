@@ -1,0 +1,116 @@
+"""What instructions and preferences share: pair files read, pairs split and written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from corpus.config import PairFiles
+from corpus.quarantine import Quarantine, Rejected
+from corpus.readers import Record, by_name, read_records
+from corpus.split import is_heldout
+from infra.errors import stage_error
+from infra.run import Run
+from infra.sources import expand
+
+PROGRESS_EVERY = 500
+
+S = TypeVar("S")
+
+
+class Pair(NamedTuple):
+    """One line of train.jsonl or heldout.jsonl.
+
+    fields: prompt and response, or prompt, chosen and rejected. group: pairs of one group lie on the same side.
+    """
+
+    fields: Mapping[str, str]
+    source: str
+    group: str
+
+    @property
+    def id(self) -> str:
+        """The first 16 hex digits of the SHA-256 of the texts, each closed by a zero byte."""
+        joined = "".join(f"{text}\0" for text in self.fields.values())
+        return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+    def as_line(self) -> str:
+        return json.dumps({"id": self.id, **self.fields, "source": self.source}, ensure_ascii=False) + "\n"
+
+
+def records_of_files(source: PairFiles, fields: dict[str, str], key: str) -> Iterator[Record | Rejected]:
+    """The objects of pair files that hold a string in each field; `fields` maps config keys to the fields they name."""
+    for path in by_name(expand(source.paths)):
+        yield from read_records(path, source.encoding, tuple(fields.values()), key, tuple(fields))
+
+
+def prompt_of(record: Record, source: PairFiles) -> str:
+    """The prompt, with the input two lines below it where there is one (Alpaca, Taori et al., 2023)."""
+    prompt = str(record.value[source.prompt_field]).strip()
+    further = record.value.get(source.input_field) if source.input_field else None
+    return f"{prompt}\n\n{further.strip()}" if isinstance(further, str) and further.strip() else prompt
+
+
+def write_pairs(
+    sources: Iterable[S],
+    section: str,
+    read: Callable[[S, str], Iterator[Pair | Rejected]],
+    heldout_share: float,
+    max_quarantine_share: float,
+    out_dir: Path,
+    run: Run,
+) -> dict[str, float]:
+    """Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json; returns the counts as figures.
+
+    A pair that occurred before is left out and counted as a duplicate.
+    Raises StageError `too_few_pairs` if either side is empty, besides what the readers raise.
+    """
+    seen: set[str] = set()
+    sides = {"train": 0, "heldout": 0}
+    rows: list[dict[str, Any]] = []
+    aux = out_dir / "aux"
+    with (
+        Quarantine(aux / "quarantine.jsonl", max_quarantine_share) as quarantine,
+        (out_dir / "train.jsonl").open("w", encoding="utf8") as train,
+        (out_dir / "heldout.jsonl").open("w", encoding="utf8") as heldout,
+    ):
+        for index, source in enumerate(sources):
+            key = f"{section}.read.{index}"
+            quarantine.start_source(key)
+            read_here, duplicates = 0, 0
+            for item in read(source, key):
+                if isinstance(item, Rejected):
+                    quarantine.add(item)
+                    continue
+                read_here += 1
+                if item.id in seen:
+                    duplicates += 1
+                    continue
+                seen.add(item.id)
+                side = "heldout" if is_heldout(item.group, heldout_share) else "train"
+                (heldout if side == "heldout" else train).write(item.as_line())
+                sides[side] += 1
+                if len(seen) % PROGRESS_EVERY == 0:
+                    run.stop_if_cancelled()
+                    run.progress(len(seen), None, "pairs")
+            quarantined = quarantine.finish_source(read_here)
+            rows.append({"source": key, "read": read_here, "duplicates": duplicates, "quarantined": quarantined})
+    (aux / "counts.json").write_text(json.dumps({**sides, "sources": rows}, indent=1) + "\n", encoding="utf8")
+    if not all(sides.values()):
+        raise stage_error(
+            "too_few_pairs",
+            section,
+            f"expected pairs on both sides of the split, found {sides['train']:,} for training and "
+            f"{sides['heldout']:,} held out",
+            f"give it more pairs, or raise {section}.heldout_share ({heldout_share}) in all stages",
+        )
+    run.progress(len(seen), len(seen), "pairs")
+    return {
+        "train_pairs": sides["train"],
+        "heldout_pairs": sides["heldout"],
+        "duplicates": sum(row["duplicates"] for row in rows),
+        "quarantined": quarantine.total,
+    }
