@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.lineage.courier_lock import lineage_folder, this_process
 from infra.lineage.messages import Message
-from infra.process import started_at
 
 _lock = threading.Lock()
 _last_ns = 0
@@ -36,13 +36,12 @@ class Outbox:
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.folder = Path(root).absolute() / "lineage" / "outbox"
+        self.folder = lineage_folder(root) / "outbox"
 
     def send(self, message: Message) -> None:
         """Keeps the message for the courier; costs a small file, about 0.1 ms, and needs no server."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        sender = {"host": os.uname().nodename, "pid": os.getpid(), "started": started_at(os.getpid())}
-        text = json.dumps({"message": message.to_json(), "sender": sender})
+        text = json.dumps({"message": message.to_json(), "sender": this_process()})
         name = f"{_next_time_ns():020d}-{os.getpid()}-{next(_sequence)}.json"
         hidden = self.folder / f".{name}"
         hidden.write_text(text)

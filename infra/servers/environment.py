@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from infra.servers import state
@@ -36,19 +37,31 @@ def environment(root: Path | str, prefect_api_url: str | None = None) -> dict[st
 
     prefect_api_url: the Prefect server to talk to; by default the one that `up` started, if it runs.
     """
-    variables = QUIET | OFFLINE | {"PREFECT_HOME": str(prefect_home(root)), "PYTHONPATH": _python_path()}
+    variables = QUIET | OFFLINE | _reach() | {"PREFECT_HOME": str(prefect_home(root))}
     api_url = prefect_api_url or state.prefect_api_url(root)
     if api_url:
-        variables["PREFECT_API_URL"] = api_url
+        variables |= {"PREFECT_API_URL": api_url, "PREFECT_UI_URL": api_url.removesuffix("/api")}
     return variables
+
+
+def server_environ(variables: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a server that we start: ours, without what the user has set for other servers."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
+    return inherited | QUIET | OFFLINE | _reach() | dict(variables)
 
 
 def prefect_home(root: Path | str) -> Path:
     """Where Prefect keeps its profile and database for this store; never the user's own ~/.prefect."""
-    return Path(root).absolute() / "servers" / "prefect"
+    return state.servers_folder(root) / "prefect"
 
 
-def _python_path() -> str:
-    """Lets a process import the project whatever its working directory is, installed or not."""
-    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(PROJECT)]
-    return os.pathsep.join([str(PROJECT), *others])
+def _reach() -> dict[str, str]:
+    """Finds the project whatever the working directory is, installed or not, and this machine past any proxy."""
+    modules = [str(PROJECT), *_listed("PYTHONPATH", os.pathsep)]
+    no_proxy = [*_listed("NO_PROXY", ","), *_listed("no_proxy", ","), "127.0.0.1", "localhost"]
+    hosts = ",".join(dict.fromkeys(no_proxy))
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(modules)), "NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def _listed(variable: str, separator: str) -> list[str]:
+    return [item for item in os.environ.get(variable, "").split(separator) if item]

@@ -1,0 +1,249 @@
+"""The only process that talks to MLflow: takes messages from the outbox and delivers them, once, in order.
+
+python -m infra.lineage.courier ROOT --until-empty
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.lineage.courier_lock import (
+    CourierLock,
+    anyone_registered,
+    courier_pid,
+    lineage_folder,
+    process_lives,
+    register,
+    unregister,
+)
+from infra.lineage.ledger import Ledger
+from infra.lineage.messages import from_json
+from infra.lineage.outbox import Outbox
+from infra.lineage.tracking import database_uri, tracking_uri
+from infra.servers.environment import server_environ
+from infra.servers.http import answers
+
+if TYPE_CHECKING:
+    from infra.lineage.delivery import Delivery
+
+LOOK_EVERY_S = 0.2
+LONGEST_PAUSE_S = 10.0
+ATTEMPTS = 5
+LOOK_FOR_ABANDONED_EVERY_S = 5.0
+NICENESS = 10
+
+log = logging.getLogger("stemma.courier")
+
+
+class Unreachable(Exception):
+    """MLflow does not answer: a matter of waiting, not of the message."""
+
+
+class Courier:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.outbox = Outbox(root)
+        self.ledger = Ledger(root)
+        self.stopped = threading.Event()
+        self._delivery: Delivery | None = None
+        self._uri = ""
+        self._pause_s = 0.0
+        self._looked_for_abandoned = 0.0
+
+    def work(self) -> bool:
+        """One round over the outbox and the followed files; False if MLflow could not be reached."""
+        try:
+            for path in self.outbox.paths():
+                if self.stopped.is_set():
+                    return True
+                self._deliver(path)
+            self._follow_metrics()
+            self._end_abandoned()
+        except Unreachable as error:
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or LOOK_EVERY_S)
+            log.warning("%s; %d messages wait, next try in %.1f s", error, self.outbox.pending(), self._pause_s)
+            self.stopped.wait(self._pause_s)
+            return False
+        self._pause_s = 0.0
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """True while messages wait, or a build that was started from this machine has not ended."""
+        ours = (run for run in self.ledger.open_runs() if run.sender["host"] == os.uname().nodename)
+        return self.outbox.pending() > 0 or any(ours)
+
+    def _deliver(self, path: Path) -> None:
+        """Delivers one message; sets it aside if it fails again and again for reasons of its own."""
+        try:
+            letter = self.outbox.read(path)
+            message = from_json(letter.content)
+            delivery = self._connected()
+            delivery.deliver(message, letter.sender)
+        except Unreachable:
+            raise
+        except Exception as error:
+            self._raise_if_unreachable(error)
+            attempts = self.ledger.failed(path.name)
+            log.warning("%s: attempt %d of %d failed: %s", path.name, attempts, ATTEMPTS, error)
+            if attempts >= ATTEMPTS:
+                self._set_aside(path, error)
+                return
+            self.stopped.wait(LOOK_EVERY_S * 2**attempts)
+            if not self.stopped.is_set():
+                self._deliver(path)
+            return
+        path.unlink()
+
+    def _connected(self) -> Delivery:
+        uri = tracking_uri(self.root)
+        if uri != database_uri(self.root) and not answers(f"{uri}/health"):
+            raise Unreachable(f"the MLflow server {uri} does not answer")
+        if self._delivery is None or uri != self._uri:
+            # MLflow takes seconds to import, so a courier with nothing to do never does.
+            from infra.lineage.delivery import Delivery
+
+            try:
+                self._delivery = Delivery(self.root, uri, self.ledger)
+            except Exception as error:
+                self._raise_if_unreachable(error)
+                raise
+            self._uri = uri
+            log.info("delivering to %s", uri)
+        return self._delivery
+
+    def _raise_if_unreachable(self, error: BaseException) -> None:
+        """A server that went away, a locked database, a full disk: waiting helps."""
+        if self._uri.startswith("http") and not answers(f"{self._uri}/health"):
+            raise Unreachable(f"the MLflow server {self._uri} does not answer any more") from error
+        if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
+            raise Unreachable(f"MLflow is not available for now: {error}") from error
+        cause: BaseException | None = error
+        while cause is not None:
+            if type(cause).__name__ == "OperationalError" or getattr(cause, "errno", None) == errno.ENOSPC:
+                raise Unreachable(f"the database cannot be written now: {cause}") from error
+            cause = cause.__cause__ or cause.__context__
+
+    def _follow_metrics(self) -> None:
+        if not self.ledger.tails():
+            return
+        try:
+            self._connected().follow_metrics()
+        except Unreachable:
+            raise
+        except Exception as error:
+            self._raise_if_unreachable(error)
+            # The build's end brings all of its metrics once more.
+            log.warning("could not follow metrics: %s", error)
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        folder = lineage_folder(self.root) / "failed"
+        folder.mkdir(exist_ok=True)
+        path.replace(folder / path.name)
+        (folder / f"{path.name}.error").write_text(f"{type(error).__name__}: {error}\n")
+        log.error("set %s aside in %s after %d attempts: %s", path.name, folder, ATTEMPTS, error)
+
+    def _end_abandoned(self) -> None:
+        """Ends the runs whose process is gone and left nothing more in the outbox."""
+        if time.monotonic() - self._looked_for_abandoned < LOOK_FOR_ABANDONED_EVERY_S or self.outbox.pending():
+            return
+        self._looked_for_abandoned = time.monotonic()
+        for run in self.ledger.open_runs():
+            ours = run.sender["host"] == os.uname().nodename
+            # A last look at the outbox: it may have spoken just before it went.
+            if ours and not process_lives(run.sender) and not self.outbox.pending():
+                log.info("the process of build %s is gone; its run is marked as killed", run.build_id)
+                self._connected().end_abandoned(run)
+
+
+def follow(root: Path, *, until_empty: bool) -> None:
+    """Delivers until SIGTERM, or until nothing is left to do and no registered process lives."""
+    lock = CourierLock(root)
+    courier = None
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    while not lock.acquire():
+        if until_empty or stopped.wait(LOOK_EVERY_S):
+            return
+    # Training matters more than its diary.
+    os.nice(NICENESS)
+    courier = Courier(root)
+    courier.stopped = stopped
+    while not stopped.is_set():
+        courier.work()
+        if until_empty and not courier.has_work and not anyone_registered(root):
+            lock.release()
+            # Somebody may have seen us alive after we looked, and relied on it.
+            if not (courier.has_work or anyone_registered(root)) or not lock.acquire():
+                return
+        stopped.wait(LOOK_EVERY_S)
+
+
+def ensure_courier(root: Path | str) -> None:
+    """Starts a courier in the background unless one works already; it stays while this process lives. Returns at once.
+
+    Costs about a millisecond when there is one.
+    """
+    root = Path(root).absolute()
+    register(root)
+    if courier_pid(root) is not None:
+        return
+    with open(lineage_folder(root) / "courier.log", "ab") as output:
+        _children.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "infra.lineage.courier", str(root), "--until-empty"],
+                cwd=root,
+                env=server_environ({}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+
+
+def release_courier(root: Path | str) -> None:
+    """Says that this process will send no more: the courier may go once it has delivered everything."""
+    unregister(root)
+
+
+def wait_delivered(root: Path | str, timeout_s: float) -> bool:
+    """Waits until every message sent so far is delivered; False if the time ran out, and then they are kept."""
+    ensure_courier(root)
+    return Outbox(root).drain_wait(timeout_s)
+
+
+# Kept so that a process that lives on reaps the ones that end.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--follow", action="store_true", help="stay until SIGTERM (the default)")
+    mode.add_argument("--until-empty", action="store_true", help="go once all is delivered and nobody needs us")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.environ |= {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }
+    follow(options.root.absolute(), until_empty=options.until_empty)
+
+
+if __name__ == "__main__":
+    main()

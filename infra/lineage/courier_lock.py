@@ -1,0 +1,90 @@
+"""One courier a store: the lock that it holds, and the list of those who want it to stay."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from infra.process import started_at
+from infra.servers.state import same_process
+
+
+def lineage_folder(root: Path | str) -> Path:
+    return Path(root).absolute() / "lineage"
+
+
+class CourierLock:
+    """Held by the courier of a store for as long as it lives; the system lets go of it when the process dies.
+
+    The lock file says whose it is, so that others can ask without touching the lock.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        folder = lineage_folder(root)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = open(folder / "courier.lock", "a+")  # noqa: SIM115
+
+    def acquire(self) -> bool:
+        """True if we hold the lock now."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._file.truncate(0)
+        self._file.write(json.dumps(this_process()))
+        self._file.flush()
+        return True
+
+    def release(self) -> None:
+        self._file.truncate(0)
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def courier_pid(root: Path | str) -> int | None:
+    """The process of the courier that works now, if any."""
+    try:
+        holder = json.loads((lineage_folder(root) / "courier.lock").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return holder["pid"] if process_lives(holder) else None
+
+
+def register(root: Path | str) -> None:
+    """Asks the courier to stay while this process lives, or until `unregister`."""
+    folder = lineage_folder(root) / "senders"
+    folder.mkdir(parents=True, exist_ok=True)
+    hidden = folder / f".{os.getpid()}"
+    hidden.write_text(json.dumps(this_process()))
+    hidden.replace(folder / str(os.getpid()))
+
+
+def unregister(root: Path | str) -> None:
+    (lineage_folder(root) / "senders" / str(os.getpid())).unlink(missing_ok=True)
+
+
+def anyone_registered(root: Path | str) -> bool:
+    """True while a process of this machine that registered still lives; forgets those that are gone."""
+    folder = lineage_folder(root) / "senders"
+    if not folder.is_dir():
+        return False
+    for path in [path for path in folder.iterdir() if not path.name.startswith(".")]:
+        try:
+            sender = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        if process_lives(sender):
+            return True
+        path.unlink(missing_ok=True)
+    return False
+
+
+def this_process() -> dict[str, Any]:
+    return {"host": os.uname().nodename, "pid": os.getpid(), "started": started_at(os.getpid())}
+
+
+def process_lives(process: dict[str, Any]) -> bool:
+    """True for a process of this machine that lives; of another machine's nothing can be said, so False."""
+    return process["host"] == os.uname().nodename and same_process(process["pid"], process["started"])

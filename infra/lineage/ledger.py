@@ -1,0 +1,174 @@
+"""What has been delivered: <root>/lineage/delivered.sqlite. Losing it costs look-ups in MLflow, nothing else."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.lineage.courier_lock import lineage_folder
+from infra.servers.state import mlflow_url
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (
+    build_id TEXT PRIMARY KEY, run_id TEXT, experiment_id TEXT, parent_id TEXT, about TEXT, sender TEXT,
+    artifact_uri TEXT, attempts INT DEFAULT 0, open INT DEFAULT 1);
+CREATE TABLE IF NOT EXISTS tails (build_id TEXT PRIMARY KEY, path TEXT, offset INT DEFAULT 0);
+CREATE TABLE IF NOT EXISTS models (digest TEXT, experiment_id TEXT, model_id TEXT, PRIMARY KEY (digest, experiment_id));
+CREATE TABLE IF NOT EXISTS rows (parent_id TEXT, stage TEXT, row TEXT, PRIMARY KEY (parent_id, stage));
+CREATE TABLE IF NOT EXISTS failures (name TEXT PRIMARY KEY, attempts INT);
+"""
+
+
+@dataclass(frozen=True)
+class DeliveredRun:
+    """An MLflow run and the build it stands for. about: the JSON of the message that started it."""
+
+    build_id: str
+    run_id: str
+    experiment_id: str
+    parent_id: str
+    about: dict[str, Any]
+    sender: dict[str, Any]
+    artifact_uri: str
+    attempts: int
+    open: bool
+
+
+def ledger_path(root: Path | str) -> Path:
+    return lineage_folder(root) / "delivered.sqlite"
+
+
+def mlflow_run_id(root: Path | str, build_id: str) -> str | None:
+    """The MLflow run of a build, once the courier has delivered its start; reads one row, imports no MLflow."""
+    run = _row(root, "SELECT run_id FROM runs WHERE build_id = ?", build_id)
+    return run[0] if run else None
+
+
+def run_url(root: Path | str, build_id: str) -> str | None:
+    """The page of a build's run in the MLflow server of `up`; None while it does not run or knows no such run yet."""
+    server = mlflow_url(root)
+    run = _row(root, "SELECT experiment_id, run_id FROM runs WHERE build_id = ?", build_id) if server else None
+    return f"{server}/#/experiments/{run[0]}/runs/{run[1]}" if run and run[1] else None
+
+
+def _row(root: Path | str, query: str, *values: str) -> tuple | None:
+    path = ledger_path(root)
+    if not path.exists():
+        return None
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
+        try:
+            return connection.execute(query, values).fetchone()
+        except sqlite3.OperationalError:
+            # The courier has just made the file and no tables yet.
+            return None
+
+
+class Ledger:
+    """The courier's side; only one process at a time writes."""
+
+    def __init__(self, root: Path | str) -> None:
+        path = ledger_path(root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(path, timeout=60, isolation_level=None)
+        self._connection.row_factory = sqlite3.Row
+        self._connection.executescript(_TABLES)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def run(self, build_id: str) -> DeliveredRun | None:
+        row = self._one("SELECT * FROM runs WHERE build_id = ? AND run_id IS NOT NULL", build_id)
+        return _delivered(row) if row else None
+
+    def attempt(self, build_id: str, parent_id: str, about: dict[str, Any], sender: dict[str, Any]) -> None:
+        """Notes that a run is about to be made: a second attempt may find that the first one got through."""
+        self._do(
+            "INSERT INTO runs (build_id, parent_id, about, sender) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            build_id,
+            parent_id,
+            json.dumps(about),
+            json.dumps(sender),
+        )
+        self._do("UPDATE runs SET attempts = attempts + 1 WHERE build_id = ?", build_id)
+
+    def made(self, build_id: str, run_id: str, experiment_id: str, artifact_uri: str) -> None:
+        self._do(
+            "UPDATE runs SET run_id = ?, experiment_id = ?, artifact_uri = ? WHERE build_id = ?",
+            run_id,
+            experiment_id,
+            artifact_uri,
+            build_id,
+        )
+
+    def ended(self, build_id: str) -> None:
+        self._do("UPDATE runs SET open = 0 WHERE build_id = ?", build_id)
+        self._do("DELETE FROM tails WHERE build_id = ?", build_id)
+
+    def open_runs(self) -> list[DeliveredRun]:
+        return [_delivered(row) for row in self._all("SELECT * FROM runs WHERE open AND run_id IS NOT NULL")]
+
+    def follow(self, build_id: str, path: str) -> None:
+        self._do("INSERT INTO tails (build_id, path) VALUES (?, ?) ON CONFLICT DO NOTHING", build_id, path)
+
+    def tails(self) -> list[tuple[str, str, int]]:
+        """(build_id, path, offset in bytes) of the metric files that are being followed."""
+        return [tuple(row) for row in self._all("SELECT build_id, path, offset FROM tails")]
+
+    def advance(self, build_id: str, offset: int) -> None:
+        self._do("UPDATE tails SET offset = ? WHERE build_id = ?", offset, build_id)
+
+    def model_id(self, digest: str, experiment_id: str | None = None) -> str | None:
+        """The logged model with a payload digest, preferably of the given experiment."""
+        row = self._one(
+            "SELECT model_id FROM models WHERE digest = ? ORDER BY experiment_id = ? DESC", digest, experiment_id or ""
+        )
+        return row[0] if row else None
+
+    def model_made(self, digest: str, experiment_id: str, model_id: str) -> None:
+        self._do("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", digest, experiment_id, model_id)
+
+    def set_row(self, parent_id: str, stage: str, **values: Any) -> None:
+        """Adds to what the pipeline's page says about a stage."""
+        row = self._one("SELECT row FROM rows WHERE parent_id = ? AND stage = ?", parent_id, stage)
+        merged = (json.loads(row[0]) if row else {}) | values
+        self._do("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))
+
+    def rows(self, parent_id: str) -> dict[str, dict[str, Any]]:
+        found = self._all("SELECT stage, row FROM rows WHERE parent_id = ?", parent_id)
+        rows = {row["stage"]: json.loads(row["row"]) for row in found}
+        return dict(sorted(rows.items(), key=lambda item: item[1].get("time", 0.0)))
+
+    def failed(self, name: str) -> int:
+        """Counts one more failure of a message; returns how many there were."""
+        self._do(
+            "INSERT INTO failures VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET attempts = attempts + 1",
+            name,
+        )
+        row = self._one("SELECT attempts FROM failures WHERE name = ?", name)
+        return int(row[0]) if row else 0
+
+    def _do(self, query: str, *values: Any) -> None:
+        self._connection.execute(query, values)
+
+    def _one(self, query: str, *values: Any) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
+        return row
+
+    def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        return self._connection.execute(query, values).fetchall()
+
+
+def _delivered(row: sqlite3.Row) -> DeliveredRun:
+    values = dict(row)
+    return DeliveredRun(
+        **values
+        | {
+            "about": json.loads(values["about"]),
+            "sender": json.loads(values["sender"]),
+            "open": bool(values["open"]),
+        }
+    )

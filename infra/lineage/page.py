@@ -1,0 +1,142 @@
+"""The words that a person reads in the MLflow page: names, tags and descriptions of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.lineage.ledger import DeliveredRun
+from infra.lineage.messages import PipelineStarted, StageFinished, StageStarted
+
+MAX_VALUE = 6000
+MAX_NOTE = 8000
+NOT_IN_A_SLUG = re.compile(r"[^\w\-.]+")
+
+
+def pipeline_name(message: PipelineStarted) -> str:
+    """`quickstart 2026-11-21 06:50 UTC`: what ran, and when."""
+    return f"{message.pipeline} {datetime.fromtimestamp(message.time, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def stage_name(message: StageStarted) -> str:
+    """`sft 3f9c2a41`: the stage, and the beginning of the address of what it makes."""
+    return f"{message.stage} {message.fingerprint[:8]}"
+
+
+def pipeline_tags(message: PipelineStarted) -> dict[str, str]:
+    return _kept(
+        {
+            **message.tags,
+            "stemma.build_id": message.build_id,
+            "stemma.pipeline": message.pipeline,
+            "stemma.kind": "pipeline",
+            **_flow(message),
+        }
+    )
+
+
+def stage_tags(message: StageStarted) -> dict[str, str]:
+    return _kept(
+        {
+            **message.tags,
+            "stemma.build_id": message.build_id,
+            "stemma.pipeline": message.pipeline,
+            "stemma.pipeline_build_id": message.parent_id,
+            "stemma.kind": "stage",
+            "stemma.stage": message.stage,
+            "stemma.stage_version": str(message.version),
+            "stemma.fingerprint": message.fingerprint,
+            "stemma.commit": message.commit,
+            "stemma.dirty": str(message.dirty).lower(),
+            "stemma.lock": message.lock,
+            "stemma.host": message.host,
+            "stemma.device": message.device,
+            # Shown by the page as the run's version.
+            "mlflow.source.git.commit": message.commit,
+            **_flow(message),
+            **{f"stemma.input.{item.name}": f"{item.stage}@{item.digest}" for item in message.inputs},
+        }
+    )
+
+
+def params(config: Mapping[str, Any]) -> dict[str, str]:
+    """The config as dotted keys and short texts: {"model.width": "256", "sources": '["a.txt"]'}."""
+    return {key[:250]: _text(value) for key, value in _flat(config, "")}
+
+
+def pipeline_note(run: DeliveredRun, rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
+    """A table of the stages, each with a link to the run that built it. url_of: build_id to address in the page."""
+    about = run.about
+    lines = [f"Pipeline **{about['pipeline']}**"]
+    if about.get("flow_run_url"):
+        lines[0] += f", [its flow run in Prefect]({about['flow_run_url']})"
+    if rows:
+        lines += ["", "| stage | | key figure | seconds |", "| --- | --- | --- | --- |"]
+    for stage, row in rows.items():
+        url = url_of.get(row.get("build_id", ""))
+        name = f"[{stage}]({url})" if url else stage
+        seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
+        lines.append(f"| {name} | {row.get('outcome', '')} | {_cell(row.get('headline', ''))} | {seconds} |")
+    return "\n".join(lines)[:MAX_NOTE]
+
+
+def stage_note(about: Mapping[str, Any], parent_url: str | None, finished: StageFinished | None) -> str:
+    lines = []
+    if finished and finished.headline:
+        lines.append(f"**{finished.headline}**")
+    if finished and finished.error:
+        lines.append(f"Failed: {finished.error}")
+    if finished and finished.output:
+        lines.append(f"Artifact `{finished.output.path}`, digest `{finished.output.digest}`")
+    links = [f"[its pipeline]({parent_url})"] if parent_url else []
+    if about.get("flow_run_url"):
+        links.append(f"[its run in Prefect]({about['flow_run_url']})")
+    lines.append(f"Stage **{about['stage']}** of pipeline **{about['pipeline']}**: {', '.join(links) or 'alone'}")
+    return "\n\n".join(lines)[:MAX_NOTE]
+
+
+def run_path(experiment_id: str, run_id: str) -> str:
+    """The address of a run within the page, wherever its server is."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def slug(text: str) -> str:
+    """A name fit for folders and addresses."""
+    return NOT_IN_A_SLUG.sub("-", text).strip("-.") or "pipeline"
+
+
+def _flow(message: PipelineStarted | StageStarted) -> dict[str, str]:
+    return {
+        "prefect.flow_run_id": message.flow_run_id,
+        "prefect.flow_run_url": message.flow_run_url,
+        "mlflow.source.name": f"stemma run ({message.pipeline})",
+        "mlflow.source.type": "JOB",
+        "mlflow.user": os.environ.get("USER", ""),
+    }
+
+
+def _kept(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in tags.items() if value}
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            pairs += _flat(item, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", item))
+    return pairs
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,36 @@
+"""Where the tracking store of a root lies, and how to reach it: through its server, or straight on its database."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.servers.state import mlflow_url
+
+
+def mlflow_folder(root: Path | str) -> Path:
+    return Path(root).absolute() / "mlflow"
+
+
+def artifacts_folder(root: Path | str) -> Path:
+    return mlflow_folder(root) / "artifacts"
+
+
+def database_uri(root: Path | str) -> str:
+    return f"sqlite:///{mlflow_folder(root) / 'mlflow.db'}"
+
+
+def tracking_uri(root: Path | str) -> str:
+    """The server that `up` started, if its process lives; else the database itself. Both are one history."""
+    return mlflow_url(root) or database_uri(root)
+
+
+@contextmanager
+def exclusive(root: Path | str) -> Iterator[None]:
+    """One process at a time makes or migrates the database."""
+    artifacts_folder(root).mkdir(parents=True, exist_ok=True)
+    with open(mlflow_folder(root) / "setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,79 @@
+"""Loopback ports: which are free, who holds the others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from infra.errors import stage_error
+
+HOST = "127.0.0.1"
+TRIES = 200
+
+
+@contextmanager
+def reserved_port(preferred: int, *, asked_for: bool = False) -> Iterator[int]:
+    """A free port that no other `up` on this machine takes while the block runs: `preferred`, or the next free one.
+
+    Raises StageError `port_in_use`, naming the holder, if the user asked for this very port.
+    """
+    for port in range(preferred, min(preferred + TRIES, 65536)):
+        with _claim(port) as claimed:
+            if claimed and is_free(port):
+                yield port
+                return
+        if asked_for:
+            raise stage_error(
+                "port_in_use", "", f"port {port} is in use by {holder(port)}", "stop it, or ask for another port"
+            )
+    raise stage_error("port_in_use", "", f"no free port from {preferred} on", "ask for another port")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def any_free_port() -> int:
+    """A port that the system thinks free; it does not hand it out again soon."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def holder(port: int) -> str:
+    """Who listens on a port, e.g. `pid 4242 (python -m http.server 4200)`."""
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
+            try:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+            except psutil.Error:
+                command = "of another user"
+            return f"pid {connection.pid} ({command})"
+    return "a process of another user"
+
+
+@contextmanager
+def _claim(port: int) -> Iterator[bool]:
+    """Holds the port's lock file, so that servers of several stores that start together do not choose the same."""
+    path = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}-port-{port}.lock"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(descriptor)

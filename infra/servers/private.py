@@ -1,0 +1,95 @@
+"""A Prefect server for one run, when `up` has not started one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.errors import stage_error
+from infra.process import LIFELINE, group_alive, signal_group
+from infra.servers.environment import server_environ
+from infra.servers.http import answers
+from infra.servers.logs import last_lines
+from infra.servers.ports import HOST, any_free_port
+from infra.servers.specs import prefect_server_variables
+
+START_TIMEOUT_S = 180.0
+
+
+@contextmanager
+def private_prefect_server() -> Iterator[str]:
+    """The API URL of a Prefect server of our own, without page or past, on a free port; gone after the block.
+
+    It also goes when this process dies, by SIGKILL too. Raises StageError `service_failed` if it does not start.
+    """
+    port = any_free_port()
+    url = f"http://{HOST}:{port}"
+    with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _lifeline() as line:
+        home = Path(folder)
+        log = home / "server.log"
+        variables = prefect_server_variables(home, url) | {"PREFECT_SERVER_UI_ENABLED": "false", LIFELINE: str(line)}
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "infra.servers.tethered", "prefect", "server", "start"]
+                + ["--host", HOST, "--port", str(port)],
+                env=server_environ(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(line,),
+            )
+        try:
+            _wait(process, f"{url}/api/health", log)
+            yield f"{url}/api"
+            _say_last_words()
+        finally:
+            _kill(process)
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """The read end of a pipe that breaks when this process ends."""
+    read_end, write_end = os.pipe()
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not answers(health):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise stage_error(
+                "service_failed", "prefect", f"the private Prefect server did not start: {last_lines(log)}"
+            )
+        time.sleep(0.05)
+
+
+def _say_last_words() -> None:
+    """Sends the logs and events that Prefect's client still holds, which it would otherwise miss a server for."""
+    if "prefect.events.worker" in sys.modules:
+        from prefect.events.worker import EventsWorker
+
+        EventsWorker.drain_all(timeout=5)
+    if "prefect.logging.handlers" in sys.modules:
+        from prefect.logging.handlers import APILogWorker
+
+        APILogWorker.drain_all(timeout=5)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Its database is thrown away, so there is nothing to end gently."""
+    signal_group(process.pid, signal.SIGKILL)
+    process.wait()
+    while group_alive(process.pid):
+        time.sleep(0.02)

@@ -1,0 +1,27 @@
+"""Waits for the Prefect server of PREFECT_API_URL, then works for a pool, which it makes if there is none.
+
+python -m infra.servers.worker stemma
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from infra.servers.http import answers
+
+
+def main(pool: str) -> None:
+    # Imported while the server starts: these are seconds.
+    import prefect.cli.worker
+    import prefect.workers.process  # noqa: F401
+
+    while not answers(f"{os.environ['PREFECT_API_URL']}/health"):
+        time.sleep(0.1)
+    sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
+    prefect.cli.app()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
