@@ -40,7 +40,7 @@ def command(
     from flows.journal import RunJournal, new_run_id
     from flows.selection import Selection
     from flows.start import Request, exit_code, runs_on_worker, start
-    from infra.lineage import mlflow_run_id, run_url
+    from infra.lineage.ledger import mlflow_run_id, run_url
     from infra.store.layout import Layout
 
     pipeline = load(config, settings_of(settings))

@@ -154,14 +154,8 @@ def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     if not any(config.section(name) for name in section_classes()):
         yield Problem("empty_config", "", "no stage: at least one section such as ingest was expected")
     if config.pretrain and config.shard:
-        length, batch = config.shard.sequence_length, config.pretrain.global_batch_tokens
-        if batch % length:
-            yield Problem(
-                "contradiction",
-                "pretrain.global_batch_tokens",
-                f"{batch:,} is no multiple of shard.sequence_length = {length:,}",
-                f"use {max(1, round(batch / length)) * length}",
-            )
+        vocabulary = config.tokenizer.vocab_size if config.tokenizer and not config.tokenizer.pretrained else None
+        yield from config.pretrain.problems(config.shard.sequence_length, vocabulary)
     yield from _unequal_heldout(config)
 
 

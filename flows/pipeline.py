@@ -5,6 +5,7 @@ stemma run configs/quickstart.yaml
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -26,7 +27,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, descendants, graph
-from flows.journal import RunJournal, StageRow, new_run_id
+from flows.journal import PRIVATE, RunJournal, StageRow, new_run_id
 from flows.plan import locate_upstream
 from flows.selection import Selection
 from infra.errors import Cancelled, Problem, StemmaError
@@ -42,7 +43,7 @@ from tasks.turns import Turns
 @flow(name="pipeline", task_runner=ThreadPoolTaskRunner(max_workers=64), persist_result=False)  # type: ignore[arg-type]
 def pipeline(
     config: PipelineConfig,
-    selection: Selection = Selection(),
+    selection: Selection = Selection(),  # noqa: B008 - frozen
     root: str = "",
     run_id: str = "",
     verify: bool = False,
@@ -242,7 +243,9 @@ class _PipelineRun:
 
 
 def flow_run_url() -> str:
-    """The page of the flow run that this code belongs to, empty outside of one."""
+    """The page of the flow run that this code belongs to, empty where there is none."""
+    if PRIVATE in os.environ:
+        return ""
     name, base = flow_run.get_id(), PREFECT_UI_URL.value()
     return f"{base.rstrip('/')}/runs/flow-run/{name}" if name and base else ""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig, dump
-from flows.journal import RunJournal
+from flows.journal import PRIVATE, RunJournal
 from flows.selection import Selection
 from infra.errors import Problem, StemmaError
 from infra.servers.environment import OFFLINE, QUIET
@@ -74,7 +74,10 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
     from infra.servers.private import private_prefect_server
 
     with ExitStack() as stack:
-        os.environ["PREFECT_API_URL"] = url or stack.enter_context(private_prefect_server())
+        if url is None:
+            url = stack.enter_context(private_prefect_server())
+            os.environ[PRIVATE] = "1"
+        os.environ["PREFECT_API_URL"] = url
         from flows.pipeline import pipeline
 
         flow = pipeline.with_options(name=request.pipeline.name)

@@ -1,0 +1,44 @@
+# make demo | test | lint | bench: each sets itself up. Needs Python 3.11 to 3.13, git and make, and nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+READY := .venv/.installed
+CONFIG ?= configs/quickstart.yaml
+
+.PHONY: help demo test test-long lint bench lock clean
+
+help: ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+
+demo: $(READY) ## install, start the servers, run the quickstart pipeline
+	@"$(BIN)/stemma" up
+	@"$(BIN)/stemma" run $(CONFIG)
+	@echo; echo "look around:  $(BIN)/stemma status $(CONFIG)"
+	@echo "stop servers: $(BIN)/stemma down"
+
+test: $(READY) ## all tests but the long proofs
+	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not long" $(TESTS)
+
+test-long: $(READY) ## the long proofs too
+	@"$(BIN)/python" -m pytest $(TESTS)
+
+lint: $(READY) ## style, types, one-way imports
+	@"$(BIN)/ruff" check .
+	@"$(BIN)/ruff" format --check .
+	@"$(BIN)/mypy"
+	@"$(BIN)/lint-imports"
+
+bench: $(READY) ## every benchmark; figures go to benchmarks/RESULTS.md by hand
+	@for script in benchmarks/bench_*.py; do "$(BIN)/python" "$$script"; done
+
+lock: $(READY) ## pin the newest versions that pyproject.toml allows, with hashes
+	@infra/install.sh lock
+
+clean: ## remove the environment; the store stays
+	rm -rf .venv
+
+$(READY): requirements.lock pyproject.toml infra/install.sh
+	@infra/install.sh
+	@touch $(READY)

@@ -1,0 +1,58 @@
+"""stemma chat MODEL_DIR: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.output import as_json
+
+
+@click.command("chat")
+@click.argument("model_dir", type=click.Path(path_type=Path))
+@click.option("--prompt", help="Ask this, print the answer, and end.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, default=17, show_default=True)
+@as_json
+def command(
+    model_dir: Path, prompt: str | None, max_new_tokens: int, temperature: float, seed: int, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Talk to a model: an artifact's folder or any Hugging Face folder with safetensors and a chat template."""
+    from infra.errors import ConfigError, Problem
+
+    if not (model_dir / "config.json").is_file():
+        raise ConfigError(
+            Problem("no_model", str(model_dir), "no config.json: a Hugging Face model folder was expected")
+        )
+    from training.chat_session import answer
+
+    messages: list[dict[str, str]] = []
+    interactive = prompt is None and sys.stdin.isatty()
+    if interactive:
+        click.echo(f"{model_dir.parent.name}/{model_dir.name}; an empty line or Ctrl-D ends", err=True)
+    turns = iter([prompt]) if prompt is not None else _lines(interactive)
+    for asked in turns:
+        messages.append({"role": "user", "content": asked})
+        pieces = []
+        for piece in answer(model_dir, messages, max_new_tokens, temperature, seed):
+            pieces.append(piece)
+            if not as_json:
+                click.echo(piece, nl=False)
+        if not as_json:
+            click.echo()
+        messages.append({"role": "assistant", "content": "".join(pieces)})
+    return {"status": "done", "model": str(model_dir), "messages": messages}, 0
+
+
+def _lines(interactive: bool) -> Any:
+    while True:
+        if interactive:
+            click.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs the system packages that some tests look for (a browser), where we may; without them those tests skip.
+set -uo pipefail
+packages=()
+command -v chromium > /dev/null || packages+=(chromium)
+[ ${#packages[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
+  echo "not installed, so some tests will skip: ${packages[*]}" >&2
+  exit 0
+fi
+apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" > /dev/null
+exit 0
