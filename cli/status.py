@@ -29,8 +29,13 @@ def command(
         {**service.as_json(), "up_s": round(time.time() - service.started)}
         for service in (services(folder) if folder.exists() else [])
     ]
-    free_gb = shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e9
-    document: dict[str, Any] = {"status": "done", "root": str(folder), "free_gb": round(free_gb, 1), "services": running}
+    free_gb = round(shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e9, 1)
+    document: dict[str, Any] = {
+        "status": "done",
+        "root": str(folder),
+        "free_gb": round(free_gb, 1),
+        "services": running,
+    }
     if config is not None:
         document |= _pipeline(config, settings_of(settings), folder)
     if not as_json:
@@ -88,5 +93,11 @@ def _print(document: dict[str, Any]) -> None:
         click.echo(f"\nlast run: {run['status']}, started {since}  {run['flow_run_url'] or ''}")
     if document.get("stages"):
         click.echo()
-        columns = {"stage": "stage", "status": "status", "progress": "progress", "because": "because", "path": "artifact"}
+        columns = {
+            "stage": "stage",
+            "status": "status",
+            "progress": "progress",
+            "because": "because",
+            "path": "artifact",
+        }
         print_table(document["stages"], columns)

@@ -3,26 +3,72 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
+from prefect import Flow
 from prefect.deployments.runner import EntrypointType
+from prefect.schedules import Cron
 
 from flows.config import PipelineConfig, dump
+from flows.graph import graph
 from flows.pipeline import pipeline as pipeline_flow
+from infra.config import StageConfig
 
 WORK_POOL = "stemma"
 WHOLE = "pipeline"
 
 
-def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str) -> UUID:
-    """Makes or updates the deployment `<pipeline>/pipeline`, whose form is the config file's content."""
-    named = pipeline_flow.with_options(name=config.name)
-    deployment = named.to_deployment(
-        name=WHOLE,
-        description=config.description or None,
-        parameters={"config": dump(config), "root": str(root), "config_path": config_path},
+def deploy_pipeline(
+    config: PipelineConfig, root: Path, config_path: str, *, cron: str | None = None, timezone: str | None = None
+) -> UUID:
+    """Makes or updates the deployment `<pipeline>/pipeline`, whose form is the config file's content.
+
+    cron: when it runs by itself; None leaves it without a schedule. timezone: an IANA name, UTC by default.
+    """
+    parameters = {"config": dump(config), "root": str(root), "config_path": config_path}
+    schedule = Cron(cron, timezone=timezone) if cron else None
+    return _apply(pipeline_flow, config, WHOLE, parameters, config.description, schedule)
+
+
+def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
+    """Makes or updates `<pipeline>/<stage>` for every stage, its form prefilled from the config file."""
+    from flows.stage import FLOWS
+
+    made = {}
+    for node in graph(config).values():
+        section = config.section(node.stage.name)
+        assert isinstance(section, StageConfig)
+        parameters = {
+            "config": section.model_dump(mode="json"),
+            "stage": node.id,
+            "config_path": str(Path(config_path).absolute()),
+            "settings": {},
+            "and_below": False,
+            "root": str(root),
+        }
+        told = f"The stage {node.id} of {config.name} alone, with what its form says."
+        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, told, None)
+    return made
+
+
+def _apply(
+    flow: Flow[..., Any],
+    config: PipelineConfig,
+    name: str,
+    parameters: dict[str, Any],
+    description: str,
+    schedule: Any,
+) -> UUID:
+    deployment = flow.with_options(name=config.name).to_deployment(
+        name=name,
+        description=description or None,
+        parameters=parameters,
+        schedule=schedule,
         work_pool_name=WORK_POOL,
         entrypoint_type=EntrypointType.MODULE_PATH,
         tags=["stemma"],
     )
-    return deployment.apply()
+    made = deployment.apply()
+    assert isinstance(made, UUID)
+    return made

@@ -1,43 +1,22 @@
-"""The whole pipeline as one Prefect flow: a task a stage, branches side by side, each failure contained.
+"""The whole pipeline as one Prefect flow.
 
 stemma run configs/quickstart.yaml
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from infra.lineage.courier import ensure_courier
-from prefect import allow_failure, flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.futures import PrefectConcurrentFuture
-from prefect.runtime import flow_run
-from prefect.settings import PREFECT_UI_URL
-from prefect.states import Cancelled as CancelledState
-from prefect.states import Completed, Failed, State
+from prefect import flow
+from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.config import PipelineConfig, dump
-from flows.graph import Graph, descendants, graph
-from flows.journal import PRIVATE, RunJournal, StageRow, new_run_id
-from flows.plan import locate_upstream
+from flows.config import PipelineConfig
+from flows.execution import PipelineRun
+from flows.journal import new_run_id
 from flows.selection import Selection
-from infra.errors import Cancelled, Problem, StemmaError
-from infra.lineage import messages
-from infra.project import code_state, default_root, lock_hash
-from infra.store.manifest import Manifest
+from infra.project import default_root
 from infra.store.store import Store
-from tasks.build import Done, Surroundings
-from tasks.task import stage_task
-from tasks.turns import Turns
 
 
 @flow(name="pipeline", task_runner=ThreadPoolTaskRunner(max_workers=64), persist_result=False)  # type: ignore[arg-type]
@@ -55,213 +34,4 @@ def pipeline(
     byte of reused artifacts. config_path: the file the config came from, for messages.
     """
     store = Store(Path(root) if root else default_root())
-    run = _PipelineRun(config, selection, store, run_id or new_run_id(), verify, config_path)
-    with _cancelled_by_signals(run.cancelled):
-        return run.run()
-
-
-class _PipelineRun:
-    """One run: what each stage came to, told to the journal, to Prefect and to lineage."""
-
-    def __init__(
-        self, config: PipelineConfig, selection: Selection, store: Store, run_id: str, verify: bool, config_path: str
-    ) -> None:
-        self.config = config
-        self.selection = selection
-        self.store = store
-        self.config_path = config_path or "CONFIG"
-        self.cancelled = threading.Event()
-        self.journal = RunJournal(store.layout.runs, run_id)
-        self.nodes: Graph = graph(config)
-        self.manifests: dict[str, Manifest] = {}
-        self.errors: dict[str, StemmaError] = {}
-        self.unreached: set[str] = set()
-        weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
-        self.around = Surroundings(
-            store=store,
-            pipeline=config.name,
-            run_id=run_id,
-            flow_run_id=flow_run.get_id() or "",
-            flow_run_url=flow_run_url(),
-            launch=config.launch,
-            read_all=verify,
-            is_cancelled=self.cancelled.is_set,
-            turn=Turns(config.launch.stages_at_once, weights, self.cancelled.is_set),
-        )
-
-    def run(self) -> State:
-        begun = time.time()
-        self._begin(begun)
-        problems: tuple[Problem, ...] = ()
-        status = "failed"
-        try:
-            chosen = self.selection.choose(self.nodes)
-            self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
-            self._run_stages(chosen)
-            status, problems = self._verdict()
-        except StemmaError as error:
-            status, problems = error.status, error.problems
-        return self._end(status, problems, time.time() - begun)
-
-    def _run_stages(self, chosen: list[str]) -> None:
-        futures: dict[str, PrefectConcurrentFuture[Any]] = {}
-        for name in chosen:
-            self.journal.row(StageRow(name, "waiting"))
-        for name in chosen:
-            # A stage whose upstream failed still gets its turn, to say that it is skipped.
-            waits = [allow_failure(futures[up]) for up in self.nodes[name].upstream if up in futures]
-            futures[name] = stage_task(self.nodes[name], self).submit(wait_for=waits)
-        # Not PrefectFuture.wait: the main thread must stay free to hear signals.
-        while not all(future.wrapped_future.done() for future in futures.values()):
-            time.sleep(0.02)
-        for row in list(self.journal.rows.values()):
-            if row.status == "waiting":
-                self.skipped(row.stage, self.blockers_of(row.stage))
-
-    # What a stage's task asks and tells, from its own thread: see tasks.task.PipelineRun.
-
-    def inputs_of(self, name: str) -> dict[str, Manifest]:
-        return {key: self.manifests[up] for key, up in self.nodes[name].inputs.items()}
-
-    def gates_of(self, name: str) -> dict[str, Manifest]:
-        return {up: self.manifests[up] for up in self.nodes[name].after}
-
-    def blockers_of(self, name: str) -> list[str]:
-        return [up for up in self.nodes[name].upstream if up not in self.manifests]
-
-    def forced(self, name: str) -> bool:
-        return name in self.selection.force
-
-    def running(self, name: str) -> None:
-        self.journal.row(StageRow(name, "running"))
-
-    def message(self, name: str, message: Mapping[str, Any]) -> None:
-        self.journal.message(name, message)
-
-    def done(self, name: str, done: Done) -> None:
-        self.manifests[name] = done.manifest
-        self.journal.row(
-            StageRow(
-                name,
-                done.status,
-                done.manifest.fingerprint,
-                done.manifest.digest,
-                str(done.path),
-                round(done.seconds, 3),
-                str(done.manifest.result.get("headline", "")),
-                tuple(map(str, done.because)),
-                done.manifest.build_id,
-                bookkeeping_s=done.manifest.bookkeeping_s if done.status == "built" else {},
-            )
-        )
-
-    def failed(self, name: str, error: StemmaError) -> None:
-        self.errors[name] = error
-        self.journal.row(StageRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error)))
-
-    def skipped(self, name: str, blockers: list[str]) -> None:
-        self.unreached.add(name)
-        self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
-
-    def _verdict(self) -> tuple[str, tuple[Problem, ...]]:
-        if self.cancelled.is_set():
-            return "cancelled", Cancelled().problems
-        if not self.errors:
-            return "done", ()
-        problems = tuple(
-            problem if problem.path else Problem(problem.code, name, problem.message, problem.fix)
-            for name, error in self.errors.items()
-            for problem in error.problems
-        )
-        worst = max(self.errors.values(), key=lambda error: error.status == "failed")
-        return worst.status, problems
-
-    def _begin(self, begun: float) -> None:
-        self.journal.begin(
-            pipeline=self.config.name,
-            config=self.config_path,
-            flow_run_id=self.around.flow_run_id,
-            flow_run_url=self.around.flow_run_url,
-        )
-        code = code_state()
-        self.around.outbox.send(
-            messages.PipelineStarted(
-                self.journal.run_id,
-                self.config.name,
-                begun,
-                dump(self.config),
-                self.around.flow_run_id,
-                self.around.flow_run_url,
-                {"commit": str(code["commit"]), "dirty": str(code["dirty"]), "lock": lock_hash()},
-            )
-        )
-        ensure_courier(self.store.root)
-
-    def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
-        told: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
-        error = "; ".join(map(str, problems))
-        self.around.outbox.send(messages.PipelineFinished(self.journal.run_id, told, time.time(), error))
-        document = {
-            "status": status,
-            "errors": [problem.as_json() for problem in problems],
-            "config": self.config_path,
-            "root": str(self.store.root),
-            "run_id": self.journal.run_id,
-            "flow_run_id": self.around.flow_run_id,
-            "flow_run_url": self.around.flow_run_url,
-            "mlflow_run_id": None,
-            "seconds": round(seconds, 3),
-            "stages": [asdict(row) for row in self.journal.rows.values()],
-        }
-        self._show_in_page()
-        self.journal.end(document)
-        if status == "done":
-            built = sum(row.status == "built" for row in self.journal.rows.values())
-            return Completed(message=f"{built} stages built, {len(self.journal.rows) - built} reused")
-        if status == "cancelled":
-            return CancelledState(message="cancelled")
-        return Failed(message=error)
-
-    def _show_in_page(self) -> None:
-        """The table that a person sees first when opening the flow run."""
-        rows = [
-            {
-                "stage": row.stage,
-                "status": row.status,
-                "seconds": row.seconds,
-                "key figure": row.headline,
-                "because": "; ".join(row.because),
-            }
-            for row in self.journal.rows.values()
-        ]
-        if rows and self.around.flow_run_url:
-            create_table_artifact(table=rows, key="stages", description=f"Stages of {self.config.name}")
-        report = self.manifests.get("report")
-        if report and self.around.flow_run_url:
-            path = self.store.path(report) / "report.html"
-            create_markdown_artifact(f"The report of this run: `{path}`", key="report", description="Report")
-
-
-def flow_run_url() -> str:
-    """The page of the flow run that this code belongs to, empty where there is none."""
-    if PRIVATE in os.environ:
-        return ""
-    name, base = flow_run.get_id(), PREFECT_UI_URL.value()
-    return f"{base.rstrip('/')}/runs/flow-run/{name}" if name and base else ""
-
-
-@contextmanager
-def _cancelled_by_signals(cancelled: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for an orderly end: stages are stopped, then the flow says Cancelled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before: Mapping[signal.Signals, Any] = {
-        number: signal.signal(number, lambda *_: cancelled.set()) for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return PipelineRun(config, selection, store, run_id or new_run_id(), verify, config_path).run()

@@ -1,0 +1,134 @@
+"""Each stage as a Prefect flow of its own, so that the page shows its config as a typed form.
+
+`stemma deploy CONFIG` makes one deployment a stage. Its form is prefilled from the config file; what is changed in
+the form is what runs, and what hangs on it is offered next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from prefect import Flow, flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_UI_URL
+from prefect.states import State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.config import PipelineConfig, dump, load, parse, section_classes
+from flows.execution import PipelineRun
+from flows.graph import descendants, graph
+from flows.journal import new_run_id
+from flows.plan import plan
+from flows.selection import Selection
+from infra.config import StageConfig
+from infra.project import default_root
+from infra.store.store import Store
+from tasks.explain import flatten
+
+
+def run_stage(
+    section: str,
+    config: StageConfig,
+    stage: str,
+    config_path: str,
+    settings: Mapping[str, Any],
+    and_below: bool,
+    root: str,
+) -> State:
+    """Runs one stage of the pipeline in `config_path` with this config, and offers what hangs on it next.
+
+    settings: values by dotted key for other sections, as `--set` gives them.
+    """
+    texts = {key: json.dumps(value) for key, value in settings.items()}
+    pipeline = load(Path(config_path), texts)
+    changed = parse({**dump(pipeline), section: config.model_dump(mode="json")}, Path(config_path).parent)
+    store = Store(Path(root) if root else default_root())
+    selection = Selection(from_=(stage,)) if and_below else Selection(only=(stage,))
+    state = PipelineRun(changed, selection, store, new_run_id(), False, config_path).run()
+    if state.is_completed():
+        _offer_next(pipeline, changed, stage, settings, store, config_path)
+    return state
+
+
+def _offer_next(
+    before: PipelineConfig,
+    after: PipelineConfig,
+    stage: str,
+    settings: Mapping[str, Any],
+    store: Store,
+    config_path: str,
+) -> None:
+    """A page of what hangs on the stage and is not built for its new result, each with a link to its form."""
+    old, new = flatten(dump(before)), flatten(dump(after))
+    changed = {key: value for key, value in new.items() if old.get(key) != value}
+    nodes = graph(after)
+    rows = plan(nodes, store)
+    below = [name for name in nodes if name in descendants(nodes, [stage]) and name != stage]
+    stale = [name for name in below if rows[name].status == "build"]
+    lines = [f"`{key}` = {value}" for key, value in changed.items()]
+    text = f"### {stage} ran with\n\n" + ("\n".join(f"- {line}" for line in lines) or "- the config file's values")
+    if not stale:
+        text += "\n\nNothing that hangs on it has to be built again."
+    else:
+        given = {"settings": {**settings, **changed}}
+        text += "\n\n### What hangs on it and is not built for this result\n\n"
+        text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
+        section = nodes[stage].stage.name
+        whole = {"config": dump(after)[section], "settings": dict(settings), "and_below": True}
+        text += f"\n\nAll of it at once: {_form_link(after.name, stage, whole)} with *and below* switched on."
+    if changed:
+        text += f"\n\nTo keep the change, write it into `{config_path}`."
+    create_markdown_artifact(text, key="next", description=f"After {stage}")
+
+
+def _form_link(pipeline: str, stage: str, parameters: Mapping[str, Any]) -> str:
+    """A link to a stage's form with these values filled in; its name alone if it is not deployed."""
+    with get_client(sync_client=True) as client:
+        try:
+            deployment = client.read_deployment_by_name(f"{pipeline}/{stage}")
+        except ObjectNotFound:
+            return stage
+    base = str(PREFECT_UI_URL.value() or "").rstrip("/")
+    values = quote(json.dumps({**deployment.parameters, **parameters}))
+    return f"[{stage}]({base}/deployments/deployment/{deployment.id}/run?parameters={values})"
+
+
+def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
+    """The flow of one section; its form is the config class."""
+
+    def stage_flow(
+        config: StageConfig,
+        stage: str,
+        config_path: str,
+        settings: dict[str, Any] = {},  # noqa: B006 - Prefect shows it as the form's default
+        and_below: bool = False,
+        root: str = "",
+    ) -> State:
+        """Runs one stage of a pipeline.
+
+        Args:
+            config: The stage's settings, as the config file has them.
+            stage: The stage's id in the pipeline.
+            config_path: The pipeline's config file.
+            settings: Values for other sections of the config, by dotted key.
+            and_below: Also run what hangs on this stage.
+            root: The store's folder.
+        """
+        return run_stage(section, config, stage, config_path, settings, and_below, root)
+
+    stage_flow.__annotations__["config"] = config_class
+    stage_flow.__name__ = stage_flow.__qualname__ = section
+    return flow(stage_flow, name=section, task_runner=ThreadPoolTaskRunner(max_workers=64), persist_result=False)
+
+
+FLOWS = {section: _flow_of(section, config_class) for section, config_class in section_classes().items()}
+# Prefect finds a flow by module and name.
+globals().update(FLOWS)
+
+__all__ = ["FLOWS", "run_stage"]
