@@ -346,5 +346,5 @@ class ShardConfig(StageConfig):
     """Megabytes (2^20 bytes) a shard file before compression."""
     compression: Literal["zstd"] | None = None
     """Compression of shard files; streaming decompresses them as they are read."""
-    workers: int = outside_identity(1, ge=1)
+    workers: int = outside_identity(2, ge=1)
     """Threads that tokenise. The shards are the same for any number."""
