@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -71,7 +71,7 @@ def fail_usage(error: click.UsageError) -> int:
     return 2
 
 
-def print_table(rows: list[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """A table for a person; `columns` maps keys of the rows to headings."""
     from rich.console import Console
     from rich.table import Table

@@ -60,7 +60,7 @@ def _apply(
     description: str,
     schedule: Any,
 ) -> UUID:
-    deployment = flow.with_options(name=config.name).to_deployment(
+    deployment: Any = flow.with_options(name=config.name).to_deployment(
         name=name,
         description=description or None,
         parameters=parameters,

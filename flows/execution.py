@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import Cancelled as CancelledState
 from prefect.states import Completed, Failed, State
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, descendants, graph
@@ -33,6 +34,9 @@ from infra.store.store import Store
 from tasks.build import Done, Surroundings
 from tasks.task import stage_task
 from tasks.turns import Turns
+
+STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
+"""Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
 
 
 class PipelineRun:
@@ -89,8 +93,8 @@ class PipelineRun:
             self.journal.row(StageRow(name, "waiting"))
         for name in chosen:
             # A stage whose upstream failed still gets its turn, to say that it is skipped.
-            waits = [allow_failure(futures[up]) for up in self.nodes[name].upstream if up in futures]
-            futures[name] = stage_task(self.nodes[name], self).submit(wait_for=waits)
+            waits: list[Any] = [allow_failure(futures[up]) for up in self.nodes[name].upstream if up in futures]
+            futures[name] = stage_task(self.nodes[name], self).submit(return_state=False, wait_for=waits)
         # Not PrefectFuture.wait: the main thread must stay free to hear signals.
         while not all(future.wrapped_future.done() for future in futures.values()):
             time.sleep(0.02)
@@ -245,3 +249,16 @@ def _cancelled_by_signals(cancelled: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def flow_run_name() -> str:
+    """What a flow run is called in the page: what it does, not two words at random."""
+    given = flow_run.get_parameters()
+    config = given.get("config")
+    if stage := given.get("stage"):
+        return f"{stage} and below" if given.get("and_below") else str(stage)
+    name = config.get("name") if isinstance(config, dict) else getattr(config, "name", "pipeline")
+    selection = given.get("selection") or {}
+    chosen = selection if isinstance(selection, dict) else selection.model_dump()
+    told = [f"{key.rstrip('_')} {', '.join(names)}" for key, names in chosen.items() if names]
+    return " ".join([str(name), *told])

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.states import State
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import PipelineConfig
-from flows.execution import PipelineRun
+from flows.execution import PipelineRun, flow_run_name
 from flows.journal import new_run_id
 from flows.selection import Selection
 from infra.project import default_root
 from infra.store.store import Store
 
 
-@flow(name="pipeline", task_runner=ThreadPoolTaskRunner(max_workers=64), persist_result=False)  # type: ignore[arg-type]
+@flow(name="pipeline", flow_run_name=flow_run_name, task_runner=STAGES, persist_result=False)
 def pipeline(
     config: PipelineConfig,
     selection: Selection = Selection(),  # noqa: B008 - frozen

@@ -18,10 +18,9 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import State
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import PipelineConfig, dump, load, parse, section_classes
-from flows.execution import PipelineRun
+from flows.execution import STAGES, PipelineRun, flow_run_name
 from flows.graph import descendants, graph
 from flows.journal import new_run_id
 from flows.plan import plan
@@ -124,7 +123,8 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
 
     stage_flow.__annotations__["config"] = config_class
     stage_flow.__name__ = stage_flow.__qualname__ = section
-    return flow(stage_flow, name=section, task_runner=ThreadPoolTaskRunner(max_workers=64), persist_result=False)
+    decorate = flow(name=section, flow_run_name=flow_run_name, task_runner=STAGES, persist_result=False)
+    return decorate(stage_flow)
 
 
 FLOWS = {section: _flow_of(section, config_class) for section, config_class in section_classes().items()}

@@ -22,6 +22,7 @@ from infra.errors import Cancelled, Problem, StageError
 from infra.identity import canonical, fingerprint
 from infra.launch.config import LaunchConfig
 from infra.lineage import messages
+from infra.lineage.ledger import mlflow_run_id
 from infra.lineage.outbox import Outbox
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
@@ -29,7 +30,7 @@ from infra.store.layout import AUX
 from infra.store.lease import Holder, Lease
 from infra.store.manifest import Manifest, SourceRecord
 from infra.store.store import Store, disk_error
-from tasks.child import JOURNAL, Job
+from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import Asked, Change, changes
 from tasks.stage import Node
 from tasks.supervisor import LOG, run_child
@@ -204,7 +205,7 @@ class _Build:
                 outcome = run_child(self._job(), self.lease, self._pass_on, self.around.is_cancelled)
             with self.clock("journal"):
                 self._keep_records()
-            manifest = self._manifest(outcome.figures, outcome.headline, started)
+            manifest = self._manifest(outcome, started)
             with self.clock("commit"):
                 path = self.store.commit(self.unfinished, manifest)
         except OSError as error:
@@ -262,7 +263,7 @@ class _Build:
         shutil.copyfile(self.scratch / JOURNAL, aux / JOURNAL)
         shutil.copyfile(self.scratch / LOG, aux / LOG)
 
-    def _manifest(self, figures: Mapping[str, float], headline: str, started: float) -> Manifest:
+    def _manifest(self, outcome: Outcome, started: float) -> Manifest:
         with self.clock("hash"):
             files = self.store.describe_files(self.unfinished)
             records = tuple(
@@ -286,13 +287,14 @@ class _Build:
             gates={name: manifest.as_input() for name, manifest in self.gates.items()},
             sources=records,
             files=files,
-            result={"figures": dict(figures), "headline": headline},
+            result={"figures": outcome.figures, "headline": outcome.headline},
             pipeline=self.around.pipeline,
             code=code_state(),
             lock_hash=lock_hash(),
             versions=_versions(),
             host=socket.gethostname(),
-            device=self.around.launch.device,
+            device=outcome.device,
+            mlflow_run_id=mlflow_run_id(self.store.root, self.build_id),
             flow_run_id=self.around.flow_run_id or None,
             started=_iso(started),
             finished=_iso(finished),
@@ -347,6 +349,17 @@ class _Build:
                 str(path / AUX / JOURNAL),
                 tuple(shown),
             )
+        )
+        if self.node.stage.registers:
+            self._register(self.inputs[self.node.stage.registers], manifest)
+
+    def _register(self, model: Manifest, registration: Manifest) -> None:
+        name = str(registration.config["name"])
+        path = str(self.store.path(model))
+        note = str(registration.result["headline"])
+        tags = {"stage": model.stage, "fingerprint": model.fingerprint, "digest": model.digest}
+        self.around.outbox.send(
+            messages.RegisterModel(model.build_id, name, path, model.digest, time.time(), note, tags)
         )
 
 

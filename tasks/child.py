@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import signal
 import sys
 import traceback
@@ -55,6 +56,7 @@ class Outcome:
     figures: dict[str, float]
     headline: str
     problems: list[dict[str, str]]
+    device: str = ""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
@@ -90,7 +92,7 @@ def _build(job: Job, run: Run) -> Outcome:
         inputs = {name: Path(folder) for name, folder in job.inputs.items()}
         result: Result = stage.build(config, inputs, Path(job.out), run)
         figures = {name: float(value) for name, value in result.figures.items()}
-        return Outcome("built", figures, result.headline, [])
+        return Outcome("built", figures, result.headline, [], _device())
     except StemmaError as error:
         return _failed(error)
     except OSError as error:
@@ -100,6 +102,14 @@ def _build(job: Job, run: Run) -> Outcome:
         return _crashed(job, error)
     except Exception as error:
         return _crashed(job, error)
+
+
+def _device() -> str:
+    """What the stage computed on, as far as it used torch at all."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return f"cpu ({platform.machine()})"
 
 
 def _failed(error: StemmaError) -> Outcome:

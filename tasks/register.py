@@ -23,5 +23,6 @@ STAGE = Stage(
     build=build,
     inputs=("model",),
     makes="report",
+    registers="model",
     shows=("MODEL_CARD.md",),
 )

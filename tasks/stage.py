@@ -24,6 +24,7 @@ class Stage:
     inputs: the names of its input artifacts.
     makes: what its artifact is, which is how MLflow shows it.
     shows: files of the artifact that a person wants to open from the tracking page.
+    registers: the input whose model goes into the registry, under the config's `name`, once this stage is built.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Stage:
     inputs: tuple[str, ...] = ()
     makes: Literal["dataset", "model", "report"] = "dataset"
     shows: tuple[str, ...] = ()
+    registers: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from infra.errors import Cancelled, Problem, StageError, StemmaError
+from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
 from infra.process import LIFELINE, end_group
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE, QUIET
@@ -21,7 +21,9 @@ from tasks.child import JOURNAL, OUTCOME, Job, Outcome
 
 LOG = "stage.log"
 POLL_S = 0.1
-_ERRORS = {kind.status: kind for kind in (StageError, *StemmaError.__subclasses__())}
+_ERRORS: dict[str, type[StemmaError]] = {
+    kind.status: kind for kind in (StageError, ConfigError, GateRefused, Cancelled)
+}
 
 
 def run_child(
@@ -64,8 +66,8 @@ def run_child(
     if outcome is None:
         raise StageError(_death(job, process.returncode))
     if outcome.status != "built":
-        kind = _ERRORS.get(outcome.status, StageError)
-        raise kind(*(Problem(**problem) for problem in outcome.problems))
+        error = _ERRORS.get(outcome.status, StageError)
+        raise error(*(Problem(**problem) for problem in outcome.problems))
     return outcome
 
 
