@@ -13,7 +13,6 @@ from typing import Any
 
 from prefect import allow_failure
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import Cancelled as CancelledState
@@ -88,7 +87,7 @@ class PipelineRun:
         return self._end(status, problems, time.time() - begun)
 
     def _run_stages(self, chosen: list[str]) -> None:
-        futures: dict[str, PrefectConcurrentFuture[Any]] = {}
+        futures: dict[str, Any] = {}
         for name in chosen:
             self.journal.row(StageRow(name, "waiting"))
         for name in chosen:

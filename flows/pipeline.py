@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.states import State
 
 from flows.config import PipelineConfig
-from flows.execution import PipelineRun, flow_run_name
+from flows.execution import STAGES, PipelineRun, flow_run_name
 from flows.journal import new_run_id
 from flows.selection import Selection
 from infra.project import default_root
