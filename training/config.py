@@ -270,7 +270,7 @@ class RlhfConfig(TrainerConfig):
     answer_max_tokens: int = Field(64, ge=1)
     """Longest sampled answer."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; 1 in InstructGPT, appendix C.4. Other values make the ratio one of tempered policies."""
+    """Sampling temperature of policy and reference; 1 in InstructGPT, appendix C.4."""
     kl_coef: float = Field(0.05, ge=0)
     """Weight of the KL penalty; 0.02 in InstructGPT, section 3.5, 0.05 in Stiennon et al. 2020."""
     kl_target: float | None = Field(None, gt=0)

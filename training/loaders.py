@@ -124,9 +124,16 @@ class Examples(IterableDataset[E]):
 
 
 def example_loader(
-    examples: Sequence[E], batch_size: int, seed: int, collate: Callable[[list[E]], Batch]
+    examples: Sequence[E],
+    batch_size: int,
+    seed: int,
+    collate: Callable[[list[E]], Batch],
+    count: Callable[[Any], dict[str, int]] | None = None,
 ) -> tuple[DataSpec, int]:
-    """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out."""
+    """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out.
+
+    count: total and loss-bearing tokens of a batch; by default those of its labels.
+    """
     batch_size = min(batch_size, len(examples))
     loader: DataLoader[E] = DataLoader(
         Examples(examples, seed),
@@ -135,7 +142,7 @@ def example_loader(
         drop_last=True,
         generator=torch.Generator().manual_seed(0),
     )
-    return DataSpec(loader, get_num_tokens_in_batch=count_tokens), len(examples) // batch_size
+    return DataSpec(loader, get_num_tokens_in_batch=count or count_tokens), len(examples) // batch_size
 
 
 def count_tokens(batch: Any) -> dict[str, int]:

@@ -79,7 +79,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
 def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """A model with fresh fp32 weights; residual projections are scaled by 1/sqrt(2 × layers) (GPT-2, section 2.3)."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if config.model_type == "llama":  # transformers does the same for gpt2 itself
         spread = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
         for name, weight in model.named_parameters():
@@ -91,7 +91,7 @@ def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 def load(folder: Path) -> PreTrainedModel:
     """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only."""
     model = AutoModelForCausalLM.from_pretrained(
-        folder, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
     )
     return model.train()
 
@@ -160,3 +160,9 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
     )
     attention = 12 * config.num_hidden_layers * config.hidden_size * sequence_length
     return 6 * (parameters - looked_up) + attention
+
+
+def limit_length(model: PreTrainedModel, wanted: int) -> int:
+    """`wanted` tokens, or as many as the model has positions for."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return min(wanted, positions) if positions else wanted

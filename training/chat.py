@@ -1,0 +1,126 @@
+"""Conversations as token ids: `<|user|>{prompt}<|end|><|assistant|>{response}<|end|>`.
+
+Text is encoded with special tokens split, so a prompt that spells out `<|end|>` cannot end its turn. For all other
+text the ids equal those of the tokenizer's chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from corpus.chat_template import ASSISTANT, END, USER
+from infra.errors import stage_error
+from training.loss import IGNORE
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One prompt with its roles, up to and with `<|assistant|>`, and one response with its `<|end|>`, as ids."""
+
+    prompt: list[int]
+    response: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt + self.response
+
+
+class Chat:
+    """A tokenizer with the chat tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.user, self.assistant, self.end = (self._id(token) for token in (USER, ASSISTANT, END))
+        pad = tokenizer.pad_token_id
+        self.pad: int = self.end if pad is None else pad
+        end_of_text = tokenizer.eos_token_id
+        self.stops = {self.end} if end_of_text is None else {self.end, end_of_text}
+
+    @classmethod
+    def load(cls, folder: Path) -> Chat:
+        """The tokenizer of a model folder; raises StageError if it has no chat tokens."""
+        return cls(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+    def _id(self, token: str) -> int:
+        number = self.tokenizer.get_vocab().get(token)
+        if number is None:
+            raise stage_error(
+                "no_chat_tokens",
+                "tokenizer",
+                f"expected the chat token {token} in the tokenizer, it is not there",
+                "train the tokenizer with the tokenizer stage, or bring the model in with base_model, which adds it",
+            )
+        return int(number)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Plain text as ids; special tokens that it spells out are read as text."""
+        if not texts:
+            return []
+        ids: list[list[int]] = self.tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False
+        ).input_ids
+        return ids
+
+    def prompts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Prompts that ask for an answer; longer ones keep their end."""
+        room = max_tokens - 3
+        return [[self.user, *ids[-room:], self.end, self.assistant] for ids in self.encode(texts)]
+
+    def conversations(self, prompts: Sequence[str], responses: Sequence[str], max_tokens: int) -> list[Conversation]:
+        """Prompts with responses, each at most `max_tokens` long in all: a long response keeps its start, without its
+        `<|end|>`, and half the room at most; a long prompt keeps its end."""
+        cut = []
+        for asked, ids in zip(self.encode(prompts), self.encode(responses), strict=True):
+            response = [*ids, self.end]
+            if len(asked) + 3 + len(response) > max_tokens:
+                response = response[: max(max_tokens // 2, max_tokens - 3 - len(asked))]
+                asked = asked[-(max_tokens - 3 - len(response)) :]
+            cut.append(Conversation([self.user, *asked, self.end, self.assistant], response))
+        return cut
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """An answer as text, up to its end."""
+        until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
+        return str(self.tokenizer.decode(ids[:until], skip_special_tokens=True)).strip()
+
+    def response_batch(self, conversations: Sequence[Conversation]) -> dict[str, Tensor]:
+        """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response."""
+        ids = pad([one.ids for one in conversations], self.pad)
+        labels = torch.full_like(ids, IGNORE)
+        for row, one in enumerate(conversations):
+            start, length = len(one.prompt), len(one.ids)
+            labels[row, start - 1 : length - 1] = ids[row, start:length]
+        return {"input_ids": ids, "labels": labels}
+
+
+def pad(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
+    """Ids of different lengths as (B, T), filled on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+
+def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list[dict[str, str]]:
+    """The JSON lines of a pairs file, the first `limit`; raises StageError for a missing key or an empty file."""
+    rows: list[dict[str, str]] = []
+    if not path.exists():
+        raise stage_error(
+            "missing_file", str(path), "expected JSON lines, the file is not there", "build its stage again"
+        )
+    with path.open(encoding="utf8") as file:
+        for number, line in enumerate(file, 1):
+            if len(rows) == limit:
+                break
+            row = json.loads(line)
+            if missing := [key for key in keys if not isinstance(row.get(key), str)]:
+                raise stage_error("bad_row", f"{path}:{number}", f"expected text under {', '.join(missing)}")
+            rows.append(row)
+    if not rows:
+        raise stage_error("no_rows", str(path), "expected at least one pair, the file is empty", "give more pairs")
+    return rows

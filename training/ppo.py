@@ -1,0 +1,99 @@
+"""Proximal policy optimisation on answers: advantages, losses and KL estimates, as plain tensor functions.
+
+Shapes: B answers, T answer tokens (padded on the right), V vocabulary. `mask (B, T)` is 1 on an answer's tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """Values (B, T) with mean 0 and variance 1 over the mask ("N implementation details of RLHF", section 4.5)."""
+    mean = masked_mean(values, mask)
+    variance = masked_mean((values - mean) ** 2, mask)
+    return (values - mean) * torch.rsqrt(variance + 1e-8) * mask
+
+
+def token_rewards(scores: Tensor, logprobs: Tensor, reference: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Rewards (B, T): minus kl_coef times log π/π_ref at each token, plus the answer's score (B,) at its last one
+    (Ziegler et al. 2019, equation 2)."""
+    rewards = -kl_coef * (logprobs - reference) * mask
+    last = mask.sum(1).long().clamp(min=1) - 1
+    return rewards.scatter_add(1, last[:, None], scores[:, None].to(rewards.dtype))
+
+
+def advantages_and_returns(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and value targets, both (B, T) (Schulman et al. 2016, equation 16).
+
+    The value after an answer's last token is 0.
+    """
+    advantages = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[:, 0])
+    following = torch.zeros_like(rewards[:, 0])
+    for step in reversed(range(rewards.shape[1])):
+        error = rewards[:, step] + gamma * following - values[:, step]
+        running = (error + gamma * gae_lambda * running) * mask[:, step]
+        advantages[:, step] = running
+        following = values[:, step] * mask[:, step]
+    return advantages, (advantages + values) * mask
+
+
+class PolicyLoss(NamedTuple):
+    """The clipped loss, and the share of tokens whose ratio was outside the clip."""
+
+    loss: Tensor
+    clip_share: Tensor
+
+
+def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float) -> PolicyLoss:
+    """PPO's clipped surrogate, negated, mean over tokens (Schulman et al. 2017, equation 7)."""
+    ratio = torch.exp(logprobs - old_logprobs)
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    loss = masked_mean(torch.maximum(-advantages * ratio, -advantages * clipped), mask)
+    return PolicyLoss(loss, masked_mean(((ratio - 1).abs() > clip).float(), mask))
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:
+    """Half the squared error with the estimate kept within `clip` of the old one, the larger of the two, mean over
+    tokens ("N implementation details of RLHF", section 4.8)."""
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * masked_mean(torch.maximum((values - returns) ** 2, (clipped - returns) ** 2), mask)
+
+
+def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """log π/π_ref of sampled tokens: an unbiased estimate of the KL divergence (Schulman 2020)."""
+    return logprobs - reference
+
+
+def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """(r - 1) - log r with r = π_ref/π of sampled tokens: unbiased too, never negative (Schulman 2020)."""
+    log_ratio = reference - logprobs
+    return torch.exp(log_ratio) - 1 - log_ratio
+
+
+def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL divergence (…) of the whole next-token distributions, from logits (…, V)."""
+    ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    return (ours.exp() * (ours - theirs)).sum(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy (…) in nats of next-token distributions, from logits (…, V)."""
+    logprobs = logits.log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def adapted_kl_coef(kl_coef: float, kl: float, target: float, answers: int, horizon: float = 10_000) -> float:
+    """The next coefficient of the penalty after a round with mean `kl` an answer (Ziegler et al. 2019, section 2.2)."""
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * answers / horizon)

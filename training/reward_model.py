@@ -1,0 +1,184 @@
+"""Trains a reward model from pairs of a chosen and a rejected answer.
+
+python -m training.reward_model --config reward_model.yaml --input model=DIR --input preferences=DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from composer.models import ComposerModel
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from infra.errors import stage_error
+from infra.run import Result, Run
+from training.adapter import Plan, fit
+from training.chat import Chat, Conversation, pad, read_rows
+from training.config import RewardModelConfig, batches
+from training.evaluate import measuring
+from training.export import export
+from training.hardware import Hardware, prepare
+from training.loaders import example_loader
+from training.models import choose_attention, limit_length
+from training.statistics import bootstrap_mean, p_above_chance, wilson
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two conversations with the same prompt."""
+
+    chosen: Conversation
+    rejected: Conversation
+
+
+class Scorer(nn.Module):
+    """A sequence classifier with one label, read as a reward.
+
+    model: has a `base_model` and an output layer `score (D → 1)`, as transformers' classifiers of causal models do.
+    """
+
+    def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
+        super().__init__()
+        self.model = model
+        self._hardware = hardware
+
+    def every_token(self, ids: Tensor) -> Tensor:
+        """Scores (B, T) read at each token of ids (B, T)."""
+        with self._hardware.autocast():
+            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        # The score itself stays in fp32: differences of rewards are small.
+        return F.linear(hidden.float(), self.model.score.weight)[..., 0]
+
+    def forward(self, ids: Tensor, last: Tensor) -> Tensor:
+        """Scores (B,) read at the last token, at `last (B,)`, of ids (B, T) padded on the right."""
+        return self.every_token(ids).gather(1, last[:, None])[:, 0]
+
+
+class RewardModel(ComposerModel):
+    """A scorer with the Bradley–Terry loss; a batch has `input_ids (B, 2, T)` (chosen, rejected) and `last (B, 2)`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Scores (B, 2) of chosen and rejected."""
+        ids, last = batch["input_ids"], batch["last"]
+        return self.scorer(ids.flatten(0, 1), last.flatten()).view(-1, 2)
+
+    def loss(self, outputs: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return bradley_terry(outputs[:, 0], outputs[:, 1])
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Mean negative log-likelihood that `chosen (B,)` beats `rejected (B,)` (InstructGPT, equation 1)."""
+    return -F.logsigmoid(chosen - rejected).mean()
+
+
+def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Scorer:
+    """A reward model's folder, or a causal model's with a fresh output layer from N(0, 1/(D + 1)) drawn by `seed`
+    ("N implementation details of RLHF", section 2.2)."""
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
+    if not isinstance(getattr(model, "score", None), nn.Linear):
+        raise stage_error(
+            "bad_model",
+            str(folder),
+            f"expected a model family with a linear score layer, not {model.config.model_type}",
+        )
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        spread = 1 / math.sqrt(model.config.hidden_size + 1)
+        model.score.weight.data.normal_(0.0, spread, generator=generator)
+    return Scorer(model.train(), hardware)
+
+
+def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
+
+    Figures on `preferences/heldout.jsonl`: heldout_accuracy (pairs put in the right order, Wilson interval),
+    heldout_pairs, p_value (one-sided exact binomial against chance), margin (mean chosen minus rejected score,
+    bootstrap interval), heldout_loss (chance is 0.693).
+    """
+    hardware = prepare(run.launch)
+    chat = Chat.load(inputs["model"])
+    scorer = load_scorer(inputs["model"], hardware, config.seed)
+    max_length = limit_length(scorer.model, config.max_length)
+    choose_attention(scorer.model, hardware, max_length)
+    model = RewardModel(scorer).to(hardware.device)
+    keys = ("prompt", "chosen", "rejected")
+    train = _pairs(chat, read_rows(inputs["preferences"] / "train.jsonl", keys), max_length)
+    heldout = _pairs(chat, read_rows(inputs["preferences"] / "heldout.jsonl", keys, config.heldout_limit), max_length)
+
+    def collate(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        return pair_batch(pairs, chat.pad)
+
+    loader, epoch_batches = example_loader(train, config.global_batch_pairs, config.seed, collate, count_pairs)
+    pair_tokens = float(np.mean([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in train]))
+    batch_tokens = round(config.global_batch_pairs * pair_tokens)
+    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
+    done = fit("reward_model", model, loader, Plan(length, batch_tokens, epoch_batches), config, hardware, run)
+
+    scores = score_pairs(model, heldout, chat.pad)
+    margins = scores[:, 0] - scores[:, 1]
+    right = int((margins > 0).sum())
+    accuracy = wilson(right, len(margins))
+    p_value = p_above_chance(right, len(margins))
+    export(scorer.model, inputs["model"], out_dir)
+    figures = {
+        **accuracy.figures("heldout_accuracy"),
+        "heldout_pairs": float(len(margins)),
+        "p_value": p_value,
+        **bootstrap_mean(margins, config.seed).figures("margin"),
+        "heldout_loss": float(np.logaddexp(0, -margins).mean()),
+        "batches": float(done.batches),
+    }
+    return Result(figures, f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})")
+
+
+def _pairs(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int) -> list[Pair]:
+    prompts = [row["prompt"] for row in rows]
+    sides = [chat.conversations(prompts, [row[key] for row in rows], max_length) for key in ("chosen", "rejected")]
+    return [Pair(chosen, rejected) for chosen, rejected in zip(*sides, strict=True)]
+
+
+def pair_batch(pairs: Sequence[Pair], fill: int) -> dict[str, Tensor]:
+    """Pairs as `input_ids (B, 2, T)`, padded on the right, and `last (B, 2)`."""
+    rows = [one.ids for pair in pairs for one in (pair.chosen, pair.rejected)]
+    ids = pad(rows, fill)
+    last = torch.tensor([len(row) - 1 for row in rows])
+    return {"input_ids": ids.view(len(pairs), 2, -1), "last": last.view(-1, 2)}
+
+
+def count_pairs(batch: Mapping[str, Tensor]) -> dict[str, int]:
+    """Tokens of a batch, and the pairs by which Composer weights microbatches."""
+    return {"total": batch["input_ids"].numel(), "loss_generating": len(batch["input_ids"])}
+
+
+def score_pairs(model: RewardModel, pairs: Sequence[Pair], fill: int) -> NDArray[np.float64]:
+    """Scores (pairs, 2) of chosen and rejected."""
+    device = next(model.parameters()).device
+    scores = []
+    with measuring(model):
+        for start in range(0, len(pairs), _BATCH):
+            batch = {name: value.to(device) for name, value in pair_batch(pairs[start : start + _BATCH], fill).items()}
+            scores.append(model(batch).double().cpu().numpy())
+    return np.concatenate(scores)
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(reward_model, RewardModelConfig)

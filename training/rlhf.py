@@ -1,0 +1,212 @@
+"""Aligns an SFT model with a reward model by PPO, kept near the SFT model by a KL penalty.
+
+python -m training.rlhf --config rlhf.yaml --input model=DIR --input reward_model=DIR --input prompts=DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import Callback, DataSpec, State
+from composer.loggers import Logger
+from composer.models import ComposerModel
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from infra.errors import stage_error
+from infra.run import Result, Run
+from training.adapter import Plan, fit
+from training.chat import Chat, read_rows
+from training.config import RlhfConfig
+from training.export import export
+from training.hardware import Hardware, prepare
+from training.models import choose_attention, limit_length, load
+from training.ppo import policy_loss, value_loss
+from training.reward_model import Scorer, load_scorer
+from training.rollouts import (
+    Answers,
+    RewardScale,
+    Rollouts,
+    answer_logits,
+    ask,
+    kl_of,
+    scores_of,
+    token_logprobs,
+)
+from training.statistics import bootstrap_mean, bootstrap_ratio, wilson
+
+
+class PolicyAndValue(ComposerModel):
+    """A policy and a value function of its own, begun from the reward model (InstructGPT, section 3.5).
+
+    A batch is a minibatch of `training.rollouts.Rollouts`.
+    """
+
+    def __init__(
+        self, policy: PreTrainedModel, value: Scorer, scale: RewardScale, config: RlhfConfig, hardware: Hardware
+    ):
+        super().__init__()
+        self.policy = policy
+        self.value = value
+        self.scale = scale
+        self._config = config
+        self._hardware = hardware
+        self.clip_share = 0.0
+
+    def train(self, mode: bool = True) -> PolicyAndValue:
+        """Stays in evaluation mode: dropout would make the ratio to the sampling policy a matter of luck
+        ("N implementation details of RLHF", section 2.5)."""
+        return super().train(False)
+
+    def values(self, ids: Tensor) -> Tensor:
+        """Expected normalised reward (B, T) at each token of ids (B, T)."""
+        return self.scale(self.value.every_token(ids))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and values (B, T) of the answers' tokens; probabilities at the sampling temperature."""
+        logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._config.temperature)
+        return token_logprobs(logits, batch["tokens"]), self.values(batch["ids"]).gather(1, batch["places"])
+
+    def loss(self, outputs: tuple[Tensor, Tensor], batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        logprobs, values = outputs
+        config, mask = self._config, batch["mask"]
+        policy = policy_loss(logprobs, batch["logprobs"], batch["advantages"], mask, config.clip_ratio)
+        value = value_loss(values, batch["values"], batch["returns"], mask, config.clip_value)
+        self.clip_share = float(policy.clip_share)
+        return {"policy": policy.loss, "value": value, "total": policy.loss + config.value_coef * value}
+
+
+class _Ratios(Callback):
+    """Tells how PPO's parts fare at each batch."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        losses = state.total_loss_dict
+        values = {
+            "rlhf/clip_share": state.model.clip_share,
+            "rlhf/policy_loss": float(losses["loss/train/policy"]),
+            "rlhf/value_loss": float(losses["loss/train/value"]),
+        }
+        self._run.metrics(values, state.timestamp.batch.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains the policy on the prompts of `prompts/train.jsonl`, measures on those of `prompts/heldout.jsonl`.
+
+    Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
+    training temperature), reward_gain (bootstrap interval over prompts, paired), kl_to_sft (nats an answer, from whole
+    next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
+    answer_tokens_rlhf, ends_share_sft, ends_share_rlhf (Wilson). Answers and rewards go to aux/samples.jsonl.
+    """
+    hardware = prepare(run.launch)
+    chat = Chat.load(inputs["model"])
+    policy, reward = load(inputs["model"]), load_scorer(inputs["reward_model"], hardware)
+    if reward.model.config.vocab_size != policy.config.vocab_size:
+        raise stage_error(
+            "other_vocabulary",
+            "reward_model",
+            f"expected the policy's vocabulary of {policy.config.vocab_size}, not {reward.model.config.vocab_size}",
+            "train the reward model from the same model",
+        )
+    longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
+    for network in (policy, reward.model):
+        choose_attention(network, hardware, longest)
+    reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    scale = RewardScale(config.kl_coef)
+    model = PolicyAndValue(policy, copy.deepcopy(reward), scale, config, hardware).to(hardware.device)
+    reward = reward.eval().requires_grad_(False).to(hardware.device)
+
+    room = longest - config.answer_max_tokens
+    rows = read_rows(inputs["prompts"] / "heldout.jsonl", ("prompt",))
+    train = _short(chat, [row["prompt"] for row in read_rows(inputs["prompts"] / "train.jsonl", ("prompt",))], room)
+    heldout = _short(chat, [row["prompt"] for row in rows], room)[: config.heldout_prompts]
+    if not train or not heldout:
+        raise stage_error(
+            "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
+        )
+    steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
+    rollouts = Rollouts(
+        policy, reference, reward, model.values, scale, [ids for _, ids in train], chat, config, hardware, run
+    )
+    loader = DataSpec(
+        DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
+        get_num_samples_in_batch=lambda batch: len(batch["ids"]),
+        get_num_tokens_in_batch=lambda batch: {
+            "total": batch["ids"].numel(),
+            "loss_generating": int(batch["mask"].sum()),
+        },
+    )
+    tokens = config.minibatch_answers * longest
+    plan = Plan(config.rollouts * steps, tokens, steps, whole_epochs=True)
+    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(run)])
+
+    prompts = [ids for _, ids in heldout]
+    answers = {
+        name: ask(one, prompts, chat, config, hardware, seed=config.seed)
+        for name, one in (("sft", reference), ("rlhf", policy))
+    }
+    scores = {name: scores_of(reward, side, chat, hardware).double().numpy() for name, side in answers.items()}
+    kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores)
+    export(policy, inputs["model"], out_dir, chat.stops)
+    gain = bootstrap_mean(scores["rlhf"] - scores["sft"], config.seed)
+    divergence = bootstrap_mean(kl, config.seed)
+    figures = {
+        **bootstrap_mean(scores["sft"], config.seed).figures("heldout_reward_sft"),
+        **bootstrap_mean(scores["rlhf"], config.seed).figures("heldout_reward_rlhf"),
+        **gain.figures("reward_gain"),
+        **divergence.figures("kl_to_sft"),
+        "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
+        "heldout_prompts": float(len(prompts)),
+        "batches": float(done.batches),
+    }
+    for name, side in answers.items():
+        figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
+        figures |= wilson(int(side.finished.sum()), len(side.ids)).figures(f"ends_share_{name}")
+    return Result(
+        figures, f"held-out reward {gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f}), KL {divergence.value:.1f}"
+    )
+
+
+def _short(chat: Chat, prompts: Sequence[str], room: int) -> list[tuple[str, list[int]]]:
+    """Prompts of at most `room` tokens, with their ids; longer ones are left out."""
+    encoded = chat.prompts(prompts, max_tokens=1_000_000)
+    return [(text, ids) for text, ids in zip(prompts, encoded, strict=True) if len(ids) <= room]
+
+
+def _write_samples(
+    path: Path,
+    heldout: Sequence[tuple[str, list[int]]],
+    rows: Sequence[Mapping[str, str]],
+    chat: Chat,
+    answers: Mapping[str, Answers],
+    scores: Mapping[str, Any],
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    references = {row["prompt"]: row.get("response", "") for row in rows}
+    with path.open("w", encoding="utf8") as file:
+        for number, (prompt, _) in enumerate(heldout):
+            line = {
+                "prompt": prompt,
+                "reference": references[prompt],
+                "answers": {name: chat.decode(side.ids[number]) for name, side in answers.items()},
+                "rewards": {name: round(float(values[number]), 4) for name, values in scores.items()},
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(rlhf, RlhfConfig)

@@ -1,0 +1,138 @@
+"""Teaches a base model to answer: supervised fine-tuning on instruction and response pairs.
+
+python -m training.sft --config sft.yaml --input model=DIR --input instructions=DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.run import Result, Run
+from training.adapter import Plan, fit
+from training.chat import Chat, Conversation, read_rows
+from training.config import SftConfig, batches
+from training.evaluate import measuring
+from training.export import export
+from training.hardware import Hardware, prepare
+from training.loaders import example_loader
+from training.models import LanguageModel, choose_attention, limit_length, load
+from training.sampling import sample
+from training.statistics import bootstrap_ratio, wilson
+
+_BATCH = 32
+
+
+def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains on `instructions/train.jsonl`, the loss on response tokens and their `<|end|>` alone.
+
+    Base and SFT model are measured alike, in the same chat format, on `instructions/heldout.jsonl`: heldout_loss_base,
+    heldout_loss_sft (nats a response token), improvement (their difference, with a paired bootstrap interval over
+    pairs), improvement_text (the same without `<|end|>`, which a base model cannot know), ends_share_base,
+    ends_share_sft (greedy answers that end before the limit, Wilson interval). Answers go to aux/samples.jsonl.
+    """
+    hardware = prepare(run.launch)
+    chat = Chat.load(inputs["model"])
+    network = load(inputs["model"])
+    max_length = limit_length(network, config.max_length)
+    choose_attention(network, hardware, max_length)
+    model = LanguageModel(network, hardware).to(hardware.device)
+
+    rows = read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response"))
+    heldout_rows = read_rows(inputs["instructions"] / "heldout.jsonl", ("prompt", "response"), config.heldout_limit)
+    train, heldout = (
+        chat.conversations([row["prompt"] for row in part], [row["response"] for row in part], max_length)
+        for part in (rows, heldout_rows)
+    )
+    before = _measure(model, chat, heldout, config, hardware, max_length)
+    loader, epoch_batches = example_loader(train, config.global_batch_examples, config.seed, chat.response_batch)
+    batch_tokens = round(config.global_batch_examples * float(np.mean([len(one.ids) for one in train])))
+    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
+    done = fit("sft", model, loader, Plan(length, batch_tokens, epoch_batches), config, hardware, run)
+    after = _measure(model, chat, heldout, config, hardware, max_length)
+
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)
+    export(network, inputs["model"], out_dir, chat.stops)
+    improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
+    text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
+    ends = {name: wilson(side.ended(chat), len(side.answers)) for name, side in (("base", before), ("sft", after))}
+    figures = {
+        "heldout_loss_base": float(before.losses.sum() / before.tokens.sum()),
+        "heldout_loss_sft": float(after.losses.sum() / after.tokens.sum()),
+        **improvement.figures("improvement"),
+        **text.figures("improvement_text"),
+        **ends["base"].figures("ends_share_base"),
+        **ends["sft"].figures("ends_share_sft"),
+        "heldout_pairs": float(len(heldout)),
+        "batches": float(done.batches),
+        "tokens": float(done.tokens),
+        "tokens_per_s": done.tokens_per_s,
+    }
+    headline = (
+        f"held-out loss {figures['heldout_loss_base']:.2f} → {figures['heldout_loss_sft']:.2f}, "
+        f"{ends['sft'].value:.0%} of answers end"
+    )
+    return Result(figures, headline)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One model on the held-out pairs: summed loss and tokens of each response (pairs,), and its greedy answers."""
+
+    losses: NDArray[np.float64]
+    text_losses: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    answers: list[list[int]]
+
+    def ended(self, chat: Chat) -> int:
+        return sum(answer[-1:] == [chat.end] for answer in self.answers)
+
+
+def _measure(
+    model: LanguageModel,
+    chat: Chat,
+    heldout: Sequence[Conversation],
+    config: SftConfig,
+    hardware: Hardware,
+    longest: int,
+) -> _Side:
+    losses, text_losses = [], []
+    with measuring(model):
+        for start in range(0, len(heldout), _BATCH):
+            part = heldout[start : start + _BATCH]
+            batch = {name: value.to(hardware.device) for name, value in chat.response_batch(part).items()}
+            each = model.losses(batch).double().cpu()
+            losses.append(each.sum(1).numpy())
+            ends = np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
+            text_losses.append(losses[-1] - ends)
+    room = longest - config.answer_max_tokens
+    answers = sample(
+        model.model,
+        [one.prompt[-room:] for one in heldout[: config.answers_limit]],
+        max_new_tokens=config.answer_max_tokens,
+        temperature=0,
+        stops=chat.stops,
+        hardware=hardware,
+    )
+    tokens = np.array([len(one.response) for one in heldout])
+    return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
+
+
+def _write_samples(path: Path, rows: Sequence[Mapping[str, str]], chat: Chat, before: _Side, after: _Side) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf8") as file:
+        for row, base, tuned in zip(rows, before.answers, after.answers, strict=False):
+            answers = {"base": chat.decode(base), "sft": chat.decode(tuned)}
+            line = {"prompt": row["prompt"], "reference": row["response"], "answers": answers}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(sft, SftConfig)
