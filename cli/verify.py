@@ -52,7 +52,14 @@ def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> 
             click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {told}")
     for member, item in gone(store, family):
         problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG builds it again"))
-        rows.append({"artifact": member.id, "files": 0, "bytes": 0, "differences": [{"path": str(item.path), "what": item.what}]})
+        rows.append(
+            {
+                "artifact": member.id,
+                "files": 0,
+                "bytes": 0,
+                "differences": [{"path": str(item.path), "what": item.what}],
+            }
+        )
         if not as_json:
             click.echo(f"{member.id:<44}     gone")
     if not as_json:

@@ -1,0 +1,81 @@
+"""stemma lineage ARTIFACT: what an artifact descends from, or what descends from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import root_of, root_option
+from cli.output import as_json
+
+if TYPE_CHECKING:
+    from infra.store.ancestry import Family
+    from infra.store.store import Store
+
+
+@click.command("lineage")
+@click.argument("artifact")
+@click.option("--up", "direction", flag_value="up", default="up", help="What it descends from (the default).")
+@click.option("--down", "direction", flag_value="down", help="What descends from it.")
+@click.option(
+    "--format", "form", type=click.Choice(["tree", "json", "html"]), default="tree", help="html is one page on stdout."
+)
+@root_option
+@as_json
+def command(artifact: str, direction: str, form: str, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """The family tree of ARTIFACT, from the manifests in the store alone.
+
+    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest. With --down it may be a
+    file outside the store too, by its path or its SHA-256: every artifact, model and score that descends from its bytes.
+    """
+    import json
+
+    from flows.family import family_document
+    from infra.store.store import Store
+
+    store = Store(root_of(root))
+    family = _below(store, artifact) if direction == "down" else _above(store, artifact)
+    document = {"status": "done", "root": str(store.root), "direction": direction, **family_document(family)}
+    if as_json:
+        return document, 0
+    if form == "json":
+        click.echo(json.dumps({"errors": [], **document}, indent=1))
+    else:
+        from cli.tree import print_tree
+
+        print_tree(document, down=direction == "down")
+    return document, 0
+
+
+def _above(store: Store, artifact: str) -> Family:
+    from infra.store.ancestry import ancestry
+    from infra.store.reference import resolve
+
+    return ancestry(store, [resolve(store, artifact)])
+
+
+def _below(store: Store, text: str) -> Family:
+    from infra.errors import ConfigError, Problem
+    from infra.hashing import hash_file
+    from infra.store.ancestry import artifact_member, descent, file_member
+    from infra.store.layout import MANIFEST
+    from infra.store.reference import resolve
+
+    path = Path(text).expanduser().absolute()
+    if path.is_file() and path.name != MANIFEST:
+        return descent(store, file_member(str(path), hash_file(path)))
+    try:
+        return descent(store, artifact_member(store, *resolve(store, text)))
+    except ConfigError as error:
+        # No artifact: the file may be gone by now, or be given by its hash.
+        is_hash = len(text) == 64 and set(text.lower()) <= set("0123456789abcdef")
+        family = descent(store, file_member("", text.lower()) if is_hash else file_member(str(path), ""))
+        if len(family.members) > 1:
+            return family
+        if is_hash:
+            raise ConfigError(
+                Problem("unknown_source", text, "nothing in this store was made from these bytes")
+            ) from None
+        raise error

@@ -1,0 +1,160 @@
+"""The family of an artifact, from manifests alone: what it descends from, and what descends from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from infra.store.manifest import Input, Manifest, SourceRecord
+from infra.store.store import Store
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node of a family: an artifact, a source outside the store, or an artifact that is not there any more.
+
+    id: of an artifact its place in the store, `clean/2f20dd552d78493b`; of a source `source/` and the beginning of its digest.
+    """
+
+    id: str
+    kind: Literal["artifact", "source", "gone"]
+    folder: Path | None = None
+    manifest: Manifest | None = None
+    source: SourceRecord | None = None
+    input: Input | None = None
+    """What is known of an artifact that is gone."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """`child` was made from `parent`.
+
+    name: what the child calls it. gate: it had to exist first, but its bytes do not bear on the child. same_bytes: the
+    child was built from another artifact, whose bytes are those of the parent.
+    """
+
+    parent: str
+    child: str
+    name: str
+    gate: bool = False
+    same_bytes: bool = False
+
+
+@dataclass
+class Family:
+    """Members by id, the one that was asked about first, and the links between them."""
+
+    members: dict[str, Member] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+
+    @property
+    def artifacts(self) -> list[Member]:
+        return [member for member in self.members.values() if member.kind == "artifact"]
+
+    def add(self, member: Member) -> bool:
+        """False if it is known already."""
+        if member.id in self.members:
+            return False
+        self.members[member.id] = member
+        return True
+
+
+def artifact_member(store: Store, folder: Path, manifest: Manifest) -> Member:
+    """An artifact of this store, or of another folder, as a member of a family."""
+    place = folder.absolute()
+    inside = place.is_relative_to(store.root)
+    return Member(place.relative_to(store.root).as_posix() if inside else str(place), "artifact", place, manifest)
+
+
+def locate(store: Store, wanted: Input) -> tuple[Path, Manifest] | None:
+    """The artifact with an input's very bytes: at its address, or where a later build of the same address moved it."""
+    place = store.root / wanted.path
+    for folder in (place, place.with_name(f"{place.name}.{wanted.digest[:8]}")):
+        manifest = store.read(folder)
+        if manifest is not None and manifest.digest == wanted.digest:
+            return folder, manifest
+    return None
+
+
+def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
+    """These artifacts and all that they descend from, gates included, with outside sources as leaves."""
+    family = Family()
+    parents: dict[tuple[str, str], Member] = {}
+
+    def parent_of(wanted: Input) -> Member:
+        key = (wanted.path, wanted.digest)
+        if key not in parents:
+            found = locate(store, wanted)
+            gone = Member(f"{wanted.path}.{wanted.digest[:8]}", "gone", input=wanted)
+            parents[key] = artifact_member(store, *found) if found else gone
+        return parents[key]
+
+    left = deque(artifact_member(store, folder, manifest) for folder, manifest in starts)
+    while left:
+        child = left.popleft()
+        if not family.add(child) or child.manifest is None:
+            continue
+        for name, wanted, gate in _inputs(child.manifest):
+            parent = parent_of(wanted)
+            family.links.append(Link(parent.id, child.id, name, gate))
+            left.append(parent)
+        for record in child.manifest.sources:
+            source = source_member(record)
+            family.add(source)
+            family.links.append(Link(source.id, child.id, record.key))
+    return family
+
+
+def descent(store: Store, start: Member) -> Family:
+    """All that descends from the bytes of an artifact or of an outside source, wherever those bytes lie."""
+    family = Family()
+    family.add(start)
+    readers: dict[tuple[str, str], list[tuple[Member, str, Input, bool]]] = {}
+    left = deque([start])
+    for folder, manifest in store.manifests():
+        child = artifact_member(store, folder, manifest)
+        for name, wanted, gate in _inputs(manifest):
+            readers.setdefault((wanted.stage, wanted.digest), []).append((child, name, wanted, gate))
+        for record in manifest.sources:
+            if start.source and _share_bytes(start.source, record):
+                family.links.append(Link(start.id, child.id, record.key))
+                if family.add(child):
+                    left.append(child)
+    while left:
+        parent = left.popleft()
+        if parent.manifest is None:
+            continue
+        made = parent.manifest
+        for child, name, wanted, gate in readers.get((made.stage, made.digest), []):
+            same_bytes = wanted.fingerprint != made.fingerprint
+            family.links.append(Link(parent.id, child.id, name, gate, same_bytes))
+            if family.add(child):
+                left.append(child)
+    return family
+
+
+def source_member(record: SourceRecord) -> Member:
+    return Member(f"source/{record.digest[:16]}", "source", source=record)
+
+
+def file_member(path: str, sha256: str) -> Member:
+    """A file outside the store; path or sha256 empty where it is not known."""
+    return Member(f"source/{sha256[:16] or path}", "source", source=SourceRecord("", sha256, {path: sha256}))
+
+
+def _share_bytes(wanted: SourceRecord, record: SourceRecord) -> bool:
+    """True if one of the wanted files was read, by its path then or by its bytes."""
+    if wanted.digest == record.digest:
+        return True
+    hashes = set(record.files.values())
+    return any(path in record.files or sha256 in hashes for path, sha256 in wanted.files.items())
+
+
+def _inputs(manifest: Manifest) -> list[tuple[str, Input, bool]]:
+    return [
+        *((name, wanted, False) for name, wanted in manifest.inputs.items()),
+        *((name, wanted, True) for name, wanted in manifest.gates.items()),
+    ]

@@ -1,0 +1,72 @@
+"""Finds the artifact that a person means: a folder, `stage/fingerprint` or its beginning, or a stage's newest."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from infra.errors import ConfigError, Problem
+from infra.store.layout import MANIFEST
+from infra.store.manifest import Manifest
+from infra.store.store import Store
+
+SHOWN = 5
+
+
+def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
+    """The folder and manifest of the artifact that `text` names.
+
+    text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
+    has; or a stage id, for its newest artifact. Raises ConfigError naming what is near.
+    """
+    if found := _by_path(store, Path(text).expanduser()):
+        return found
+    stage, _, prefix = text.strip("/").partition("/")
+    stages = store.layout.stages()
+    if stage not in stages:
+        near = difflib.get_close_matches(stage, stages, n=3, cutoff=0.4) or stages
+        known = f"stages with artifacts: {', '.join(near)}" if near else "run a pipeline first, or name another --root"
+        raise _unknown(text, f"no such folder, and no stage {stage!r} has artifacts in {store.root}", known)
+    folders = list(store.layout.artifacts(stage))
+    if not folders:
+        raise _unknown(text, f"{stage} has no finished artifact in {store.root}", "build it first")
+    if not prefix:
+        return max(_read(store, folders, text), key=lambda pair: ("." not in pair[0].name, pair[1].finished))
+    matches = [folder for folder in folders if folder.name == prefix] or _current(
+        [folder for folder in folders if folder.name.startswith(prefix)]
+    )
+    if len(matches) == 1:
+        return _read(store, matches, text)[0]
+    if matches:
+        listed = ", ".join(f"{stage}/{folder.name}" for folder in matches[:SHOWN])
+        raise _unknown(text, f"{len(matches)} artifacts begin like this: {listed}", "write more of the fingerprint")
+    names = [folder.name for folder in folders]
+    near = difflib.get_close_matches(prefix, names, n=3, cutoff=0.3) or names[-SHOWN:]
+    raise _unknown(
+        text, f"{stage} has no artifact of this name", f"there are {', '.join(f'{stage}/{name}' for name in near)}"
+    )
+
+
+def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
+    folder = path.parent if path.name == MANIFEST else path
+    manifest = store.read(folder)
+    if manifest is None and path.is_absolute() and path.exists():
+        raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is no finished artifact", "")
+    return (folder.absolute(), manifest) if manifest else None
+
+
+def _current(folders: list[Path]) -> list[Path]:
+    """Without those that a later build of the same address replaced, if it is there too."""
+    names = {folder.name for folder in folders}
+    return [folder for folder in folders if folder.name.partition(".")[0] not in names - {folder.name}]
+
+
+def _read(store: Store, folders: list[Path], text: str) -> list[tuple[Path, Manifest]]:
+    found = [(folder, manifest) for folder in folders if (manifest := store.read(folder))]
+    if not found:
+        raise _unknown(text, f"{folders[0] / MANIFEST} is no manifest that this version can read", "build it again")
+    return found
+
+
+def _unknown(text: str, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem("unknown_artifact", text, message, fix))
