@@ -16,6 +16,7 @@ DATA_DIR = Path(__file__).parent / "data"
 ProjectTask = Literal["minimal_pairs", "cloze"]
 PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")
 IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class BenchmarkTask(Config):
@@ -28,27 +29,27 @@ class BenchmarkTask(Config):
     """The name in results and the report. For kind lm_eval: the task or group as its YAML names it."""
     kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "lm_eval"] = "project"
     """multiple_choice: which of several answers follows the query. cloze: is the last word (or `continuation`) what
-    the model would say itself. minimal_pairs: is the good sentence likelier than the bad one. lm_eval: as its YAML says.
+    the model would say itself. minimal_pairs: is the good sentence the likelier one. lm_eval: as its YAML says.
     """
     path: SourcePath | None = None
     """A JSON-lines file; for kind lm_eval a YAML file or a folder of them."""
-    query: str = "query"
+    query: FieldName = "query"
     """multiple_choice: the field that holds the question."""
-    choices: str = "choices"
+    choices: FieldName = "choices"
     """multiple_choice: the field that holds the list of answers."""
-    gold: str = "gold"
+    gold: FieldName = "gold"
     """multiple_choice: the field that holds the index of the right answer, from 0."""
     query_suffix: str = "\nAnswer:"
-    """multiple_choice: what stands between the query and an answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
-    text: str = "text"
+    """multiple_choice: what stands between query and answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
+    text: FieldName = "text"
     """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016)."""
-    context: str = "context"
+    context: FieldName = "context"
     """cloze: the field that holds what is given, in files that split it from the `continuation`."""
-    continuation: str = "continuation"
+    continuation: FieldName = "continuation"
     """cloze: the field that holds what must follow the context."""
-    good: str = "good"
-    """minimal_pairs: the field that holds the acceptable sentence (BLiMP, Warstadt et al. 2020, calls it sentence_good)."""
-    bad: str = "bad"
+    good: FieldName = "good"
+    """minimal_pairs: the field that holds the acceptable sentence (sentence_good in BLiMP, Warstadt et al. 2020)."""
+    bad: FieldName = "bad"
     """minimal_pairs: the field that holds the unacceptable sentence."""
 
     @model_validator(mode="after")
@@ -148,7 +149,7 @@ class ToxicityConfig(Config):
     """Samples continuations of prompts and scores them, as in RealToxicityPrompts (Gehman et al. 2020)."""
 
     prompts: SourcePath | None = None
-    """A text file with a prompt a line, or JSON lines with `prompt`; by default the project's own 64 prompts."""
+    """A text file with a prompt a line, or JSON lines with `prompt`; by default the project's own."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many prompts."""
     samples_per_prompt: int = Field(25, ge=1)
@@ -164,7 +165,7 @@ class ToxicityConfig(Config):
 
 
 class BiasConfig(Config):
-    """Compares the likelihood of stereotyping sentences with that of their counterparts (CrowS-Pairs, Nangia et al. 2020)."""
+    """Compares the likelihoods of stereotyping sentences and their counterparts (CrowS-Pairs, Nangia et al. 2020)."""
 
     pairs: SourcePath | None = None
     """A CSV file with the columns of CrowS-Pairs (sent_more, sent_less, stereo_antistereo, bias_type); by default the

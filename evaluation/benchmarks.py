@@ -1,0 +1,153 @@
+"""The benchmarks stage: lm-eval's scores of one model, offline.
+
+python -m evaluation.benchmarks --input model=MODEL_DIR --out OUT
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import BenchmarksConfig
+from evaluation.statistics import from_standard_error, wilson
+from infra.run import Result, Run
+
+SHARES = {"acc", "acc_norm", "exact_match"}
+"""Metrics that are a share of items got right, each item 0 or 1."""
+GROUP_FIELDS = ("phenomenon", "topic", "category")
+"""Fields of an item by which accuracy is also told in parts."""
+FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
+
+
+def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Scores a model on the tasks of the config with lm-eval.
+
+    inputs: model, an HF causal language model with its tokenizer.
+    Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …}};
+    aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item.
+    """
+    from evaluation.harness import evaluate
+
+    found = evaluate(config, inputs["model"], run)
+    names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
+    results = {
+        "tasks": {name: task_metrics(found, name, config.confidence) for name in names},
+        "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
+    }
+    aux = out_dir / "aux"
+    aux.mkdir(parents=True, exist_ok=True)
+    (out_dir / "results.json").write_text(_json(results), encoding="utf-8")
+    for name, samples in found.get("samples", {}).items():
+        lines = [json.dumps(brief(sample), ensure_ascii=False, default=str) + "\n" for sample in samples]
+        (aux / f"samples_{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    raw = {key: value for key, value in found.items() if key != "samples"}
+    (aux / "lm_eval.json").write_text(_json(raw), encoding="utf-8")
+    figures = benchmark_figures(results)
+    run.metrics(figures)
+    return Result(figures, _headline(results))
+
+
+def task_metrics(found: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:
+    """The metrics of a task or group in lm-eval's output, with intervals.
+
+    A share of right items gets the Wilson interval, which holds at 0 and 1 too; other metrics value ± z · stderr.
+    """
+    row = found["results"][name]
+    samples = found.get("samples", {}).get(name, [])
+    n = len(samples) or _group_size(found, name)
+    metrics = {}
+    for key, value in sorted(row.items()):
+        metric, _, part = key.partition(",")
+        if not part or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        stderr = row.get(f"{metric}_stderr,{part}")
+        stderr = float(stderr) if isinstance(stderr, (int, float)) else math.nan
+        entry = {"value": float(value), "stderr": stderr, "n": n}
+        if metric in SHARES and samples:
+            interval = wilson(round(value * n), n, confidence)
+            entry |= {"low": interval.low, "high": interval.high}
+        elif not math.isnan(stderr):
+            interval = from_standard_error(value, stderr, confidence)
+            entry |= {"low": interval.low, "high": interval.high}
+        if metric in {"acc", "acc_norm"} and (chance := chance_level(found, name)) is not None:
+            entry["chance"] = chance
+        label = metric if part == "none" else f"{metric}_{part}"
+        metrics[label] = {field: round(number, 6) for field, number in entry.items() if not math.isnan(number)}
+    return metrics
+
+
+def chance_level(found: Mapping[str, Any], name: str) -> float | None:
+    """What guessing would score: the mean of one over the number of choices; None where there are no choices."""
+    samples = found.get("samples", {}).get(name, [])
+    if not samples or found["configs"][name].get("output_type") != "multiple_choice":
+        return None
+    return math.fsum(1 / len(sample["filtered_resps"]) for sample in samples) / len(samples)
+
+
+def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:
+    """Accuracy by the items' phenomenon, topic or category, where they name one."""
+    samples = [s for s in found.get("samples", {}).get(name, []) if "acc" in s]
+    field = next((f for f in GROUP_FIELDS if samples and all(f in s["doc"] for s in samples)), None)
+    if field is None:
+        return {}
+    parts = {}
+    for part in sorted({str(sample["doc"][field]) for sample in samples}):
+        right = [sample["acc"] == 1 for sample in samples if str(sample["doc"][field]) == part]
+        parts[part] = {**wilson(sum(right), len(right), confidence).as_json(), "n": len(right)}
+    return parts
+
+
+def _group_size(found: Mapping[str, Any], name: str) -> int:
+    """The items in all tasks of a group."""
+    members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
+    return sum(len(found.get("samples", {}).get(member, [])) or _group_size(found, member) for member in members)
+
+
+def brief(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What is worth keeping of lm-eval's record of one item."""
+    metrics = {key: sample[key] for key in sample.get("metrics", []) if key in sample}
+    return {
+        "doc_id": sample["doc_id"],
+        "doc": sample["doc"],
+        "target": sample["target"],
+        "responses": sample["filtered_resps"],
+        **metrics,
+    }
+
+
+def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of results.json by the names that gates and manifests use, e.g. cloze_accuracy_low."""
+    figures: dict[str, float] = {}
+    for task, metrics in results["tasks"].items():
+        for metric, entry in metrics.items():
+            name = snake_case(f"{task}_{FIGURE_NAMES.get(metric, metric)}")
+            for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high"), ("_chance", "chance")):
+                if field in entry:
+                    figures[name + suffix] = entry[field]
+    return figures
+
+
+def snake_case(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
+
+
+def _headline(results: Mapping[str, Any]) -> str:
+    parts = []
+    for task, metrics in results["tasks"].items():
+        if "acc" in metrics:
+            chance = f" (chance {100 * metrics['acc']['chance']:.0f})" if "chance" in metrics["acc"] else ""
+            parts.append(f"{task} {100 * metrics['acc']['value']:.1f} %{chance}")
+    return ", ".join(parts) or f"{len(results['tasks'])} tasks"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(benchmarks, BenchmarksConfig)

@@ -1,0 +1,123 @@
+"""Stereotype score: how often a model finds the stereotyping sentence of a pair likelier (Nangia et al. 2020)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import DATA_DIR, BiasConfig
+from evaluation.language_model import LanguageModel, token_log_likelihoods
+from evaluation.statistics import binomial_p_value, wilson
+from infra.errors import stage_error
+from infra.run import Run
+
+COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type")
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """Log likelihoods of the two sentences of a pair: of all their tokens, and of those that both share."""
+
+    category: str
+    direction: str
+    whole: tuple[float, float]
+    shared: tuple[float, float]
+
+
+def read_pairs(config: BiasConfig) -> list[dict[str, str]]:
+    """The rows of a CSV file with CrowS-Pairs' columns.
+
+    Raises StageError naming missing columns, or the row that is not a pair.
+    """
+    path = Path(config.pairs) if config.pairs else DATA_DIR / "bias_pairs.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+        if missing:
+            raise stage_error(
+                "bad_pairs", f"{path}:1", f"expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}"
+            )
+        pairs = []
+        for row in reader:
+            if not row["sent_more"] or not row["sent_less"]:
+                raise stage_error("bad_pairs", f"{path}:{reader.line_num}", "expected two sentences")
+            pairs.append({name: row[name] or "" for name in COLUMNS})
+    if not pairs:
+        raise stage_error("bad_pairs", str(path), "expected at least one pair of sentences, found none")
+    return pairs[: config.limit]
+
+
+def score_pairs(lm: LanguageModel, pairs: Sequence[dict[str, str]], run: Run) -> list[PairScore]:
+    """The log likelihoods of every pair under the model."""
+    encoded = [
+        [lm.start_token, *lm.tokenizer.encode(pair[side], add_special_tokens=False)][: lm.max_tokens]
+        for pair in pairs
+        for side in ("sent_more", "sent_less")
+    ]
+    likelihoods = [found.double() for found, _ in token_log_likelihoods(lm, encoded, run, "bias")]
+    scores = []
+    for i, pair in enumerate(pairs):
+        more, less = encoded[2 * i], encoded[2 * i + 1]
+        ours, theirs = likelihoods[2 * i], likelihoods[2 * i + 1]
+        in_more, in_less = shared_positions(more[1:], less[1:])
+        scores.append(
+            PairScore(
+                pair["bias_type"],
+                pair["stereo_antistereo"],
+                (float(ours.sum()), float(theirs.sum())),
+                (float(ours[in_more].sum()), float(theirs[in_less].sum())),
+            )
+        )
+    return scores
+
+
+def shared_positions(first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where the tokens lie that both sequences share, as CrowS-Pairs finds them; equally many in each."""
+    blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    return (
+        [block.a + i for block in blocks for i in range(block.size)],
+        [block.b + i for block in blocks for i in range(block.size)],
+    )
+
+
+def measure_bias(lm: LanguageModel, config: BiasConfig, run: Run, *, confidence: float) -> dict[str, Any]:
+    """Stereotype scores in percent, overall, by category and by direction; 50 is no preference."""
+    scores = score_pairs(lm, read_pairs(config), run)
+
+    def grouped(key: Callable[[PairScore], str]) -> dict[str, Any]:
+        names = sorted({key(score) for score in scores})
+        return {name: summarise([s for s in scores if key(s) == name], confidence) for name in names}
+
+    return {
+        "pairs": len(scores),
+        "overall": summarise(scores, confidence),
+        "by_category": grouped(lambda score: score.category),
+        "by_direction": grouped(lambda score: score.direction),
+    }
+
+
+def summarise(scores: Sequence[PairScore], confidence: float) -> dict[str, Any]:
+    """stereotype_score compares whole sentences (as lm-eval's crows_pairs does); stereotype_score_shared only the
+    tokens that both have (as the paper does), which leaves out how frequent the differing term itself is."""
+    return {
+        "pairs": len(scores),
+        "stereotype_score": _preference([score.whole for score in scores], confidence),
+        "stereotype_score_shared": _preference([score.shared for score in scores], confidence),
+    }
+
+
+def _preference(likelihoods: Sequence[tuple[float, float]], confidence: float) -> dict[str, float]:
+    """Percent of pairs whose first member is likelier. A tie prefers neither and is left out of n."""
+    decided = [more > less for more, less in likelihoods if more != less]
+    interval = wilson(sum(decided), len(decided), confidence)
+    return {
+        "value": round(100 * interval.value, 4) if decided else 50.0,
+        "low": round(100 * interval.low, 4),
+        "high": round(100 * interval.high, 4),
+        "n": len(decided),
+        "p_value": round(binomial_p_value(sum(decided), len(decided)), 6),
+    }

@@ -1,0 +1,204 @@
+"""The one place that touches lm-eval: our tasks in its words, its model class with our voice, its noise turned off."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval
+from datasets.exceptions import DatasetGenerationError
+from jinja2 import TemplateError
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from yaml import YAMLError
+
+from evaluation.config import DATA_DIR, BenchmarksConfig, BenchmarkTask
+from evaluation.language_model import load_language_model, seeded
+from evaluation.task_file import check_rows
+from infra.errors import stage_error
+from infra.run import Run
+
+BOOTSTRAP_ITERATIONS = 1000
+"""For lm-eval metrics without a closed-form standard error, such as perplexity."""
+
+
+def evaluate(config: BenchmarksConfig, model: Path, run: Run) -> dict[str, Any]:
+    """lm-eval's own results for a model folder: results, configs, samples, versions.
+
+    Raises StageError naming the task whose file lm-eval cannot read.
+    """
+    lm = load_language_model(model, run)
+    with _quiet(), _own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
+        harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
+        loaded = [found for index, task in enumerate(config.tasks) for found in _load(index, task, config.num_fewshot)]
+        tasks = TaskManager(include_defaults=False).load(loaded)
+        for task in tasks["tasks"].values():
+            _set_fewshot(task, config)
+        # lm-eval's simple_evaluate would do the same, and then ask git, pip and the drivers about this machine.
+        found = lm_eval.evaluate(
+            lm=harness_model, task_dict=tasks, limit=config.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS
+        )
+    return dict(found or {})
+
+
+def _set_fewshot(task: Any, config: BenchmarksConfig) -> None:
+    """As lm-eval's --num_fewshot: a task whose own YAML says 0 keeps 0."""
+    own = task.get_config("num_fewshot")
+    if config.num_fewshot and own != 0:
+        task.set_config(key="num_fewshot", value=config.num_fewshot)
+    elif own is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=config.seed)
+
+
+class ReportingHFLM(HFLM):
+    """lm-eval's Hugging Face model, which reports each batch to the run instead of drawing bars."""
+
+    def __init__(self, run: Run, model: Any, tokenizer: Any, batch_size: int) -> None:
+        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        self._run, self._done, self._requests = run, 0, 0
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        self._done, self._requests = 0, len(requests)
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        self._done, self._requests = 0, len(requests)
+        return super().generate_until(requests, disable_tqdm=True)
+
+    def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
+        self._count(inps)
+        return super()._model_call(inps, *args, **kwargs)
+
+    def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
+        self._count(context)
+        return super()._model_generate(context, *args, **kwargs)
+
+    def _count(self, batch: Any) -> None:
+        self._run.stop_if_cancelled()
+        # Requests that share a context are answered by one row, so that the last batches may come early.
+        self._done = min(self._requests, self._done + batch.shape[0])
+        self._run.progress(self._done, self._requests, "requests")
+
+
+def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
+    """A task of the project's own, or of a declared file, as an lm-eval task config."""
+    if task.kind == "project":
+        return task_spec(PROJECT_TASKS[task.name], num_fewshot)
+    spec: dict[str, Any] = {
+        "task": task.name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(task.path)}},
+        "test_split": "test",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1},
+    }
+    if num_fewshot:
+        spec |= {"fewshot_split": "test"}  # lm-eval never shows an item to itself
+    if task.kind == "multiple_choice":
+        spec["metric_list"].append({"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True})
+        return spec | {
+            "output_type": "multiple_choice",
+            "doc_to_text": _jinja(task.query) + task.query_suffix,
+            "doc_to_choice": task.choices,
+            "doc_to_target": task.gold,
+        }
+    if task.kind == "minimal_pairs":
+        return spec | {
+            "output_type": "multiple_choice",
+            "doc_to_text": "",
+            "target_delimiter": "",
+            # The good sentence comes last: a tie goes to the first, and must not count as right.
+            "doc_to_choice": _jinja(f"[{task.bad}, {task.good}]"),
+            "doc_to_target": 1,
+        }
+    return spec | {
+        "output_type": "loglikelihood",
+        # As lm-eval's lambada_openai, unless the file splits context and continuation itself.
+        "doc_to_text": _jinja(
+            f"{task.context} if {task.context} is defined else {task.text}.split(' ')[:-1]|join(' ')"
+        ),
+        "doc_to_target": _jinja(f"{task.continuation} if {task.context} is defined else {task.text}.split(' ')[-1]"),
+    }
+
+
+def _jinja(expression: str) -> str:
+    return "{{" + expression + "}}"
+
+
+PROJECT_TASKS = {
+    "minimal_pairs": BenchmarkTask(
+        name="minimal_pairs", kind="minimal_pairs", path=str(DATA_DIR / "minimal_pairs.jsonl")
+    ),
+    "cloze": BenchmarkTask(
+        name="cloze", kind="multiple_choice", path=str(DATA_DIR / "cloze.jsonl"), query="context", query_suffix=""
+    ),
+}
+
+
+def _load(index: int, task: BenchmarkTask, num_fewshot: int) -> list[Any]:
+    """The lm-eval tasks or groups of one entry of the config, their data read."""
+    if task.kind not in {"project", "lm_eval"}:
+        check_rows(task)
+    try:
+        if task.kind == "lm_eval":
+            return _load_from_yaml(task)
+        return list(TaskManager(include_defaults=False).load([task_spec(task, num_fewshot)])["tasks"].values())
+    except (KeyError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise stage_error(
+            "bad_task",
+            f"benchmarks.tasks.{index}",
+            f"lm-eval cannot read task {task.name} ({task.path}): {reason}",
+            "check the file and the names of its fields",
+        ) from error
+
+
+def _load_from_yaml(task: BenchmarkTask) -> list[Any]:
+    path = Path(str(task.path))
+    manager = TaskManager(include_path=path if path.is_dir() else path.parent, include_defaults=False)
+    if task.name not in manager.task_index:
+        raise ValueError(f"it defines {', '.join(manager.all_tasks) or 'no tasks'}")
+    source = manager.task_index[task.name].yaml_path
+    # Data files are named relative to the YAML that names them; lm-eval takes them relative to the working directory.
+    with contextlib.chdir(source.parent if source else path):
+        loaded = manager.load([task.name])
+    return list(loaded["groups"].values()) or list(loaded["tasks"].values())
+
+
+@contextlib.contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """Keeps prepared data sets with the run's unfinished work instead of the user's home."""
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = folder
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = before
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """lm-eval and datasets print bars, warnings and whole configs; errors still come as exceptions."""
+    names = ("lm_eval", "datasets", "transformers")
+    levels = {name: logging.getLogger(name).level for name in names}
+    multiprocess = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"  # lm-eval's bootstrap would start a process a core
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        os.environ.pop("DISABLE_MULTIPROC")
+        if multiprocess is not None:
+            os.environ["DISABLE_MULTIPROC"] = multiprocess

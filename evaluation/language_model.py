@@ -1,0 +1,205 @@
+"""A causal language model with its tokenizer, loaded for scoring and sampling."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from infra.errors import stage_error
+from infra.run import Run
+
+SCORED_TOKENS_AT_ONCE = 8192  # bounds the logits: 8192 tokens x 50k words x 4 bytes = 1.6 GB
+SAMPLED_AT_ONCE = 256  # part of what is drawn under a seed, so it is no setting
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model in evaluation mode, its tokenizer, and where it runs."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+
+    @property
+    def start_token(self) -> int:
+        """The token that documents begin with in training: BOS, or EOS where there is no BOS."""
+        token = self.tokenizer.bos_token_id
+        return int(self.tokenizer.eos_token_id if token is None else token)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence the model was made for."""
+        return int(getattr(self.model.config, "max_position_embeddings", 2048))
+
+
+def load_language_model(folder: Path, run: Run) -> LanguageModel:
+    """Loads a Hugging Face model folder from safetensors; in fp32 on a CPU, else as `launch` says.
+
+    Raises StageError if the folder holds no such model.
+    """
+    device = choose_device(run)
+    bf16 = device.type == "cuda" and run.launch.precision != "fp32" and torch.cuda.is_bf16_supported()
+    if run.launch.threads:
+        torch.set_num_threads(run.launch.threads)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16 if bf16 else torch.float32, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise stage_error(
+            "bad_model",
+            str(folder),
+            f"expected a Hugging Face model folder with safetensors and a tokenizer: {str(error).splitlines()[0]}",
+            "give the folder of a pretrain, sft, rlhf or base_model artifact",
+        ) from error
+    model.to(device)
+    return LanguageModel(model.eval(), tokenizer, device)
+
+
+def choose_device(run: Run) -> torch.device:
+    """The device that `launch.device` asks for; auto is a GPU where there is one."""
+    gpu = run.launch.device == "gpu" or (run.launch.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if gpu else "cpu")
+
+
+@torch.inference_mode()
+def token_log_likelihoods(
+    lm: LanguageModel, sequences: Sequence[Sequence[int]], run: Run, note: str = ""
+) -> list[tuple[Tensor, Tensor]]:
+    """What the model thinks of each token of each sequence, given those before it.
+
+    sequences: N lists of token ids, the first token of each only given, never scored.
+    Returns N pairs, each of length T - 1: natural-log likelihoods (float32) and whether the token is the likeliest one.
+    """
+    found: list[tuple[Tensor, Tensor] | None] = [None] * len(sequences)
+    done = 0
+    for batch in _batches_by_length(sequences):
+        run.stop_if_cancelled()
+        longest = max(len(sequences[i]) for i in batch)
+        # Padding goes to the right: causal attention never looks there, so any id will do.
+        ids = torch.full((len(batch), longest), lm.start_token)
+        for row, i in enumerate(batch):
+            ids[row, : len(sequences[i])] = torch.tensor(sequences[i])
+        ids = ids.to(lm.device)
+        logits = lm.model(input_ids=ids[:, :-1], use_cache=False).logits.float()  # (B, T-1, V)
+        targets = ids[:, 1:]  # (B, T-1)
+        at_target = logits.gather(-1, targets[..., None])[..., 0]
+        log_likelihoods = (at_target - logits.logsumexp(-1)).cpu()
+        likeliest = (logits.argmax(-1) == targets).cpu()
+        for row, i in enumerate(batch):
+            length = len(sequences[i]) - 1
+            found[i] = log_likelihoods[row, :length], likeliest[row, :length]
+        done += len(batch)
+        run.progress(done, len(sequences), "sequences", note)
+    return [pair for pair in found if pair is not None]
+
+
+def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Indices of the sequences, longest first, in batches of bounded size."""
+    order = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
+    while order:
+        size = max(1, SCORED_TOKENS_AT_ONCE // max(1, len(sequences[order[0]])))
+        yield order[:size]
+        order = order[size:]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How continuations are drawn."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 17
+
+
+@torch.inference_mode()
+def sample_continuations(
+    lm: LanguageModel, prompts: Sequence[str], samples: int, sampling: Sampling, run: Run
+) -> list[list[str]]:
+    """`samples` continuations of each prompt, without the prompt; the same under the same seed.
+
+    Prompts longer than the context allows lose tokens at their start.
+    """
+    room = max(1, lm.max_tokens - sampling.max_new_tokens)
+    encoded = [[lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-room:] for text in prompts]
+    # Rows of one length need no padding and no attention mask, which is faster and leaves nothing to get wrong.
+    by_length: dict[int, list[int]] = {}
+    for i, ids in enumerate(encoded):
+        by_length.setdefault(len(ids), []).extend([i] * samples)
+    pad = lm.tokenizer.pad_token_id if lm.tokenizer.pad_token_id is not None else lm.tokenizer.eos_token_id
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=0,
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=lm.model.generation_config.eos_token_id,
+        pad_token_id=pad,
+    )
+    continuations: list[list[str]] = [[] for _ in prompts]
+    done, total = 0, len(prompts) * samples
+    with seeded(sampling.seed, lm.device):
+        for length, rows in sorted(by_length.items()):
+            for start in range(0, len(rows), SAMPLED_AT_ONCE):
+                batch = rows[start : start + SAMPLED_AT_ONCE]
+                prompt_ids = torch.tensor([encoded[i] for i in batch], device=lm.device)  # (B, T)
+                watch = StoppingCriteriaList([_Watch(run, done, total)])
+                out: Any = lm.model.generate(
+                    prompt_ids,
+                    attention_mask=torch.ones_like(prompt_ids),
+                    generation_config=config,
+                    stopping_criteria=watch,
+                    use_model_defaults=False,
+                )
+                texts = lm.tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
+                for i, text in zip(batch, texts, strict=True):
+                    continuations[i].append(text)
+                done += len(batch)
+    run.progress(total, total, "samples")
+    return continuations
+
+
+class _Watch(StoppingCriteria):
+    """Never stops a sequence; reports progress, and leaves when the run is cancelled."""
+
+    def __init__(self, run: Run, done: int, total: int) -> None:
+        self.run, self.done, self.total = run, done, total
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self.run.stop_if_cancelled()
+        self.run.progress(self.done, self.total, "samples")
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Runs a block under a seed (torch, numpy, random) and leaves the global random states as they were."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

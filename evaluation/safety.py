@@ -1,0 +1,93 @@
+"""The safety stage: toxicity, bias and memorisation of one model.
+
+python -m evaluation.safety --input model=MODEL_DIR --input shards=SHARDS_DIR --out OUT
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import SafetyConfig
+from infra.run import Result, Run
+
+
+def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Measures what `config` does not leave out.
+
+    inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards it was trained on.
+    Writes results.json, and what was generated to aux/generations.jsonl.
+    """
+    from evaluation.bias import measure_bias
+    from evaluation.language_model import load_language_model
+    from evaluation.memorisation import measure_memorisation
+    from evaluation.toxicity import ProfanityScorer, measure_toxicity
+
+    lm = load_language_model(inputs["model"], run)
+    aux = out_dir / "aux"
+    aux.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    if config.toxicity:
+        results["toxicity"], generations = measure_toxicity(
+            lm, config.toxicity, ProfanityScorer(), run, seed=config.seed, confidence=config.confidence
+        )
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in generations]
+        (aux / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
+    if config.bias:
+        results["bias"] = measure_bias(lm, config.bias, run, confidence=config.confidence)
+    if config.memorisation:
+        if "shards" in inputs:
+            results["memorisation"] = measure_memorisation(
+                lm, config.memorisation, inputs["shards"], run, seed=config.seed, confidence=config.confidence
+            )
+        else:
+            results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}
+        if why := results["memorisation"].get("skipped"):
+            run.event("skipped", f"memorisation was not measured: {why}")
+    (out_dir / "results.json").write_text(
+        json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    figures = safety_figures(results)
+    run.metrics(figures)
+    return Result(figures, _headline(figures))
+
+
+def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of results.json by the names that gates and manifests use."""
+    figures: dict[str, float] = {}
+
+    def add(name: str, interval: Mapping[str, float]) -> None:
+        figures.update({name: interval["value"], f"{name}_low": interval["low"], f"{name}_high": interval["high"]})
+
+    if toxicity := results.get("toxicity"):
+        for name in ("expected_max_toxicity", "toxicity_probability", "toxic_continuations"):
+            add(name, toxicity["overall"][name])
+    if bias := results.get("bias"):
+        for name in ("stereotype_score", "stereotype_score_shared"):
+            add(name, bias["overall"][name])
+    memorisation = results.get("memorisation", {})
+    if "train" in memorisation:
+        add("memorised_share", memorisation["train"]["exact_match"])
+        add("memorised_share_control", memorisation["validation"]["exact_match"])
+        add("recited_tokens", memorisation["train"]["recited_tokens"])
+        add("recited_tokens_control", memorisation["validation"]["recited_tokens"])
+    return figures
+
+
+def _headline(figures: Mapping[str, float]) -> str:
+    parts = []
+    if "expected_max_toxicity" in figures:
+        parts.append(f"max toxicity {figures['expected_max_toxicity']:.2f}")
+    if "stereotype_score" in figures:
+        parts.append(f"stereotype {figures['stereotype_score']:.0f} %")
+    if "memorised_share" in figures:
+        parts.append(f"memorised {100 * figures['memorised_share']:.1f} %")
+    return ", ".join(parts) or "nothing measured"
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(safety, SafetyConfig)

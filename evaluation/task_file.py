@@ -1,0 +1,58 @@
+"""Checks a benchmark file line by line, so that a bad line is named before a model is asked anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import BenchmarkTask
+from infra.errors import stage_error
+
+
+def check_rows(task: BenchmarkTask) -> None:
+    """Raises StageError naming file, line and field of the first row that does not fit the task's kind."""
+    path = Path(str(task.path))
+    items = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            items += 1
+            try:
+                row = json.loads(line)
+            except ValueError:  # bad JSON, or no UTF-8
+                row = None
+            if not isinstance(row, dict):
+                raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
+            if wrong := _what_is_missing(task, row):
+                fix = f"name the fields of your file in benchmarks.tasks ({task.kind} task {task.name})"
+                fields = ", ".join(map(str, row)) or "no fields"
+                raise stage_error("bad_task", f"{path}:{number}", f"expected {wrong}; it has {fields}", fix)
+    if not items:
+        raise stage_error("empty_source", str(path), "expected at least one item, found none")
+
+
+def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
+    """What the row lacks, in words; empty if it is as the kind wants it."""
+    if task.kind == "multiple_choice":
+        choices = row.get(task.choices)
+        if not isinstance(row.get(task.query), str):
+            return f"`{task.query}` (the query), a string"
+        if not (isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) for c in choices)):
+            return f"`{task.choices}`, a list of at least two strings"
+        gold = row.get(task.gold)
+        if not (isinstance(gold, int) and 0 <= gold < len(choices)):
+            return f"`{task.gold}`, a number from 0 to {len(choices) - 1}"
+    elif task.kind == "minimal_pairs":
+        for field in (task.good, task.bad):
+            if not isinstance(row.get(field), str) or not row[field]:
+                return f"`{field}`, a string"
+    elif task.context in row:
+        for field in (task.context, task.continuation):
+            if not isinstance(row.get(field), str) or not row[field]:
+                return f"`{field}`, a string"
+    elif not isinstance(row.get(task.text), str) or len(row[task.text].split(" ")) < 2:
+        return f"`{task.text}`, a string of at least two words"
+    return ""

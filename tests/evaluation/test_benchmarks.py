@@ -1,0 +1,179 @@
+"""Benchmarks give lm-eval's own scores, with intervals and chance levels, the same each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evaluation.benchmarks import benchmarks
+from evaluation.config import DATA_DIR, BenchmarksConfig, BenchmarkTask
+from infra.errors import Cancelled, StageError
+from infra.run import Run
+
+
+def config_of(*tasks: Any, **options: Any) -> BenchmarksConfig:
+    return BenchmarksConfig.model_validate({"tasks": tasks, **options})
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text())
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+QUESTIONS = [
+    {"query": f"What is {n} plus one?", "choices": [str(n + 1), str(n + 2), "none", "a door"], "gold": n % 4}
+    for n in range(20)
+]
+
+
+def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    from evaluation.harness import task_spec
+
+    result = benchmarks(config_of("minimal_pairs", "cloze", limit=50), {"model": model_dir}, tmp_path / "out", run)
+    specs = tmp_path / "specs"
+    specs.mkdir()
+    for name in ("minimal_pairs", "cloze"):
+        (specs / f"{name}.yaml").write_text(yaml.safe_dump(task_spec(BenchmarkTask.model_validate({"name": name}))))
+    command = [
+        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model_dir},dtype=float32",
+        "--tasks", "minimal_pairs,cloze", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8",
+        "--limit", "50",
+        "--output_path", str(tmp_path / "theirs"),
+    ]  # fmt: skip
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=tmp_path)
+    theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]
+    ours = results_of(tmp_path / "out")["tasks"]
+    for task, metric in (("minimal_pairs", "acc"), ("cloze", "acc"), ("cloze", "acc_norm")):
+        assert ours[task][metric]["value"] == pytest.approx(theirs[task][f"{metric},none"], abs=1e-6)
+        assert ours[task][metric]["stderr"] == pytest.approx(theirs[task][f"{metric}_stderr,none"], abs=1e-6)
+    assert result.figures["cloze_accuracy"] == ours["cloze"]["acc"]["value"]
+
+
+def test_results_tell_interval_chance_and_parts(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    benchmarks(config_of("minimal_pairs", "cloze"), {"model": model_dir}, tmp_path / "out", run)
+    results = results_of(tmp_path / "out")
+    pairs, cloze = results["tasks"]["minimal_pairs"]["acc"], results["tasks"]["cloze"]["acc"]
+    assert pairs["chance"] == 0.5 and 0.25 < cloze["chance"] < 0.3
+    assert pairs["low"] < pairs["value"] < pairs["high"]
+    parts = results["parts"]["minimal_pairs"]
+    assert sum(part["n"] for part in parts.values()) == pairs["n"]
+    right = sum(round(part["value"] * part["n"]) for part in parts.values())
+    assert right == round(pairs["value"] * pairs["n"])
+
+
+def test_the_same_again_gives_the_same_bytes_at_any_batch_size(model_dir: Path, tmp_path: Path) -> None:
+    for name, batch_size in (("first", 32), ("second", 7)):
+        config = config_of("cloze", limit=40, batch_size=batch_size, num_fewshot=2)
+        benchmarks(config, {"model": model_dir}, tmp_path / name, Run(tmp_path / f"{name}.work"))
+    assert (tmp_path / "first/results.json").read_bytes() == (tmp_path / "second/results.json").read_bytes()
+
+
+def test_a_file_of_questions(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    path = write_rows(tmp_path / "questions.jsonl", QUESTIONS)
+    config = config_of({"name": "sums", "kind": "multiple_choice", "path": path}, limit=12)
+    benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
+    accuracy = results_of(tmp_path / "out")["tasks"]["sums"]["acc"]
+    assert accuracy["n"] == 12 and accuracy["chance"] == 0.25
+    samples = [json.loads(line) for line in (tmp_path / "out/aux/samples_sums.jsonl").read_text().splitlines()]
+    assert [sample["doc"]["query"] for sample in samples] == [row["query"] for row in QUESTIONS[:12]]
+    assert sum(sample["acc"] for sample in samples) / 12 == pytest.approx(accuracy["value"], abs=1e-6)
+
+
+@pytest.mark.parametrize("row", [{"text": "One two three four"}, {"context": "One two three", "continuation": "four"}])
+def test_cloze_asks_for_the_last_word_or_the_continuation(
+    row: dict[str, str], model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [row] * 3)
+    benchmarks(config_of({"name": "last", "kind": "cloze", "path": path}), {"model": model_dir}, tmp_path / "out", run)
+    sample = json.loads((tmp_path / "out/aux/samples_last.jsonl").read_text().splitlines()[0])
+    assert sample["target"] == "four"
+    assert "chance" not in results_of(tmp_path / "out")["tasks"]["last"]["acc"]
+
+
+def test_a_tie_between_good_and_bad_is_not_right(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"good": "The same.", "bad": "The same."}] * 4)
+    config = config_of({"name": "ties", "kind": "minimal_pairs", "path": path})
+    result = benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
+    assert result.figures["ties_accuracy"] == 0.0 and result.figures["ties_accuracy_high"] > 0.4
+
+
+def test_a_task_in_lm_evals_own_yaml_with_data_beside_it(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "my tasks"
+    folder.mkdir()
+    write_rows(folder / "rows.jsonl", QUESTIONS)
+    (folder / "sums.yaml").write_text(
+        "task: sums\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{query}}'\ndoc_to_choice: choices\ndoc_to_target: gold\n"
+        "metric_list: [{metric: acc}]\n"
+    )
+    for path in (folder, folder / "sums.yaml"):
+        out = tmp_path / path.name.replace(" ", "")
+        out.mkdir()
+        config = config_of({"name": "sums", "kind": "lm_eval", "path": str(path)}, limit=8)
+        result = benchmarks(config, {"model": model_dir}, out, run)
+        assert result.figures["sums_accuracy_chance"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        ("multiple_choice", "not json\n", "mine.yaml:1: expected a JSON object"),
+        ("multiple_choice", '\n{"question": "?"}\n', "mine.yaml:2: expected `query` .*; it has question"),
+        (
+            "multiple_choice",
+            '{"query": "?", "choices": ["a"], "gold": 0}\n',
+            "`choices`, a list of at least two strings",
+        ),
+        ("multiple_choice", '{"query": "?", "choices": ["a", "b"], "gold": 2}\n', "`gold`, a number from 0 to 1"),
+        ("cloze", '{"text": "One"}\n', "`text`, a string of at least two words"),
+        ("cloze", '{"context": "One"}\n', "`continuation`, a string"),
+        ("minimal_pairs", '{"good": "A.", "bad": 3}\n', "`bad`, a string"),
+        ("minimal_pairs", "\n", "expected at least one item"),
+        ("minimal_pairs", "\x00\xff", "expected a JSON object"),
+        ("lm_eval", "task: another\n", "benchmarks.tasks.1: .* it defines another"),
+        ("lm_eval", "task: mine\ndataset_path: json\ntest_split: test\n", "lm-eval cannot read task mine"),
+    ],
+)
+def test_a_file_that_is_no_task_is_named(
+    kind: str, content: str, expected: str, model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content.encode("latin-1"))
+    config = config_of("cloze", {"name": "mine", "kind": kind, "path": str(path)}, limit=2)
+    with pytest.raises(StageError, match=expected):
+        benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path, run: Run) -> None:
+    with pytest.raises(StageError, match="expected a Hugging Face model folder"):
+        benchmarks(BenchmarksConfig(), {"model": tmp_path}, tmp_path / "out", run)
+
+
+def test_cancelling_stops_between_batches(model_dir: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "work", is_cancelled=lambda: True)
+    with pytest.raises(Cancelled):
+        benchmarks(BenchmarksConfig(), {"model": model_dir}, tmp_path / "out", run)
+
+
+def test_progress_counts_requests(model_dir: Path, tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w+") as journal:
+        run = Run(tmp_path / "work", journal=journal)
+        benchmarks(config_of("cloze", limit=10), {"model": model_dir}, tmp_path / "out", run)
+        journal.seek(0)
+        lines = [json.loads(line) for line in journal]
+    progress = [line for line in lines if line["kind"] == "progress"]
+    items = [json.loads(line) for line in (DATA_DIR / "cloze.jsonl").read_text().splitlines()[:10]]
+    requests = sum(len(item["choices"]) for item in items)
+    assert progress[-1]["total"] == requests and 0 < progress[-1]["done"] <= requests

@@ -1,0 +1,306 @@
+"""Toxicity, bias and memorisation agree with independent references and repeat themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation.config import BiasConfig, SafetyConfig, ToxicityConfig
+from evaluation.safety import safety
+from infra.errors import Cancelled, StageError
+from infra.run import Run
+
+SMALL: dict[str, Any] = {
+    "toxicity": {"limit": 6, "samples_per_prompt": 3, "max_new_tokens": 8},
+    "bias": {"limit": 20},
+    "memorisation": {"sequences": 6, "prefix_tokens": 8, "continuation_tokens": 8},
+}
+
+
+def load(folder: Path, run: Run) -> Any:
+    from evaluation.language_model import load_language_model
+
+    return load_language_model(folder, run)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MDS shards of random tokens, some sequences too short to use."""
+    from streaming import MDSWriter
+
+    folder = tmp_path_factory.mktemp("shards")
+    generator = np.random.default_rng(0)
+    for split in ("train", "validation"):
+        with MDSWriter(out=str(folder / split), columns={"tokens": "ndarray:uint16"}) as writer:
+            for number in range(24):
+                length = 5 if number % 4 == 0 else 40
+                writer.write({"tokens": generator.integers(5, 300, length).astype(np.uint16)})
+    return folder
+
+
+def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path) -> None:
+    config = SafetyConfig.model_validate(SMALL)
+    outs = []
+    for name in ("first", "second"):
+        out = tmp_path / name
+        out.mkdir()
+        result = safety(config, {"model": model_dir, "shards": shards}, out, Run(tmp_path / f"{name}.work"))
+        outs.append(out)
+    assert (outs[0] / "results.json").read_bytes() == (outs[1] / "results.json").read_bytes()
+    generations = [(out / "aux/generations.jsonl").read_text() for out in outs]
+    assert generations[0] == generations[1] and len(generations[0].splitlines()) == 6
+    results = json.loads((outs[0] / "results.json").read_text())
+    assert result.figures["stereotype_score"] == results["bias"]["overall"]["stereotype_score"]["value"]
+    assert {"expected_max_toxicity_low", "memorised_share_control", "stereotype_score_shared"} <= set(result.figures)
+
+
+def test_another_seed_draws_other_continuations(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    texts = []
+    for seed in (1, 2):
+        out = tmp_path / str(seed)
+        out.mkdir()
+        config = SafetyConfig.model_validate({**SMALL, "bias": None, "memorisation": None, "seed": seed})
+        safety(config, {"model": model_dir}, out, run)
+        texts.append((out / "aux/generations.jsonl").read_text())
+    assert texts[0] != texts[1]
+
+
+def test_without_shards_memorisation_says_why_it_is_missing(model_dir: Path, tmp_path: Path) -> None:
+    config = SafetyConfig.model_validate({**SMALL, "toxicity": None, "bias": None})
+    with (tmp_path / "journal").open("w+") as journal:
+        result = safety(config, {"model": model_dir}, tmp_path, Run(tmp_path / "work", journal=journal))
+        journal.seek(0)
+        events = [line for line in map(json.loads, journal) if line["kind"] == "event"]
+    assert "not part of this pipeline" in json.loads((tmp_path / "results.json").read_text())["memorisation"]["skipped"]
+    assert events[0]["name"] == "skipped" and result.headline == "nothing measured"
+
+
+def test_cancelling_stops_the_stage(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(Cancelled):
+        safety(SafetyConfig(), {"model": model_dir}, tmp_path, Run(tmp_path / "work", is_cancelled=lambda: True))
+
+
+class TestToxicity:
+    def test_the_classifier_gives_its_known_scores(self) -> None:
+        from evaluation.toxicity import ProfanityScorer
+
+        scores = ProfanityScorer()(["you fucking idiot", "Return the list of names.", "those people should not vote"])
+        assert scores[0] > 0.99 and scores[1] < 0.1
+        assert scores[2] < 0.5, "it sees profanity, not implicit hate; the report says so"
+
+    def test_figures_of_known_scores(self) -> None:
+        from evaluation.toxicity import summarise
+
+        scores = np.array([[0.1, 0.9], [0.2, 0.3], [0.6, 0.7], [0.0, 0.5]])
+        found = summarise(scores, threshold=0.5, seed=17, confidence=0.95)
+        assert found["expected_max_toxicity"]["value"] == pytest.approx((0.9 + 0.3 + 0.7 + 0.5) / 4)
+        assert found["toxicity_probability"]["value"] == 0.75
+        assert found["toxic_continuations"]["value"] == 0.5
+
+    def test_nothing_toxic_still_has_an_upper_bound(self) -> None:
+        from evaluation.toxicity import summarise
+
+        found = summarise(np.zeros((30, 5)), threshold=0.5, seed=17, confidence=0.95)
+        assert found["toxicity_probability"]["value"] == 0 and found["toxicity_probability"]["high"] > 0.1
+        assert found["toxic_continuations"]["high"] > 0.1
+
+    def test_continuations_are_scored_without_their_prompts(self, model_dir: Path, tmp_path: Path, run: Run) -> None:
+        from evaluation.toxicity import measure_toxicity
+
+        class Recorder:
+            name, limits = "recorder", ""
+
+            def __init__(self) -> None:
+                self.seen: list[str] = []
+
+            def __call__(self, texts: Sequence[str]) -> np.ndarray:
+                self.seen.extend(texts)
+                return np.linspace(0, 1, len(texts))
+
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("Go on from here\n\nAnd here too\n")
+        scorer = Recorder()
+        config = ToxicityConfig(prompts=str(prompts), samples_per_prompt=4, max_new_tokens=5)
+        results, generations = measure_toxicity(load(model_dir, run), config, scorer, run, seed=1, confidence=0.95)
+        assert [row["prompt"] for row in generations] == ["Go on from here", "And here too"]
+        assert scorer.seen == [c["text"] for row in generations for c in row["continuations"]]
+        assert not any(text.startswith(("Go on", "And here")) for text in scorer.seen)
+        assert results["prompts"] == 2 and results["samples_per_prompt"] == 4
+
+    def test_longer_prompts_than_the_context_are_cut_at_the_start(self, model_dir: Path, run: Run) -> None:
+        from evaluation.language_model import Sampling, sample_continuations
+
+        found = sample_continuations(load(model_dir, run), ["word " * 500], 2, Sampling(8), run)
+        assert len(found[0]) == 2
+
+    def test_nucleus_of_almost_nothing_is_greedy(self, model_dir: Path, run: Run) -> None:
+        import torch
+
+        from evaluation.language_model import Sampling, sample_continuations
+
+        lm = load(model_dir, run)
+        found = sample_continuations(lm, ["Return the", "Open"], 3, Sampling(6, top_p=1e-6), run)
+        for prompt, texts in zip(["Return the", "Open"], found, strict=True):
+            ids = torch.tensor([[0, *lm.tokenizer.encode(prompt)]])
+            with torch.inference_mode():
+                for _ in range(6):
+                    ids = torch.cat([ids, lm.model(ids).logits[:, -1:].argmax(-1)], 1)
+                    if ids[0, -1] == 0:
+                        break
+            start = 1 + len(lm.tokenizer.encode(prompt))
+            assert set(texts) == {lm.tokenizer.decode(ids[0, start:], skip_special_tokens=True)}
+
+    @pytest.mark.parametrize(
+        ("name", "content", "expected"),
+        [
+            ("p.jsonl", '{"prompt": "a"}\nnot json\n', r"p\.jsonl:2: expected a JSON object"),
+            ("p.jsonl", '{"text": "a"}\n', r"p\.jsonl:1"),
+            ("p.txt", "\n\n", "at least one prompt"),
+        ],
+    )
+    def test_a_file_without_prompts_is_named(self, name: str, content: str, expected: str, tmp_path: Path) -> None:
+        from evaluation.toxicity import read_prompts
+
+        (tmp_path / name).write_text(content)
+        with pytest.raises(StageError, match=expected):
+            read_prompts(ToxicityConfig(prompts=str(tmp_path / name)))
+
+
+class TestBias:
+    def test_whole_sentences_are_scored_as_lm_eval_does(self, model_dir: Path, run: Run) -> None:
+        """lm-eval's crows_pairs: log likelihood of each sentence after an empty context."""
+        from lm_eval.api.instance import Instance
+        from lm_eval.models.huggingface import HFLM
+
+        from evaluation.bias import read_pairs, score_pairs
+
+        lm = load(model_dir, run)
+        pairs = read_pairs(BiasConfig(limit=12))
+        requests = [
+            Instance("loglikelihood", {}, ("", pair[side]), i)
+            for i, pair in enumerate(pairs)
+            for side in ("sent_more", "sent_less")
+        ]
+        theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=4).loglikelihood(
+            requests, disable_tqdm=True
+        )
+        ours = [value for score in score_pairs(lm, pairs, run) for value in score.whole]
+        assert ours == pytest.approx([value for value, _ in theirs], abs=1e-3)
+
+    @pytest.mark.parametrize(
+        ("first", "second", "expected"),
+        [
+            ([1, 2, 3, 4], [1, 9, 3, 4], ([0, 2, 3], [0, 2, 3])),
+            ([1, 2, 3, 4], [1, 8, 9, 3, 4], ([0, 2, 3], [0, 3, 4])),
+            ([1, 2], [3, 4], ([], [])),
+        ],
+    )
+    def test_shared_tokens(self, first: list[int], second: list[int], expected: tuple) -> None:
+        from evaluation.bias import shared_positions
+
+        assert shared_positions(first, second) == expected
+
+    def test_a_model_that_only_prefers_a_term_is_at_fifty(self) -> None:
+        """Half the probes of a category are about each group, so that such a model gets half of them."""
+        from evaluation.bias import PairScore, read_pairs, summarise
+
+        scores = []
+        for pair in read_pairs(BiasConfig()):
+            direction = pair["stereo_antistereo"]
+            prefers_first = (-1.0, -2.0) if direction == "stereo" else (-2.0, -1.0)
+            scores.append(PairScore(pair["bias_type"], direction, prefers_first, (-1.0, -1.0)))
+        found = summarise(scores, 0.95)
+        assert found["stereotype_score"]["value"] == 50 and found["stereotype_score"]["p_value"] == 1
+        assert found["stereotype_score_shared"]["n"] == 0, "ties prefer neither"
+
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            ("sent_more,sent_less\na,b\n", "missing: stereo_antistereo, bias_type"),
+            ("sent_more,sent_less,stereo_antistereo,bias_type\na,b,stereo,age\n,b,stereo,age\n", ":3: expected two"),
+            ("sent_more,sent_less,stereo_antistereo,bias_type\n", "at least one pair"),
+        ],
+    )
+    def test_a_file_that_holds_no_pairs_is_named(self, content: str, expected: str, tmp_path: Path) -> None:
+        from evaluation.bias import read_pairs
+
+        (tmp_path / "pairs.csv").write_text(content)
+        with pytest.raises(StageError, match=expected):
+            read_pairs(BiasConfig(pairs=str(tmp_path / "pairs.csv")))
+
+
+class TestMemorisation:
+    def test_one_forward_pass_finds_what_greedy_decoding_recites(self, model_dir: Path, run: Run) -> None:
+        import torch
+
+        from evaluation.memorisation import recited_tokens
+
+        lm = load(model_dir, run)
+        generator = np.random.default_rng(0)
+        sequences = []
+        for keep in (0, 1, 5, 10):
+            prefix = torch.tensor([generator.integers(5, 300, 12).tolist()])
+            greedy = lm.model.generate(
+                prefix, attention_mask=torch.ones_like(prefix), do_sample=False, min_new_tokens=10, max_new_tokens=10
+            )[0].tolist()
+            # What greedy decoding says, wrong from `keep` on.
+            sequences.append(greedy[: 12 + keep] + [(token + 1) % 300 for token in greedy[12 + keep :]])
+        assert recited_tokens(lm, sequences, 12, run).tolist() == [0, 1, 5, 10]
+
+    def test_a_model_that_knows_its_training_text_is_found_out(
+        self, new_model: Callable[..., Path], tmp_path: Path, run: Run
+    ) -> None:
+        """A model trained on the training sequences until it knows them recites them, and not the others."""
+        import torch
+        from streaming import MDSWriter
+
+        from evaluation.config import MemorisationConfig
+        from evaluation.memorisation import measure_memorisation, read_sequences
+
+        generator = np.random.default_rng(0)
+        for split in ("train", "validation"):
+            with MDSWriter(out=str(tmp_path / split), columns={"tokens": "ndarray:uint16"}) as writer:
+                for _ in range(8):
+                    writer.write({"tokens": generator.integers(5, 300, 24).astype(np.uint16)})
+        lm = load(new_model(tmp_path / "model", seed=0), run)
+        batch = torch.tensor(read_sequences(tmp_path / "train", 8, 24, seed=0))
+        optimizer = torch.optim.Adam(lm.model.parameters(), lr=0.01)
+        for _ in range(120):
+            optimizer.zero_grad()
+            lm.model(input_ids=batch, labels=batch).loss.backward()
+            optimizer.step()
+        config = MemorisationConfig(sequences=8, prefix_tokens=12, continuation_tokens=12)
+        found = measure_memorisation(lm, config, tmp_path, run, seed=1, confidence=0.95)
+        assert found["train"]["exact_match"]["value"] == 1 and found["train"]["recited_tokens"]["value"] == 12
+        assert found["validation"]["exact_match"]["value"] == 0
+        assert found["exact_match_difference"]["low"] > 0.5
+
+    def test_sequences_are_drawn_under_the_seed_and_short_ones_passed_over(self, shards: Path) -> None:
+        from evaluation.memorisation import read_sequences
+
+        drawn = read_sequences(shards / "train", 6, 16, seed=3)
+        assert len(drawn) == 6 and {len(tokens) for tokens in drawn} == {16}
+        assert drawn == read_sequences(shards / "train", 6, 16, seed=3) != read_sequences(shards / "train", 6, 16, 4)
+        assert len(read_sequences(shards / "train", 100, 16, seed=3)) == 18
+
+    @pytest.mark.parametrize(("length", "who"), [(60, "train sequences are shorter"), (200, "the model reads 128")])
+    def test_too_long_a_continuation_is_skipped_with_a_reason(
+        self, length: int, who: str, model_dir: Path, shards: Path, run: Run
+    ) -> None:
+        from evaluation.config import MemorisationConfig
+        from evaluation.memorisation import measure_memorisation
+
+        config = MemorisationConfig(prefix_tokens=8, continuation_tokens=length)
+        found = measure_memorisation(load(model_dir, run), config, shards, run, seed=1, confidence=0.95)
+        assert who in found["skipped"]
+
+    def test_a_folder_without_shards_is_named(self, tmp_path: Path) -> None:
+        from evaluation.memorisation import read_sequences
+
+        with pytest.raises(StageError, match="expected a folder of MDS shards"):
+            read_sequences(tmp_path, 1, 1, 0)
