@@ -40,7 +40,7 @@ LOOK_EVERY_S = 0.2
 LONGEST_PAUSE_S = 10.0
 ATTEMPTS = 5
 LOOK_FOR_ABANDONED_EVERY_S = 5.0
-NICENESS = 10
+NICENESS = 5
 
 log = logging.getLogger("stemma.courier")
 

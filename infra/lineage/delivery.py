@@ -184,7 +184,7 @@ class Delivery:
         }
         self._client.create_model_version(
             message.name,
-            f"models:/{model_id}",
+            model.artifact_location,
             run.run_id,
             tags=tags,
             description=message.description or None,
@@ -384,7 +384,7 @@ class Delivery:
         rows = self._ledger.rows(run.build_id)
         builders = [self._ledger.run(row["build_id"]) for row in rows.values() if row.get("build_id")]
         urls = {builder.build_id: self._path(builder) or "" for builder in builders if builder}
-        self._note(run.run_id, page.pipeline_note(run, rows, urls))
+        self._note(run.run_id, page.pipeline_note(run.about, rows, urls))
 
     def _note(self, run_id: str, text: str) -> None:
         self._client.set_tag(run_id, "mlflow.note.content", text)

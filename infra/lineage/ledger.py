@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.lineage.courier_lock import lineage_folder
+from infra.lineage.page import run_path
 from infra.servers.state import mlflow_url
 
 _TABLES = """
@@ -52,7 +53,7 @@ def run_url(root: Path | str, build_id: str) -> str | None:
     """The page of a build's run in the MLflow server of `up`; None while it does not run or knows no such run yet."""
     server = mlflow_url(root)
     run = _row(root, "SELECT experiment_id, run_id FROM runs WHERE build_id = ?", build_id) if server else None
-    return f"{server}/#/experiments/{run[0]}/runs/{run[1]}" if run and run[1] else None
+    return f"{server}/{run_path(run[0], run[1])}" if run and run[1] else None
 
 
 def _row(root: Path | str, query: str, *values: str) -> tuple | None:

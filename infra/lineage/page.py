@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.lineage.ledger import DeliveredRun
 from infra.lineage.messages import PipelineStarted, StageFinished, StageStarted
 
+# Without it the page shows what belongs to chatbots instead of training.
+VIEW = "?workflowType=machine_learning"
 MAX_VALUE = 6000
 MAX_NOTE = 8000
 NOT_IN_A_SLUG = re.compile(r"[^\w\-.]+")
@@ -68,9 +70,8 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
     return {key[:250]: _text(value) for key, value in _flat(config, "")}
 
 
-def pipeline_note(run: DeliveredRun, rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
+def pipeline_note(about: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
     """A table of the stages, each with a link to the run that built it. url_of: build_id to address in the page."""
-    about = run.about
     lines = [f"Pipeline **{about['pipeline']}**"]
     if about.get("flow_run_url"):
         lines[0] += f", [its flow run in Prefect]({about['flow_run_url']})"
@@ -101,7 +102,7 @@ def stage_note(about: Mapping[str, Any], parent_url: str | None, finished: Stage
 
 def run_path(experiment_id: str, run_id: str) -> str:
     """The address of a run within the page, wherever its server is."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}"
+    return f"#/experiments/{experiment_id}/runs/{run_id}{VIEW}"
 
 
 def slug(text: str) -> str:
@@ -115,7 +116,7 @@ def _flow(message: PipelineStarted | StageStarted) -> dict[str, str]:
         "prefect.flow_run_url": message.flow_run_url,
         "mlflow.source.name": f"stemma run ({message.pipeline})",
         "mlflow.source.type": "JOB",
-        "mlflow.user": os.environ.get("USER", ""),
+        "mlflow.user": pwd.getpwuid(os.getuid()).pw_name,
     }
 
 

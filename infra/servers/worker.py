@@ -15,7 +15,7 @@ from infra.servers.http import answers
 def main(pool: str) -> None:
     # Imported while the server starts: these are seconds.
     import prefect.cli.worker
-    import prefect.workers.process  # noqa: F401
+    import prefect.workers.process
 
     while not answers(f"{os.environ['PREFECT_API_URL']}/health"):
         time.sleep(0.1)

@@ -1,0 +1,144 @@
+"""Writes the tracking store of a root anew from the manifests of its artifacts, which are the truth."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from infra.errors import stage_error
+from infra.lineage.courier_lock import CourierLock, this_process
+from infra.lineage.ledger import Ledger, ledger_path
+from infra.lineage.messages import (
+    Input,
+    MetricsFile,
+    Output,
+    PipelineFinished,
+    PipelineStarted,
+    SourceFile,
+    StageFinished,
+    StageStarted,
+)
+from infra.lineage.tracking import database_uri, mlflow_folder
+from infra.servers.state import mlflow_url
+from infra.store.layout import Layout
+from infra.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from infra.lineage.delivery import Delivery
+
+WEIGHTS = "model.safetensors"
+SHOWN = ("report.html", "aux/validation.html", "MODEL_CARD.md", "results.json", "verdict.json")
+
+
+def rebuild(root: Path | str) -> int:
+    """Sets the old tracking store aside, if there is one, and writes another; returns how many builds went in.
+
+    Run ids are new; everything else is as it was told the first time, but for runs that failed, which left no manifest,
+    and the registry, whose entries are the register stage's business. Pipeline runs come back as one for each flow run.
+
+    Raises StageError `store_in_use` while the MLflow server or a courier works on the store.
+    """
+    root = Path(root).absolute()
+    lock = CourierLock(root)
+    if mlflow_url(root) or not lock.acquire():
+        raise stage_error(
+            "store_in_use", str(root), "MLflow or its courier is working on the store", "run `stemma down`"
+        )
+    try:
+        _set_aside(root)
+        # MLflow takes seconds to import.
+        from infra.lineage.delivery import Delivery
+
+        ledger = Ledger(root)
+        delivery = Delivery(root, database_uri(root), ledger)
+        found = _manifests(root)
+        for parent_id, group in _by_pipeline_run(found).items():
+            first = group[0][1]
+            begin = min(_seconds(manifest.started) for _, manifest in group)
+            end = max(_seconds(manifest.finished) for _, manifest in group)
+            pipeline = first.pipeline or "stages run alone"
+            delivery.deliver(
+                PipelineStarted(parent_id, pipeline, begin, flow_run_id=first.flow_run_id or ""), this_process()
+            )
+            for folder, manifest in group:
+                _deliver_build(delivery, parent_id, pipeline, folder, manifest)
+            delivery.deliver(PipelineFinished(parent_id, "FINISHED", end), this_process())
+        ledger.close()
+        return len(found)
+    finally:
+        lock.release()
+
+
+def _set_aside(root: Path) -> None:
+    suffix = time.strftime("%Y%m%d-%H%M%S")
+    for path in (mlflow_folder(root) / "mlflow.db", ledger_path(root)):
+        if path.exists():
+            path.rename(path.with_name(f"{path.name}.{suffix}"))
+
+
+def _manifests(root: Path) -> list[tuple[Path, Manifest]]:
+    layout = Layout(root)
+    found = [(folder, Manifest.read(folder)) for stage in layout.stages() for folder in layout.artifacts(stage)]
+    return sorted(found, key=lambda item: (item[1].started, item[1].stage))
+
+
+def _by_pipeline_run(found: list[tuple[Path, Manifest]]) -> dict[str, list[tuple[Path, Manifest]]]:
+    groups: dict[str, list[tuple[Path, Manifest]]] = {}
+    for folder, manifest in found:
+        key = f"rebuilt-{manifest.pipeline}-{manifest.flow_run_id or 'none'}"
+        groups.setdefault(key, []).append((folder, manifest))
+    return groups
+
+
+def _deliver_build(delivery: Delivery, parent_id: str, pipeline: str, folder: Path, manifest: Manifest) -> None:
+    sender = this_process()
+    delivery.deliver(
+        StageStarted(
+            manifest.build_id,
+            parent_id,
+            pipeline,
+            manifest.stage,
+            manifest.fingerprint,
+            _seconds(manifest.started),
+            manifest.version,
+            manifest.config,
+            tuple(Input(name, i.stage, i.digest, i.fingerprint) for name, i in manifest.inputs.items()),
+            _sources(manifest),
+            str(manifest.code.get("commit", "")),
+            bool(manifest.code.get("dirty", False)),
+            manifest.lock_hash,
+            manifest.host,
+            manifest.device,
+            manifest.flow_run_id or "",
+        ),
+        sender,
+    )
+    delivery.deliver(MetricsFile(manifest.build_id, str(folder / "aux" / "metrics.jsonl")), sender)
+    kind: Literal["model", "dataset"] = "model" if (folder / WEIGHTS).exists() else "dataset"
+    delivery.deliver(
+        StageFinished(
+            manifest.build_id,
+            "FINISHED",
+            _seconds(manifest.finished),
+            manifest.result.get("figures", {}),
+            manifest.result.get("headline", ""),
+            Output(manifest.stage, manifest.digest, manifest.fingerprint, str(folder), kind),
+            artifacts=tuple(str(folder / name) for name in SHOWN if (folder / name).exists()),
+        ),
+        sender,
+    )
+
+
+def _sources(manifest: Manifest) -> tuple[SourceFile, ...]:
+    """Files with their hashes; a source without files of its own by its config key."""
+    return tuple(
+        SourceFile(path, digest)
+        for source in manifest.sources
+        for path, digest in (source.files or {source.key: source.digest}).items()
+    )
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0

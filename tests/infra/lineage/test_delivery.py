@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from infra.lineage.delivery import Delivery, UnknownBuild
+from infra.lineage.ledger import Ledger, ledger_path
+from infra.lineage.messages import Message, PipelineFinished, StageFinished
+from infra.lineage.tracking import database_uri
+
+
+@pytest.fixture
+def ledger(root: Path) -> Iterator[Ledger]:
+    ledger = Ledger(root)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def delivery(root: Path, ledger: Ledger) -> Delivery:
+    return Delivery(root, database_uri(root), ledger)
+
+
+@pytest.fixture
+def client(root: Path) -> MlflowClient:
+    return MlflowClient(database_uri(root), database_uri(root))
+
+
+SENDER = {"host": "elsewhere", "pid": 1, "started": 0.0}
+
+
+def deliver(delivery: Delivery, messages: list[Message]) -> None:
+    for message in messages:
+        delivery.deliver(message, SENDER)
+
+
+def runs(client: MlflowClient) -> dict[str, Run]:
+    experiment = client.get_experiment_by_name("quickstart")
+    assert experiment is not None
+    return {run.data.tags["stemma.build_id"]: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def test_a_pipeline_run_becomes_a_parent_with_a_child_for_each_build(story, delivery, client) -> None:
+    deliver(delivery, story.beginning() + story.ending())
+    found = runs(client)
+    assert {key: run.info.status for key, run in found.items()} == {
+        "p": "FINISHED",
+        "s": "FINISHED",
+        "t": "FINISHED",
+        "e": "FAILED",
+    }
+    for child in "ste":
+        assert found[child].data.tags["mlflow.parentRunId"] == found["p"].info.run_id
+    pretrain = found["t"].data
+    assert pretrain.params["model.width"] == "256"
+    assert pretrain.params["model.layers"] == "null"
+    assert len(pretrain.params["notes"]) == 6000
+    assert pretrain.metrics["validation_loss"] == 3.2
+    expected = {
+        "stemma.stage": "pretrain",
+        "stemma.stage_version": "1",
+        "stemma.fingerprint": "bbbb",
+        "stemma.digest": "b" * 64,
+        "stemma.input.shards": f"shard@{'a' * 64}",
+        "stemma.commit": "c0ffee",
+        "stemma.dirty": "true",
+        "stemma.lock": "10cc",
+        "stemma.host": "box",
+        "stemma.device": "cpu",
+        "prefect.flow_run_id": "flow",
+        "prefect.flow_run_url": "http://127.0.0.1:4200/runs/flow-run/flow",
+    }
+    assert expected.items() <= pretrain.tags.items()
+    assert found["e"].data.tags["stemma.error"] == "the disk is full"
+
+
+def test_lineage_runs_both_ways_through_datasets_and_models(story, delivery, client) -> None:
+    deliver(delivery, story.beginning() + story.ending())
+    found = runs(client)
+
+    def datasets(build_id: str) -> set[tuple[str, str, str]]:
+        return {
+            (item.dataset.name, item.dataset.digest, {tag.key: tag.value for tag in item.tags}["mlflow.data.context"])
+            for item in client.get_run(found[build_id].info.run_id).inputs.dataset_inputs
+        }
+
+    assert datasets("s") == {("book one.txt", "f" * 32, "source"), ("shard", "a" * 32, "output")}
+    assert datasets("t") == {("shard", "a" * 32, "shards")}
+    [made] = client.get_run(found["t"].info.run_id).outputs.model_outputs
+    [read] = client.get_run(found["e"].info.run_id).inputs.model_inputs
+    assert made.model_id == read.model_id
+    model = client.get_logged_model(made.model_id)
+    assert model.source_run_id == found["t"].info.run_id
+    assert model.tags["stemma.digest"] == "b" * 64
+
+
+def test_a_registered_version_leads_to_its_run_and_its_files(story, delivery, client, root) -> None:
+    deliver(delivery, story.beginning() + story.ending())
+    [version] = client.search_model_versions("name = 'quickstart-base'")
+    assert version.run_id == runs(client)["t"].info.run_id
+    assert version.tags["stemma.digest"] == "b" * 64
+    model = client.get_logged_model(version.model_id)
+    files = list((root / "mlflow" / "artifacts").joinpath(*model.artifact_location.split(":/")[1].split("/")).iterdir())
+    assert [file.name for file in files] == ["model.safetensors"]
+    assert files[0].samefile(story.model / "model.safetensors")
+
+
+def test_the_pages_link_to_each_other(story, delivery, client) -> None:
+    deliver(delivery, story.beginning() + story.ending())
+    found = runs(client)
+    pipeline_page = found["p"].data.tags["mlflow.note.content"]
+    assert "http://127.0.0.1:4200/runs/flow-run/flow" in pipeline_page
+    for stage, build_id in {"pretrain": "t", "tokenizer": "s"}.items():
+        row = next(line for line in pipeline_page.splitlines() if line.startswith(f"| [{stage}]"))
+        assert found[build_id].info.run_id in row
+    assert "| reused |" in next(line for line in pipeline_page.splitlines() if "[tokenizer]" in line)
+    stage_page = found["t"].data.tags["mlflow.note.content"]
+    assert found["p"].info.run_id in stage_page
+    assert "http://127.0.0.1:4200/runs/flow-run/flow" in stage_page
+
+
+def test_metrics_keep_steps_times_and_values(story, delivery, client, root) -> None:
+
+    deliver(delivery, story.beginning())
+    delivery.follow_metrics()
+    assert story.loss_history() == story.expected_history(30)
+    story.write_metrics(5, first=30)
+    deliver(delivery, story.ending())
+    assert story.loss_history() == story.expected_history(35)
+
+
+def test_figures_without_a_number_arrive(story, delivery, client, root) -> None:
+    with open(story.journal, "a") as file:
+        file.write(
+            '{"kind": "metric", "time": 1.0, "step": null, "values": {"a/nan": "nan", "../x": 1, "odd name!": 2}}\n'
+        )
+        file.write('{"torn\n{"kind": "metric", "time": 2.0, "step": 1, "values": {"after": 7.0}}\n')
+    deliver(delivery, story.beginning() + story.ending())
+    metrics = runs(client)["t"].data.metrics
+    assert metrics["a/nan"] != metrics["a/nan"]
+    assert metrics["after"] == 7.0
+    assert metrics["odd name_"] == 2.0
+    assert "../x" not in metrics
+
+
+def test_metrics_come_from_the_artifact_when_the_followed_file_is_gone(story, delivery, root) -> None:
+
+    deliver(delivery, story.beginning())
+    moved = story.model / "aux" / "metrics.jsonl"
+    story.journal.rename(moved)
+    deliver(delivery, [StageFinished("t", "FINISHED", 1_790_000_060.0, metrics=str(moved))])
+    assert story.loss_history() == story.expected_history(30)
+
+
+def snapshot(client: MlflowClient, root: Path) -> dict[str, object]:
+    with sqlite3.connect(root / "mlflow" / "mlflow.db") as connection:
+        tables = [
+            "runs",
+            "metrics",
+            "params",
+            "tags",
+            "datasets",
+            "inputs",
+            "input_tags",
+            "logged_models",
+            "model_versions",
+        ]
+        return {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+@pytest.mark.parametrize("ledger_lost", [False, True])
+def test_telling_it_all_twice_changes_nothing(story, delivery, ledger, client, root, ledger_lost) -> None:
+    messages = story.beginning() + story.ending()
+    deliver(delivery, messages)
+    once = snapshot(client, root)
+    if ledger_lost:
+        ledger.close()
+        ledger_path(root).unlink()
+        ledger = Ledger(root)
+        delivery = Delivery(root, database_uri(root), ledger)
+    deliver(delivery, messages)
+    assert snapshot(client, root) == once
+    ledger.close()
+
+
+def test_a_run_made_by_a_request_that_timed_out_is_removed(story, delivery, ledger, client) -> None:
+    beginning = story.beginning()
+    # The courier was cut off after asking, and the server made the run after the second look.
+    ledger.attempt("p", "", beginning[0].to_json(), SENDER)
+    deliver(delivery, beginning[:1])
+    run = runs(client)["p"]
+    client.create_run(run.info.experiment_id, run.info.start_time + 1, {"stemma.build_id": "p"}, "twin")
+    deliver(delivery, [PipelineFinished("p", "FINISHED", 1_790_000_001.0)])
+    [left] = client.search_runs([run.info.experiment_id], "tags.`stemma.build_id` = 'p'")
+    assert left.info.run_id == run.info.run_id
+    assert left.info.status == "FINISHED"
+
+
+def test_a_deleted_experiment_comes_back(story, delivery, root, ledger, client) -> None:
+    deliver(delivery, story.beginning()[:1])
+    experiment = client.get_experiment_by_name("quickstart")
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
+    again = Delivery(root, database_uri(root), ledger)
+    again.deliver(story.beginning()[1], SENDER)
+    assert "s" in runs(client)
+
+
+def test_a_build_that_nobody_started_is_named(delivery) -> None:
+    with pytest.raises(UnknownBuild, match="ghost"):
+        delivery.deliver(PipelineFinished("ghost", "FINISHED", 1.0), SENDER)

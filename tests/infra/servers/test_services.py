@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.errors import StageError
+from infra.process import started_at
+from infra.servers import state
+from infra.servers.http import post
+from infra.servers.ports import any_free_port
+from infra.servers.services import down, services, up
+from infra.servers.specs import NAMES
+
+pytestmark = pytest.mark.cluster
+
+
+def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, eventually) -> None:
+    ports = {"prefect_port": any_free_port(), "mlflow_port": any_free_port()}
+    lines: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(up, root, **ports, say=lines.append) for _ in range(2)]
+        first, second = (future.result() for future in both)
+    assert first == second
+    assert sum(line.startswith("starting") for line in lines) == len(NAMES)
+    assert services(root) == first
+    assert [service.name for service in first] == list(NAMES)
+    prefect, mlflow, _, _ = first
+    assert state.prefect_api_url(root) == f"http://127.0.0.1:{ports['prefect_port']}/api"
+    assert state.mlflow_url(root) == mlflow.url
+
+    for link in ("/", "/dashboard", "/runs", "/api/health"):
+        with urllib.request.urlopen(prefect.url + link) as answer:
+            assert answer.status == 200
+    with urllib.request.urlopen(mlflow.url) as answer:
+        assert b"MLflow" in answer.read()
+    [worker] = post(f"{prefect.url}/api/work_pools/stemma/workers/filter", {})
+    assert worker["status"] == "ONLINE"
+
+    # What dies is started again, and only that.
+    psutil.Process(mlflow.pid).kill()
+    eventually(lambda: not mlflow.alive, "MLflow is gone")
+    assert [service.name for service in services(root)] == ["prefect", "worker", "courier"]
+    again = up(root)
+    assert [service.pid for service in again if service.name != "mlflow"] == [
+        service.pid for service in first if service.name != "mlflow"
+    ]
+    assert again[1].url == mlflow.url
+
+    assert down(root) == again
+    assert not any(service.alive for service in again)
+    assert services(root) == []
+    assert state.prefect_api_url(root) is None
+    assert down(root) == []
+
+
+def test_a_recorded_process_number_that_another_process_has_now_is_left_alone(root: Path) -> None:
+    state.servers_folder(root).mkdir()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as stranger:
+        started = started_at(stranger.pid)
+        assert started is not None
+        recorded = state.Service("mlflow", "http://127.0.0.1:1", stranger.pid, started)
+        state.record(root, [replace(recorded, started=started - 3600)])
+        assert state.mlflow_url(root) is None
+        assert down(root) == []
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+
+
+def test_a_service_that_cannot_start_says_why_and_leaves_the_others(root: Path) -> None:
+    (root / "mlflow" / "mlflow.db").mkdir(parents=True)
+    with pytest.raises(StageError) as caught:
+        up(root, prefect_port=any_free_port(), mlflow_port=any_free_port())
+    [problem] = caught.value.problems
+    assert (problem.code, problem.path) == ("service_failed", "mlflow")
+    assert "unable to open database file" in problem.message
+    assert "mlflow.log" in problem.fix
+    assert [service.name for service in services(root)] == ["prefect", "worker", "courier"]
