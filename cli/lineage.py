@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def command(artifact: str, direction: str, form: str, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """The family tree of ARTIFACT, from the manifests in the store alone.
 
-    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest. With --down it may be a
-    file outside the store too, by its path or its SHA-256: every artifact, model and score that descends from its bytes.
+    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest. With --down it may be
+    a file outside the store too, by its path or SHA-256: every artifact, model and score that descends from its bytes.
     """
     import json
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -24,6 +25,7 @@ from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
 from infra.launch.config import LaunchConfig
 from infra.sources import FOLDER
+from tasks.payloads import PAYLOADS
 from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
 
 
@@ -53,6 +55,9 @@ class PipelineConfig(Config):
     safety: SafetyConfig | None = None
     register_: RegisterConfig | None = Field(None, alias="register")
     report: ReportConfig | None = None
+    adopted: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = Field(default_factory=dict)
+    """Stage id → fingerprint of an artifact to take as it is, e.g. one that `stemma adopt` brought in. Such a stage is
+    never built, and what only it needed does not run."""
     launch: LaunchConfig = LaunchConfig()
     """Where and how to run: the only section that speaks of machines."""
 
@@ -141,19 +146,25 @@ _NEEDS = {
 
 def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     """What is wrong between sections that are each right."""
+    present = {name for name in section_classes() if config.section(name) is not None} | set(config.adopted)
+    for name in config.adopted:
+        if name not in PAYLOADS:
+            nearest = difflib.get_close_matches(name, PAYLOADS, n=1, cutoff=0.4)
+            fix = f"did you mean {nearest[0]}?" if nearest else f"these can be: {', '.join(PAYLOADS)}"
+            yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be adopted", fix)
     for name, needs in _NEEDS.items():
-        if config.section(name) is None:
+        if config.section(name) is None or name in config.adopted:
             continue
         for need in needs:
-            if need == "base model" and not (config.pretrain or config.base_model):
+            if need == "base model" and not present & {"pretrain", "base_model"}:
                 yield Problem("missing_section", name, "needs a model: a pretrain or a base_model section was expected")
-            elif need != "base model" and config.section(need) is None:
+            elif need != "base model" and need not in present:
                 yield Problem("missing_section", name, f"needs the section {need}, which is not there", f"add {need}:")
-    if config.pretrain and config.base_model:
+    if {"pretrain", "base_model"} <= present:
         yield Problem("contradiction", "base_model", "either pretrain or base_model was expected, not both")
     if not any(config.section(name) for name in section_classes()):
         yield Problem("empty_config", "", "no stage: at least one section such as ingest was expected")
-    if config.pretrain and config.shard:
+    if config.pretrain and config.shard and not {"pretrain", "shard"} & set(config.adopted):
         vocabulary = config.tokenizer.vocab_size if config.tokenizer and not config.tokenizer.pretrained else None
         yield from config.pretrain.problems(config.shard.sequence_length, vocabulary)
     yield from _unequal_heldout(config)
@@ -161,7 +172,7 @@ def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
 
 def _unequal_heldout(config: PipelineConfig) -> Iterator[Problem]:
     """Held-out pairs must come from text that the base model never saw."""
-    names = ("tokenizer", "shard", "instructions", "preferences")
+    names = [name for name in ("tokenizer", "shard", "instructions", "preferences") if name not in config.adopted]
     shares = {name: section.heldout_share for name in names if (section := config.section(name))}  # type: ignore[attr-defined]
     if len(set(shares.values())) > 1:
         listed = ", ".join(f"{name} {share:g}" for name, share in shares.items())

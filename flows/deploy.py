@@ -37,6 +37,8 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
 
     made = {}
     for node in graph(config).values():
+        if node.adopted:
+            continue
         section = config.section(node.stage.name)
         assert isinstance(section, StageConfig)
         parameters = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from evaluation.config import RegisterConfig, ReportConfig
 from flows.config import PipelineConfig
@@ -35,14 +36,22 @@ Graph = dict[str, Node]
 
 def graph(config: PipelineConfig) -> Graph:
     """The nodes of a pipeline, in an order in which they can run one after the other."""
+    nodes = _adopting(_wired(config), config.adopted)
+    if config.report is not None:
+        nodes["report"] = Node("report", report.STAGE, config.report, {name: name for name in nodes})
+    return {name: _named(node, config) for name, node in nodes.items()}
+
+
+def _wired(config: PipelineConfig) -> Graph:
+    """Every node but the report, which reads all others."""
     nodes: Graph = {}
 
     def add(stage: Stage, *, id: str = "", after: Iterable[str] = (), **inputs: str) -> str:
-        """Adds a node if the config has its section; inputs and gates that are not there are left out."""
-        section = config.section(stage.name)
+        """Adds a node if the config has its section or adopts it; inputs and gates that are not there are left out."""
+        name = id or stage.name
+        section = StageConfig() if name in config.adopted else config.section(stage.name)
         if section is None:
             return ""
-        name = id or stage.name
         wired = {key: node for key, node in inputs.items() if node in nodes}
         nodes[name] = Node(name, stage, section, wired, tuple(node for node in after if node in nodes))
         return name
@@ -81,8 +90,23 @@ def graph(config: PipelineConfig) -> Graph:
     final = aligned or tuned or base
     made = [name for name in dict.fromkeys([base, tuned, "reward_model"]) if name in nodes and name != final]
     add(register.STAGE, model=final, **{name: name for name in [*made, *judged] if name})
-    add(report.STAGE, **{name: name for name in nodes})
-    return {name: _named(node, config) for name, node in nodes.items()}
+    return nodes
+
+
+def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
+    """The graph with adopted nodes cut off from their inputs, without what only they needed."""
+    cut = {
+        name: replace(node, inputs={}, after=(), adopted=adopted[name]) if name in adopted else node
+        for name, node in nodes.items()
+    }
+    for name, node in cut.items():
+        # A gate speaks of data: it falls away where they are no longer what the node descends from.
+        reads = ancestors(cut, node.inputs.values())
+        after = tuple(gate for gate in node.after if reads.intersection(nodes[gate].inputs.values()))
+        cut[name] = replace(node, after=after)
+    replaced = ancestors(nodes, [name for name in adopted if name in nodes]) - set(adopted)
+    needed = ancestors(cut, [name for name in cut if name not in replaced])
+    return {name: node for name, node in cut.items() if name in needed}
 
 
 def _named(node: Node, config: PipelineConfig) -> Node:
@@ -92,7 +116,7 @@ def _named(node: Node, config: PipelineConfig) -> Node:
         filled = filled.model_copy(update={"name": config.name})
     if isinstance(filled, ReportConfig) and filled.title is None:
         filled = filled.model_copy(update={"title": config.name})
-    return Node(node.id, node.stage, filled, node.inputs, node.after)
+    return replace(node, config=filled)
 
 
 def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:

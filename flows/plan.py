@@ -10,6 +10,7 @@ from flows.graph import Graph
 from infra.errors import MissingUpstream, Problem, StageError, StemmaError
 from infra.store.manifest import Manifest
 from infra.store.store import Store
+from tasks.adopted import adopted_artifact
 from tasks.build import ask
 from tasks.explain import Change, changes
 from tasks.stage import Node
@@ -62,6 +63,9 @@ def plan(nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: b
 
 
 def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool) -> Row:
+    if node.adopted:
+        taken = adopted_artifact(node.id, node.adopted, store, read_all=read_all)
+        return Row(node, "reuse", (), node.adopted, taken, store.path(taken))
     waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
     if waits_for:
         for source in node.sources():

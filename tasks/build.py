@@ -30,6 +30,7 @@ from infra.store.layout import AUX
 from infra.store.lease import Holder, Lease
 from infra.store.manifest import Manifest, SourceRecord
 from infra.store.store import Store, disk_error
+from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import Asked, Change, changes
 from tasks.stage import Node
@@ -97,6 +98,8 @@ def ensure(
     """
     begun = time.monotonic()
     store = around.store
+    if node.adopted:
+        return _reuse(adopted_artifact(node.id, node.adopted, store, read_all=around.read_all), around, begun)
     clock = _Clock()
     with clock("fingerprint"):
         asked = ask(node, inputs, store)

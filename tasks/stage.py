@@ -44,6 +44,7 @@ class Node:
     id: unique in the pipeline (`benchmarks_sft`); what `--only`, `why`, JSON and folders use.
     inputs: input name → id of the node whose artifact it is.
     after: nodes that must have succeeded first, but whose bytes do not bear on this one (a validation).
+    adopted: the fingerprint of an artifact that is taken as it is; such a node has no inputs and is never built.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Node:
     config: StageConfig
     inputs: Mapping[str, str] = field(default_factory=dict)
     after: tuple[str, ...] = ()
+    adopted: str | None = None
 
     @property
     def upstream(self) -> tuple[str, ...]:

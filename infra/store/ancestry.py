@@ -16,7 +16,7 @@ from infra.store.store import Store
 class Member:
     """One node of a family: an artifact, a source outside the store, or an artifact that is not there any more.
 
-    id: of an artifact its place in the store, `clean/2f20dd552d78493b`; of a source `source/` and the beginning of its digest.
+    id: of an artifact its place in the store, `clean/2f20dd552d78493b`; of a source `source/` and its cut digest.
     """
 
     id: str

@@ -17,7 +17,7 @@ def adopted_fingerprint(stage: str, digest: str) -> str:
 
 
 def verify(store: Store, folder: Path, manifest: Manifest) -> list[Difference]:
-    """Every file that is missing, changed, unreadable or in no manifest, and what contradicts itself in the manifest."""
+    """Every file that is missing, changed, unreadable or in no manifest, and a manifest that contradicts itself."""
     found = store.differences(folder, manifest, read_all=True)
     named = {folder / file.path for file in manifest.files} | {folder / MANIFEST}
     extra = sorted(path for path in folder.rglob("*") if not path.is_dir() and path not in named)

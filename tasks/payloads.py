@@ -1,0 +1,166 @@
+"""What the payload of a stage looks like, for folders that were made elsewhere."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.errors import ConfigError, Problem
+
+DOCUMENT_COLUMNS = ("id", "text", "source", "group")
+# Formats that run code when they are read.
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+
+
+def check_payload(stage: str, folder: Path) -> None:
+    """Raises ConfigError with everything that keeps `folder` from being this stage's payload."""
+    if stage not in PAYLOADS:
+        near = difflib.get_close_matches(stage, PAYLOADS, n=1, cutoff=0.4)
+        fix = f"did you mean {near[0]}?" if near else f"stages that can be adopted: {', '.join(PAYLOADS)}"
+        raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be adopted", fix))
+    if not folder.is_dir():
+        raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
+    if problems := [Problem("not_a_payload", str(path), told) for path, told in PAYLOADS[stage](folder)]:
+        raise ConfigError(*problems)
+
+
+def describe(stage: str, folder: Path) -> str:
+    """A headline for a payload, e.g. "adopted: 3 files, 12.4 MB"."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return f"adopted: {len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB"
+
+
+Found = Iterator[tuple[Path, str]]
+
+
+def _documents(folder: Path) -> Found:
+    parts = sorted((folder / "documents").glob("part-*.parquet"))
+    if not parts:
+        yield folder / "documents", "expected documents/part-*.parquet in this folder"
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for part in parts:
+        try:
+            schema = pq.read_schema(part)
+        except (OSError, pa.ArrowInvalid) as error:
+            yield part, f"not a Parquet file: {error}".splitlines()[0]
+            continue
+        wrong = [
+            name for name in DOCUMENT_COLUMNS if name not in schema.names or schema.field(name).type != pa.string()
+        ]
+        if wrong:
+            yield part, f"expected the string columns {', '.join(DOCUMENT_COLUMNS)}; not so: {', '.join(wrong)}"
+
+
+def _shards(folder: Path) -> Found:
+    for side in ("train", "validation"):
+        yield from _mds(folder / side)
+    yield from _json_object(folder / "meta.json", "vocab_size", "sequence_length", "train_tokens", "validation_tokens")
+
+
+def _mds(folder: Path) -> Found:
+    index = folder / "index.json"
+    found = list(_json_object(index, "shards"))
+    yield from found
+    if found:
+        return
+    for shard in json.loads(index.read_text(encoding="utf8"))["shards"]:
+        if shard.get("format") != "mds":
+            yield index, f"expected shards in the MDS format, not {shard.get('format')!r}"
+            return
+        named = [shard.get(key) for key in ("raw_data", "zip_data") if shard.get(key)]
+        if not any((folder / data["basename"]).is_file() for data in named):
+            yield index, f"names {', '.join(data['basename'] for data in named) or 'a shard'}, which is not there"
+
+
+def _tokenizer(folder: Path) -> Found:
+    yield from _json_object(folder / "tokenizer.json", "model")
+    yield from _json_object(folder / "tokenizer_config.json")
+
+
+def _model(folder: Path) -> Found:
+    yield from _json_object(folder / "config.json")
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in PICKLES:
+            yield path, "a pickle can run code when it is read; take it out, weights belong into *.safetensors"
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        yield folder, "expected *.safetensors in this folder"
+    for path in weights:
+        if told := _broken_safetensors(path):
+            yield path, told
+
+
+def _broken_safetensors(path: Path) -> str:
+    """What is wrong with the file's header; empty if its tensors fill the file exactly."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            return "cut short or no safetensors file: its header is longer than the file"
+        try:
+            header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "no safetensors file: its header is not as expected"
+    expected = 8 + length + max(ends, default=0)
+    return "" if expected == size else f"cut short or damaged: {size:,} bytes, expected {expected:,}"
+
+
+def _lines(*keys: str) -> Callable[[Path], Found]:
+    def check(folder: Path) -> Found:
+        for name in ("train.jsonl", "heldout.jsonl"):
+            yield from _json_lines(folder / name, keys)
+
+    return check
+
+
+def _json_lines(path: Path, keys: tuple[str, ...]) -> Found:
+    if not path.is_file():
+        yield path, f"expected a file of JSON lines with the keys {', '.join(keys)}"
+        return
+    with open(path, encoding="utf8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record: Any = json.loads(line)
+            except ValueError:
+                record = None
+            texts = isinstance(record, dict) and all(isinstance(record.get(key), str) for key in keys)
+            if not texts:
+                yield Path(f"{path}:{number}"), f"expected a JSON object with the texts {', '.join(keys)}"
+                return
+
+
+def _json_object(path: Path, *keys: str) -> Found:
+    try:
+        data = json.loads(path.read_text(encoding="utf8"))
+    except FileNotFoundError:
+        yield path, "no such file, but this stage's payload has one"
+        return
+    except ValueError:
+        yield path, "not valid JSON"
+        return
+    missing = [key for key in keys if key not in data] if isinstance(data, dict) else list(keys) or ["an object"]
+    if missing:
+        yield path, f"expected {', '.join(missing)} in it"
+
+
+PAYLOADS: dict[str, Callable[[Path], Found]] = {
+    "ingest": _documents,
+    "clean": _documents,
+    "tokenizer": _tokenizer,
+    "shard": _shards,
+    "instructions": _lines("id", "prompt", "response", "source"),
+    "preferences": _lines("id", "prompt", "chosen", "rejected", "source"),
+    "pretrain": _model,
+    "base_model": _model,
+    "sft": _model,
+    "reward_model": _model,
+    "rlhf": _model,
+}
+"""The stages whose artifacts can be adopted, each with a check that yields (path, what was expected)."""
