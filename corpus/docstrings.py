@@ -79,7 +79,8 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
 
     Raises StageError `missing_package` naming the packages that were asked for and are not installed.
     """
-    wanted, unwanted = (None if packages is None else set(packages)), set(exclude)
+    unwanted = set(exclude)
+    wanted = None if packages is None else set(packages) - unwanted
     files: dict[str, InstalledFile] = {}
     for distribution in importlib.metadata.distributions():
         record = distribution.read_text("RECORD")

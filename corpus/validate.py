@@ -104,7 +104,7 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
         result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_SHOWN},
     )
     # The results come in an order of their own.
-    by_sentence = {found.expectation_config.meta["sentence"]: found for found in validated.results}
+    by_sentence = {_config(found).meta["sentence"]: found for found in validated.results}
     return [_outcome(check.sentence, by_sentence[check.sentence]) for check in suite.checks]
 
 
@@ -112,13 +112,17 @@ def _outcome(sentence: str, found: ExpectationValidationResult) -> dict[str, Any
     if not found.result:
         raise RuntimeError(f"Great Expectations could not evaluate: {sentence}: {found.exception_info}")
     return {
-        "expectation": found.expectation_config.type,
-        "column": found.expectation_config.kwargs["column"],
+        "expectation": _config(found).type,
+        "column": _config(found).kwargs["column"],
         "sentence": sentence,
         "success": bool(found.success),
         "observed": _observed(found.result),
         "failing": found.result.get("partial_unexpected_index_list") or [],
     }
+
+
+def _config(found: ExpectationValidationResult) -> Any:
+    return found.expectation_config
 
 
 def _observed(result: Mapping[str, Any]) -> str:

@@ -1,0 +1,192 @@
+"""Instruction and preference pairs: the right texts, on the right side, none of them twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+
+import pytest
+
+from corpus.config import InstructionsConfig, PreferencesConfig
+from corpus.dialogue import split_dialogues
+from corpus.docstrings import Docstring
+from corpus.instructions import instructions
+from corpus.preferences import preferences
+from corpus.split import is_heldout
+from corpus.summaries import shortened, summary_of
+from infra.errors import StageError
+
+DOCSTRINGS = {"kind": "docstrings", "packages": ["click", "jinja2", "networkx"]}
+
+
+def function(text: str, signature: str = "pack.load(path)") -> Docstring:
+    return Docstring("pack", "pack/io.py:load", "function", signature, text)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, lines_of):
+    from infra.run import Run
+
+    found = {}
+    for name, stage, config in (
+        ("instructions", instructions, InstructionsConfig(read=[DOCSTRINGS])),
+        ("preferences", preferences, PreferencesConfig(read=[DOCSTRINGS])),
+    ):
+        out = tmp_path_factory.mktemp(name)
+        stage(config, {}, out, Run(tmp_path_factory.mktemp("work")))
+        found[name] = lines_of(out / "train.jsonl"), lines_of(out / "heldout.jsonl")
+    return found
+
+
+def test_docstring_instructions_ask_about_a_function_and_answer_with_its_summary(pairs):
+    everything = [pair for side in pairs["instructions"] for pair in side]
+    shortest_path = [pair for pair in everything if "`networkx.algorithms.dag.ancestors(" in pair["prompt"]]
+    assert [pair["response"] for pair in shortest_path] == ["Returns all nodes having a path to `source` in `G`."]
+    assert len({pair["prompt"].partition("`")[0] for pair in everything}) >= 8
+    assert set(everything[0]) == {"id", "prompt", "response", "source"}
+
+
+def test_no_answer_occurs_twice_or_on_both_sides(pairs):
+    train, heldout = ([pair["response"] for pair in side] for side in pairs["instructions"])
+    assert len(train) > 500 and len(heldout) > 20
+    assert len(set(train + heldout)) == len(train + heldout)
+
+
+def test_answers_are_single_sentences_of_sensible_length(pairs):
+    answers = [pair["response"] for side in pairs["instructions"] for pair in side]
+    assert all(20 <= len(answer) <= 160 and answer[-1] in ".!?" and "\n" not in answer for answer in answers)
+
+
+def test_wrong_summaries_are_real_different_and_of_the_same_package_and_side(pairs):
+    for side in pairs["preferences"]:
+        package_of = {pair["chosen"]: pair["source"].split("/")[1] for pair in side}
+        for pair in side:
+            assert pair["chosen"] != pair["rejected"]
+            assert package_of[pair["rejected"]] == pair["source"].split("/")[1]
+
+
+def test_neither_a_text_by_itself_nor_its_length_tells_right_from_wrong(pairs):
+    train, _ = pairs["preferences"]
+    assert Counter(pair["chosen"] for pair in train) == Counter(pair["rejected"] for pair in train)
+    assert all(0.5 < len(pair["chosen"]) / len(pair["rejected"]) < 2 for pair in train)
+
+
+def test_a_preference_has_the_side_of_the_instruction_with_the_same_prompt(pairs):
+    heldout = {pair["prompt"] for pair in pairs["instructions"][1]}
+    assert {pair["prompt"] for pair in pairs["preferences"][1]} <= heldout
+    assert not heldout & {pair["prompt"] for pair in pairs["preferences"][0]}
+
+
+def test_same_bytes_twice_and_another_seed_gives_other_pairs(build, payload):
+    source = DOCSTRINGS | {"packages": ["networkx"], "limit": 200}
+    one, again, other = (
+        payload(build(preferences, PreferencesConfig(read=[source], seed=seed))) for seed in (17, 17, 18)
+    )
+    assert one == again != other
+
+
+def test_limit_takes_so_many_pairs(build, lines_of):
+    out = build(instructions, InstructionsConfig(read=[DOCSTRINGS | {"limit": 100}]))
+    assert len(lines_of(out / "train.jsonl")) + len(lines_of(out / "heldout.jsonl")) == 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Load it.",
+        "Args: the path of the file that is loaded here.",
+        "Return repr(self), the representation of it.",
+        "See the documentation of the other function.",
+        "Deprecated since the version before the last.",
+        ">>> load of the file that has the name",
+        "Load a file " + "with many words " * 20 + ".",
+        "x = 3 * y + [1, 2, 3] / 4 - {5: 6}",
+    ],
+)
+def test_summaries_that_say_nothing_are_not_taken(text):
+    assert summary_of(function(text), 20, 160) is None
+
+
+def test_private_functions_are_not_asked_about():
+    text = "Load the table from a file on disk."
+    assert summary_of(function(text), 20, 160) == text
+    assert summary_of(function(text, "pack._load(path)"), 20, 160) is None
+
+
+def test_long_signatures_are_shortened():
+    assert shortened("pack.load(path, mode)") == "pack.load(path, mode)"
+    short = shortened(f"pack.load({', '.join(f'parameter_{i}' for i in range(30))})")
+    assert len(short) < 110 and short.endswith(", ...)")
+
+
+def test_alpaca_files_join_instruction_and_input(build, write, lines_of):
+    rows = [{"instruction": f"Add {i}.", "input": "1" if i % 2 else "", "output": str(i)} for i in range(100)]
+    out = build(
+        instructions, InstructionsConfig(read=[{"kind": "files", "paths": [write("a.json", json.dumps(rows))]}])
+    )
+    found = {
+        pair["prompt"]: pair["response"] for side in ("train", "heldout") for pair in lines_of(out / f"{side}.jsonl")
+    }
+    assert found["Add 2."] == "2" and found["Add 3.\n\n1"] == "3" and len(found) == 100
+
+
+def test_equal_prompts_stay_on_one_side_and_equal_pairs_are_counted(build, write, lines_of):
+    rows = [{"instruction": f"Say {i % 50}.", "output": f"answer {i % 100}"} for i in range(200)]
+    path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    out = build(instructions, InstructionsConfig(read=[{"kind": "files", "paths": [path]}], heldout_share=0.2))
+    train, heldout = ({pair["prompt"] for pair in lines_of(out / f"{side}.jsonl")} for side in ("train", "heldout"))
+    assert not train & heldout and len(train | heldout) == 50
+    assert all(is_heldout(prompt, 0.2) for prompt in heldout)
+    assert json.loads((out / "aux" / "counts.json").read_text())["sources"][0]["duplicates"] == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "keys", "code", "names"),
+    [
+        (b"[]", {}, "empty_source", ["pairs.json"]),
+        (b'[{"q": "a", "a": "b"}]', {}, "wrong_field", ["pairs.json:1", "instruction", "a, q", "prompt_field"]),
+        (b'[{"instruction": "a", "output": 3}]', {}, "too_much_quarantined", ["output is not a string"]),
+        (b'[{"instruction": "a", "output": "b"}]', {}, "too_few_pairs", ["1 for training and 0 held out"]),
+        (b'{"instruction": "a", "output"\n', {}, "too_much_quarantined", ["pairs.json:1", "not JSON"]),
+        (b"\0\1\2", {}, "binary_source", ["pairs.json"]),
+    ],
+)
+def test_bad_pair_files_are_named(build, write, content, keys, code, names):
+    config = InstructionsConfig(read=[{"kind": "files", "paths": [write("pairs.json", content)], **keys}])
+    with pytest.raises(StageError) as caught:
+        build(instructions, config)
+    assert caught.value.problems[0].code == code
+    assert all(part in str(caught.value) for part in names), str(caught.value)
+
+
+def test_dialogues_split_at_the_last_assistant_turn(build, write, lines_of):
+    start = "\n\nHuman: Hello {}\n\nAssistant: Hi.\n\nHuman: Why?"
+    rows = [
+        {"chosen": f"{start.format(i)}\n\nAssistant: Because.", "rejected": f"{start.format(i)}\n\nAssistant: No {i}."}
+        for i in range(100)
+    ]
+    content = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    source = {"kind": "files", "paths": [write("hh.jsonl.gz", content)], "dialogue": True}
+    out = build(preferences, PreferencesConfig(read=[source]))
+    first = lines_of(out / "train.jsonl")[0]
+    assert first["prompt"] == "Human: Hello 0\n\nAssistant: Hi.\n\nHuman: Why?"
+    assert (first["chosen"], first["rejected"]) == ("Because.", "No 0.")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason"),
+    [
+        ("no turns", "no turns", "Assistant"),
+        ("\n\nAssistant: a", "\n\nAssistant: b", "Human"),
+        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: c\n\nAssistant: d", "same dialogue"),
+    ],
+)
+def test_what_is_no_dialogue_pair_is_said(chosen, rejected, reason):
+    found = split_dialogues(chosen, rejected)
+    assert isinstance(found, str) and reason in found
+
+
+def test_a_single_turn_goes_without_its_mark():
+    found = split_dialogues("\n\nHuman: Why?\n\nAssistant: Because.", "\n\nHuman: Why?\n\nAssistant:")
+    assert found == ("Why?", "Because.", "", "Why?")
