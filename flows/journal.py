@@ -73,6 +73,15 @@ class RunJournal:
         hidden.rename(self.folder / "result.json")
         self._write({"kind": "end", "status": document["status"]})
 
+    def begun(self) -> dict[str, Any]:
+        """What the run is about: its first line, empty if there is none."""
+        try:
+            with open(self.path, encoding="utf8") as file:
+                line = json.loads(file.readline())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return line if isinstance(line, dict) else {}
+
     def result(self) -> dict[str, Any] | None:
         try:
             result = json.loads((self.folder / "result.json").read_text(encoding="utf8"))

@@ -26,6 +26,8 @@ class Member:
     source: SourceRecord | None = None
     input: Input | None = None
     """What is known of an artifact that is gone."""
+    stand_in: Manifest | None = None
+    """Of an artifact that is gone: another of the same address, which was made from the same inputs."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,20 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
         key = (wanted.path, wanted.digest)
         if key not in parents:
             found = locate(store, wanted)
-            gone = Member(f"{wanted.path}.{wanted.digest[:8]}", "gone", input=wanted)
-            parents[key] = artifact_member(store, *found) if found else gone
+            parents[key] = artifact_member(store, *found) if found else _gone(store, wanted)
         return parents[key]
 
     left = deque(artifact_member(store, folder, manifest) for folder, manifest in starts)
     while left:
         child = left.popleft()
-        if not family.add(child) or child.manifest is None:
+        made = child.manifest or child.stand_in
+        if not family.add(child) or made is None:
             continue
-        for name, wanted, gate in _inputs(child.manifest):
+        for name, wanted, gate in _inputs(made):
             parent = parent_of(wanted)
             family.links.append(Link(parent.id, child.id, name, gate))
             left.append(parent)
-        for record in child.manifest.sources:
+        for record in made.sources:
             source = source_member(record)
             family.add(source)
             family.links.append(Link(source.id, child.id, record.key))
@@ -134,6 +136,13 @@ def descent(store: Store, start: Member) -> Family:
             if family.add(child):
                 left.append(child)
     return family
+
+
+def _gone(store: Store, wanted: Input) -> Member:
+    folders = store.layout.artifacts(wanted.stage)
+    same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == wanted.fingerprint)
+    stand_in = next((manifest for manifest in same_address if manifest is not None), None)
+    return Member(f"{wanted.path}.{wanted.digest[:8]}", "gone", input=wanted, stand_in=stand_in)
 
 
 def source_member(record: SourceRecord) -> Member:

@@ -112,6 +112,14 @@ class Leases:
         with closing(self._connect()) as table:
             return self._read(table, key)
 
+    def living(self) -> list[str]:
+        """The keys of all leases whose holders live."""
+        with closing(self._connect()) as table:
+            keys = [key for (key,) in table.execute("SELECT key FROM leases ORDER BY key")]
+            holders = [(key, self._read(table, key)) for key in keys]
+        now = time.time()
+        return [key for key, holder in holders if holder is not None and not holder.is_dead(now)]
+
     def update(self, key: str, token: str, group: int | None = None) -> bool:
         """Renews the lease; False if somebody else has it by now."""
         with closing(self._connect()) as table, table:
@@ -148,5 +156,3 @@ class Leases:
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=60)
-
-

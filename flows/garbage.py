@@ -1,0 +1,217 @@
+"""What of a store nothing needs any more: artifacts outside every needed family, and abandoned unfinished work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.journal import RunJournal
+from infra.errors import Problem, stage_error
+from infra.process import started_at
+from infra.store.ancestry import ancestry, artifact_member, locate
+from infra.store.layout import MANIFEST
+from infra.store.manifest import Input, Manifest
+from infra.store.pins import Pins
+from infra.store.store import Store
+
+STALE_S = 24 * 3600.0
+REGISTER = "register"
+HAS_ARTIFACT = ("built", "reused")
+
+Place = tuple[Path, Manifest]
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """A folder that can go: an artifact, or unfinished work. `bytes` is the size of its files."""
+
+    id: str
+    folder: Path
+    bytes: int
+    reason: str
+
+
+@dataclass
+class Survey:
+    """What is needed, and why; what is not; and what keeps us from knowing, in which case nothing may be removed."""
+
+    needed: dict[str, str] = field(default_factory=dict)
+    artifacts: list[Garbage] = field(default_factory=list)
+    work: list[Garbage] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def survey(store: Store, *, spare_adopted: bool = True) -> Survey:
+    """Sorts a store into needed and not.
+
+    Needed are, each with all that it descends from, gates included: what the newest finished run of every pipeline came
+    to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
+    pins; what a run in progress or a living lease refers to; and adopted artifacts, unless `spare_adopted` is False.
+    """
+    found = Survey(problems=list(_unreadable(store)))
+    everything = list(store.manifests())
+    ancestors: dict[str, str] = {}
+    for reason, places in _roots(store, everything, spare_adopted):
+        family = ancestry(store, places)
+        for place in places:
+            found.needed.setdefault(artifact_member(store, *place).id, reason)
+        for member in family.artifacts:
+            ancestors.setdefault(member.id, f"an ancestor of what is {reason}")
+        for member in family.members.values():
+            if member.input is None:
+                continue
+            # Another artifact of its address was asked for with the same inputs: its ancestors are those of the lost.
+            if member.stand_in is None:
+                child = next(link.child for link in family.links if link.parent == member.id)
+                told = f"is not in the store, so that nobody can tell what else {child} descends from"
+                found.problems.append(Problem("broken_lineage", member.input.path, told, f"build {child} again"))
+    found.needed = ancestors | found.needed
+    for folder, manifest in everything:
+        member = artifact_member(store, folder, manifest)
+        if member.id not in found.needed:
+            size = sum(file.size for file in manifest.files)
+            found.artifacts.append(Garbage(member.id, folder, size, _why_not(manifest, folder)))
+    found.work = list(_stale_work(store))
+    return found
+
+
+def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
+    """Removes folders; returns those that went. One that somebody builds right now is left alone.
+
+    A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
+    """
+    removed = []
+    for item in garbage:
+        stage, name = item.folder.parent.name, item.folder.name
+        lease = store.leases.acquire(f"{stage}/{name.partition('.')[0]}", stop_if=lambda: True)
+        if lease is None:
+            continue
+        try:
+            trash = store.root / ".work" / ".trash" / f"{stage}-{name}-{os.getpid()}-{time.time_ns()}"
+            trash.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(item.folder, trash)
+        except FileNotFoundError:
+            continue
+        finally:
+            lease.release()
+        shutil.rmtree(trash)
+        removed.append(item)
+    return removed
+
+
+def refuse_if_unsure(found: Survey) -> None:
+    """Raises StageError if what is needed cannot be told for certain."""
+    if found.problems:
+        first = found.problems[0]
+        told = f"nothing was removed: {first.message}" + (f" ({len(found.problems)} such)" * (len(found.problems) > 1))
+        raise stage_error(first.code, first.path, told, first.fix)
+
+
+def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterator[tuple[str, list[Place]]]:
+    yield "registered", [place for place in everything if place[1].stage == REGISTER]
+    pins = set(Pins(store.root).read())
+    yield "pinned", [place for place in everything if artifact_member(store, *place).id in pins]
+    yield "in use", list(_in_use(store))
+    journals = _journals(store)
+    for name in sorted({begun["pipeline"] for _, begun in journals}):
+        runs = [(journal, begun) for journal, begun in journals if begun["pipeline"] == name]
+        yield f"of the newest run of {name}", list(_newest(store, runs))
+    if spare_adopted:
+        yield "adopted", [place for place in everything if place[1].adopted is not None]
+
+
+def _journals(store: Store) -> list[tuple[RunJournal, dict]]:
+    """The runs of a store, newest first, each with what it was about."""
+    runs = store.layout.runs
+    folders = sorted(runs.iterdir(), reverse=True) if runs.is_dir() else []
+    journals = [RunJournal(runs, folder.name) for folder in folders]
+    return [(journal, begun) for journal in journals if "pipeline" in (begun := journal.begun())]
+
+
+def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[Place]:
+    seen: set[str] = set()
+    for journal, begun in runs:
+        result = journal.result()
+        if result is None:
+            continue
+        rows = {row["stage"]: row for row in result["stages"] if row["status"] in HAS_ARTIFACT}
+        for row in rows.values():
+            if row["stage"] not in seen and (place := _place(store, row)):
+                yield place
+        seen |= set(rows)
+        if result["status"] == "done" and _is_whole(begun):
+            return
+
+
+def _is_whole(begun: dict) -> bool:
+    selection = begun.get("selection")
+    return selection is not None and not any(selection[key] for key in ("only", "from_", "until"))
+
+
+def _in_use(store: Store) -> Iterator[Place]:
+    """What runs that have not ended came to so far, what is being built again, and what builds in progress read."""
+    for journal, begun in _journals(store):
+        if journal.result() is None and _goes_on(journal, begun):
+            rows = [line for line in journal.read() if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
+            yield from (place for row in rows if (place := _place(store, row)))
+    for key in store.leases.living():
+        stage, _, name = key.partition("/")
+        if manifest := store.find(stage, name):
+            yield store.path(manifest), manifest
+        for folder in _inputs_of_build(store.layout.work(stage, name)):
+            if manifest := store.read(folder):
+                yield folder, manifest
+
+
+def _goes_on(journal: RunJournal, begun: dict) -> bool:
+    """True if the run's process lives here, or may live elsewhere: its journal was written to within a day."""
+    here = begun.get("pid") and started_at(begun["pid"]) is not None
+    return bool(here) or time.time() - journal.path.stat().st_mtime < STALE_S
+
+
+def _inputs_of_build(work: Path) -> list[Path]:
+    try:
+        job = json.loads((work / "scratch" / "job.json").read_text(encoding="utf8"))
+    except (FileNotFoundError, ValueError):
+        return []
+    return [Path(folder) for folder in job["inputs"].values()]
+
+
+def _place(store: Store, row: dict) -> Place | None:
+    stage, name = row["stage"], row["fingerprint"]
+    return locate(store, Input(stage, name, row["digest"], f"{stage}/{name}"))
+
+
+def _why_not(manifest: Manifest, folder: Path) -> str:
+    if "." in folder.name:
+        return "replaced by a later build, and nothing that is needed descends from it"
+    if manifest.adopted is not None:
+        return "adopted, and nothing that is needed descends from it"
+    made = f"made by {manifest.pipeline} on {manifest.finished[:10]}" if manifest.pipeline else "made by no pipeline"
+    return f"{made}, not needed since"
+
+
+def _unreadable(store: Store) -> Iterator[Problem]:
+    for stage in store.layout.stages():
+        for folder in store.layout.artifacts(stage):
+            if store.read(folder) is None:
+                told = "cannot be read, so that nobody can tell what its artifact descends from"
+                yield Problem("unreadable_manifest", str(folder / MANIFEST), told, "move the folder out of the store")
+
+
+def _stale_work(store: Store) -> Iterator[Garbage]:
+    """Unfinished work that no living lease holds and nobody touched for a day."""
+    living = set(store.leases.living())
+    for folder in sorted((store.root / ".work").glob("*/*")):
+        paths = [folder, *folder.rglob("*")]
+        touched = max(path.lstat().st_mtime for path in paths)
+        key = f"{folder.parent.name}/{folder.name}"
+        if folder.is_dir() and key not in living and time.time() - touched > STALE_S:
+            days = (time.time() - touched) / 86400
+            size = sum(path.lstat().st_size for path in paths if path.is_file())
+            yield Garbage(f".work/{key}", folder, size, f"unfinished, untouched for {days:.0f} days")
