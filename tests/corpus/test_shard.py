@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +21,24 @@ from infra.errors import StageError
 
 
 @pytest.fixture
-def read_back() -> Iterator:
-    """read_back(folder) gives the samples in order through StreamingDataset; its shared memory is freed afterwards."""
-    from streaming import StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
+def read_back(tmp_path: Path) -> Callable[[Path], list[dict]]:
+    """read_back(folder) gives the samples in order through StreamingDataset.
 
-    clean_stale_shared_memory()
-    datasets = []
+    Each call reads a copy of its own: streaming names shared memory after the folder, keeps it until the process ends,
+    and its way to clean up takes away that of other processes too.
+    """
+    from streaming import StreamingDataset
+
+    count = 0
 
     def read(folder: Path) -> list[dict]:
-        dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
-        datasets.append(dataset)
+        nonlocal count
+        count += 1
+        copy = shutil.copytree(folder, tmp_path / f"copy-{count}")
+        dataset = StreamingDataset(local=str(copy), shuffle=False, batch_size=1)
         return [dataset[i] for i in range(len(dataset))]
 
-    yield read
-    datasets.clear()
-    clean_stale_shared_memory()
+    return read
 
 
 def test_samples_read_back_are_the_documents_joined(shards, documents, trained_tokenizer, read_back):
