@@ -34,6 +34,9 @@ from tasks.build import Done, Surroundings
 from tasks.task import stage_task
 from tasks.turns import Turns
 
+COURIER = "STEMMA_COURIER"
+"""Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
+
 STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
 """Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
 
@@ -163,6 +166,7 @@ class PipelineRun:
         self.journal.begin(
             pipeline=self.config.name,
             config=self.config_path,
+            selection=self.selection.model_dump(mode="json"),
             flow_run_id=self.around.flow_run_id,
             flow_run_url=self.around.flow_run_url,
         )
@@ -178,7 +182,8 @@ class PipelineRun:
                 {"commit": str(code["commit"]), "dirty": str(code["dirty"]), "lock": lock_hash()},
             )
         )
-        ensure_courier(self.store.root)
+        if os.environ.get(COURIER) != "off":
+            ensure_courier(self.store.root)
 
     def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
         told: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]

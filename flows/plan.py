@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.graph import Graph
+from flows.graph import Graph, ancestors
 from infra.errors import MissingUpstream, Problem, StageError, StemmaError
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -96,7 +96,7 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
     if not needed:
         return {}
     rows = plan(nodes, store)
-    missing = []
+    missing: dict[str, Problem] = {}
     found: dict[str, Manifest] = {}
     for name in nodes:
         if name not in needed:
@@ -104,16 +104,16 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
         manifest = rows[name].manifest
         if manifest is None:
             user = next(other for other in chosen if name in nodes[other].upstream)
-            missing.append(
-                Problem(
-                    "missing_upstream",
-                    name,
-                    f"{user} needs the artifact of {name}, which is not there ({rows[name].because[0]})",
-                    f"stemma run {config_path} --until {name}",
-                )
+            missing[name] = Problem(
+                "missing_upstream",
+                name,
+                f"{user} needs the artifact of {name}, which is not there ({rows[name].because[0]})",
+                f"stemma run {config_path} --until {name}",
             )
         else:
             found[name] = manifest
+    # The command that builds one also builds what that one needs: no need to name those too.
+    implied = {up for name in missing for up in ancestors(nodes, [name]) if up != name}
     if missing:
-        raise MissingUpstream(*missing)
+        raise MissingUpstream(*(problem for name, problem in missing.items() if name not in implied))
     return found

@@ -74,7 +74,8 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
     from infra.servers.private import private_prefect_server
 
     with ExitStack() as stack:
-        if url is None:
+        url = url or os.environ.get("PREFECT_API_URL")
+        if not url:
             url = stack.enter_context(private_prefect_server())
             os.environ[PRIVATE] = "1"
         os.environ["PREFECT_API_URL"] = url

@@ -1,0 +1,94 @@
+"""What all tests share: one Prefect server a worker, and stores that are built once and copied."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.servers.private import private_prefect_server
+from tests.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.pipelines import data_config
+
+SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"})
+
+
+@pytest.fixture(scope="session")
+def prefect_url() -> Iterator[str]:
+    """A real Prefect server for this test worker."""
+    with private_prefect_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def env(prefect_url: str) -> dict[str, str]:
+    """The environment of commands under test: they use the worker's Prefect server instead of starting their own."""
+    return environment(PREFECT_API_URL=prefect_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+
+
+@pytest.fixture
+def run(env: dict[str, str]) -> Callable[..., Answer]:
+    """`run("check", config, …)`: the real command, its document and exit code."""
+
+    def call(*arguments: str | Path, **variables: str) -> Answer:
+        return stemma(*arguments, env={**env, **variables})
+
+    return call
+
+
+@contextmanager
+def built_once(folder: Path) -> Iterator[bool]:
+    """Yields True to the one test worker that is to fill the folder; the others wait until it is full."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    done = folder.with_name(f"{folder.name}.done")
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if done.exists():
+            yield False
+            return
+        folder.mkdir(exist_ok=True)
+        yield True
+        done.touch()
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all test workers of this session."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def built_data(session_folder: Path, env: dict[str, str]) -> Path:
+    """A folder with `config.yaml`, `text.jsonl` and the finished `store` of the tiny data pipeline. Read only."""
+    folder = session_folder / "data-pipeline"
+    with built_once(folder) as mine:
+        if mine:
+            config = write_config(folder / "config.yaml", data_config(folder))
+            answer = stemma("run", config, "--root", folder / "store", env=env)
+            assert answer.code == 0, (answer.document["errors"], answer.stderr)
+    return folder
+
+
+@pytest.fixture
+def data_pipeline(built_data: Path, tmp_path: Path) -> Path:
+    """A copy of `built_data` for a test that changes it; its config names the copied source."""
+    folder = tmp_path / "data"
+    shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    write_config(folder / "config.yaml", data_config(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Public data sets beside the checkout; tests that need them skip where they are not."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the shared data folder is not on this machine")
+    return SHARED_DATA

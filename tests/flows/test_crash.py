@@ -1,0 +1,133 @@
+"""Killed at any moment: the next run trusts nothing half-built, and continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.command import environment, finish, start, stemma, write_config
+from tests.pipelines import data_config
+
+
+def wait_until(what: Callable[[], object], timeout_s: float = 120) -> object:
+    """Polls until `what()` is true and returns it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"still not: {what}")
+
+
+def running_stage(store: Path, stage: str) -> psutil.Process | None:
+    """The process that builds a stage of this store now."""
+    for job in (store / ".work" / stage).glob("*/scratch/job.json"):
+        for process in psutil.process_iter(["cmdline"]):
+            if str(job) in (process.info["cmdline"] or []):
+                return process
+    return None
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "config.yaml", data_config(tmp_path))
+
+
+@pytest.mark.parametrize("stage", ["ingest", "clean"])
+def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
+    env: dict[str, str], config: Path, tmp_path: Path, stage: str
+) -> None:
+    store = tmp_path / "store"
+    first = start("run", config, "--root", store, env=env)
+    child = wait_until(lambda: running_stage(store, stage))
+    assert isinstance(child, psutil.Process)
+
+    first.kill()
+    first.communicate()
+    wait_until(lambda: gone(child), timeout_s=10)
+    assert not list((store / stage).glob("*")) if (store / stage).exists() else True
+
+    second = stemma("run", config, "--root", store, env=env)
+    assert second.code == 0, second.document["errors"]
+    assert stage in second.with_status("built")
+    assert "taking over from" in second.stderr
+    assert stemma("run", config, "--root", store, env=env).with_status("built") == set()
+
+
+def test_a_killed_stage_is_named_and_the_next_run_builds_it(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    first = start("run", config, "--root", store, env=env)
+    child = wait_until(lambda: running_stage(store, "clean"))
+    assert isinstance(child, psutil.Process)
+    child.kill()
+
+    answer = finish(first)
+
+    assert answer.code == 1
+    assert answer.statuses() == {"ingest": "built", "validate": "built", "clean": "failed", "tokenizer": "skipped"}
+    (problem,) = answer.document["errors"]
+    assert (problem["code"], problem["path"]) == ("killed", "clean")
+    assert "out of memory" in problem["message"]
+    second = stemma("run", config, "--root", store, env=env)
+    assert second.with_status("built") == {"clean", "tokenizer"}
+
+
+def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    process = start("run", config, "--root", store, env=env)
+    child = wait_until(lambda: running_stage(store, "ingest"))
+    assert isinstance(child, psutil.Process)
+
+    process.send_signal(signal.SIGINT)
+    answer = finish(process, timeout_s=60)
+
+    assert (answer.code, answer.document["status"]) == (130, "cancelled")
+    assert gone(child)
+    assert stemma("run", config, "--root", store, env=env).code == 0
+
+
+def test_a_failed_validation_stops_its_branch_and_names_the_expectation(
+    env: dict[str, str], config: Path, tmp_path: Path
+) -> None:
+    answer = stemma("run", config, "--root", tmp_path / "store", "--set", "validate.documents.min_rows=5000", env=env)
+    assert answer.code == 1
+    assert answer.statuses() == {"ingest": "built", "validate": "failed", "clean": "skipped", "tokenizer": "skipped"}
+    assert answer.document["errors"][0]["code"] == "validation_failed"
+    assert "5,000" in answer.document["errors"][0]["message"] or "5000" in answer.document["errors"][0]["message"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root to mount")
+def test_a_full_disk_is_named_and_leaves_no_artifact(env: dict[str, str], tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(store)], check=False)
+    if mounted.returncode:
+        pytest.skip("this machine does not let root mount a small file system")
+    try:
+        config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
+        answer = stemma("run", config, "--root", store, env=env)
+    finally:
+        subprocess.run(["umount", "-l", str(store)], check=True)
+    assert answer.code == 1
+    assert answer.document["errors"][0]["code"] == "disk_full", json.dumps(answer.document["errors"])
+    assert not answer.with_status("built")
+
+
+def test_a_private_server_is_started_when_none_runs(config: Path, tmp_path: Path) -> None:
+    variables = environment()
+    variables.pop("PREFECT_API_URL", None)
+    answer = stemma("run", config, "--root", tmp_path / "store", "--until", "ingest", env=variables)
+    assert answer.code == 0, answer.document["errors"]
+    assert "private server" in answer.stderr
