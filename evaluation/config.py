@@ -153,7 +153,7 @@ class ToxicityConfig(Config):
     limit: int | None = Field(None, ge=1)
     """Only the first so many prompts."""
     samples_per_prompt: int = Field(25, ge=1)
-    """Continuations of each prompt; the expected maximum is over these (25 in the paper) and grows with their number."""
+    """Continuations of each prompt (25 in the paper); the expected maximum grows with their number."""
     max_new_tokens: int = Field(20, ge=1)
     """Length of a continuation in tokens (20 in the paper)."""
     temperature: float = Field(1.0, gt=0)
@@ -165,7 +165,7 @@ class ToxicityConfig(Config):
 
 
 class BiasConfig(Config):
-    """Compares the likelihoods of stereotyping sentences and their counterparts (CrowS-Pairs, Nangia et al. 2020)."""
+    """Compares the likelihoods of stereotyping sentences and their counterparts (Nangia et al. 2020)."""
 
     pairs: SourcePath | None = None
     """A CSV file with the columns of CrowS-Pairs (sent_more, sent_less, stereo_antistereo, bias_type); by default the

@@ -224,10 +224,14 @@ REPEATED_WORD = [
 ]
 
 QUANTITY = [
-    *_swap(["How {} items are there?", "So {} errors were found.", "Not {} files are this large.", "Too {} arguments were given."],
-           "many", "much"),
-    *_swap(["How {} memory is used?", "So {} time was lost.", "Not {} space is left.", "Too {} water was in the glass."],
-           "much", "many"),
+    *((f"{a} many {b}", f"{a} much {b}") for a, b in [
+        ("How", "items are there?"), ("So", "errors were found."), ("Not", "files are this large."),
+        ("Too", "arguments were given."),
+    ]),
+    *((f"{a} much {b}", f"{a} many {b}") for a, b in [
+        ("How", "memory is used?"), ("So", "time was lost."), ("Not", "space is left."),
+        ("Too", "water was in the glass."),
+    ]),
     ("It uses less memory than before.", "It uses fewer memory than before."),
     ("One of the arguments is missing.", "One of the argument is missing."),
     ("Two files were found.", "Two file were found."),

@@ -1,0 +1,162 @@
+"""The family of the pipeline's artifacts as a picture: layers from left to right, an arrow for each input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+from evaluation.artifacts import Artifact
+
+NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 118, 40, 30, 16
+SWEEPS = 12
+
+
+@dataclass(frozen=True)
+class Edge:
+    """From an input to what was made of it. gate: it had to exist, but its bytes do not bear on the result."""
+
+    source: str
+    target: str
+    gate: bool = False
+
+
+def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
+    """The edges between the artifacts, found by address in their manifests."""
+    by_address = {
+        (one.manifest.stage, one.manifest.fingerprint): id for id, one in artifacts.items() if one.manifest is not None
+    }
+    edges = []
+    for id, one in artifacts.items():
+        if one.manifest is None:
+            continue
+        for inputs, gate in ((one.manifest.inputs, False), (one.manifest.gates, True)):
+            for wanted in inputs.values():
+                source = by_address.get((wanted.stage, wanted.fingerprint))
+                if source is not None and source != id:
+                    edges.append(Edge(source, id, gate))
+    return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.gate))
+
+
+def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
+    """The layer of each node: one more than the deepest of its inputs."""
+    inputs: dict[str, list[str]] = {id: [] for id in ids}
+    for edge in edges:
+        inputs[edge.target].append(edge.source)
+    depth: dict[str, int] = {}
+
+    def of(id: str) -> int:
+        if id not in depth:
+            depth[id] = 1 + max((of(source) for source in inputs[id]), default=-1)
+        return depth[id]
+
+    for id in ids:
+        of(id)
+    # A source is drawn next to what first uses it, not at the far left.
+    for id in ids:
+        targets = [depth[edge.target] for edge in edges if edge.source == id]
+        if not inputs[id] and targets:
+            depth[id] = min(targets) - 1
+    return depth
+
+
+def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str, int]) -> tuple[list[list[str]], list]:
+    """Nodes of each layer from top to bottom, with few crossings, and the edges cut into steps of one layer.
+
+    Edges over several layers pass through unnamed places (`source>target@layer`), so that they go between the nodes.
+    """
+    layers: list[list[str]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
+    for id in ids:
+        layers[depth[id]].append(id)
+    steps: list[tuple[str, str]] = []
+    for edge in edges:
+        last = edge.source
+        for layer in range(depth[edge.source] + 1, depth[edge.target]):
+            place = f"{edge.source}>{edge.target}@{layer}"
+            layers[layer].append(place)
+            steps.append((last, place))
+            last = place
+        steps.append((last, edge.target))
+    for sweep in range(SWEEPS):
+        forward = sweep % 2 == 0
+        for number in range(len(layers)) if forward else range(len(layers) - 1, -1, -1):
+            neighbour = number - 1 if forward else number + 1
+            if not 0 <= neighbour < len(layers):
+                continue
+            row = {id: place for place, id in enumerate(layers[neighbour])}
+
+            def centre(id: str, own: int, row: Mapping[str, int] = row, forward: bool = forward) -> float:
+                near = [row[a] for a, b in steps if b == id and a in row] if forward else []
+                near = near or [row[b] for a, b in steps if a == id and b in row]
+                return sum(near) / len(near) if near else own
+
+            places = {id: centre(id, own) for own, id in enumerate(layers[number])}
+            layers[number].sort(key=lambda id: places[id])
+    return layers, steps
+
+
+def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
+    """The picture; empty without artifacts."""
+    ids = list(artifacts)
+    if not ids:
+        return Markup("")
+    edges = edges_of(artifacts)
+    layers, _ = ordered_layers(ids, edges, layers_of(ids, edges))
+    tallest = max(sum(_height(id) + ROW_GAP for id in layer) for layer in layers)
+    places: dict[str, tuple[float, float]] = {}
+    for number, layer in enumerate(layers):
+        y = (tallest - sum(_height(id) + ROW_GAP for id in layer)) / 2
+        for id in layer:
+            places[id] = (number * (NODE_WIDTH + LAYER_GAP) + 4, y + 4)
+            y += _height(id) + ROW_GAP
+    width = len(layers) * (NODE_WIDTH + LAYER_GAP) - LAYER_GAP + 8
+    parts = [
+        f'<svg viewBox="0 0 {width} {tallest:.0f}" style="min-width:{0.8 * width:.0f}px" role="img" '
+        'aria-label="lineage of the artifacts" class="chart lineage">'
+    ]
+    parts += [_arrow(edge, places) for edge in edges]
+    parts += [_node(artifacts[id], *places[id]) for id in ids]
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def _height(id: str) -> int:
+    return 4 if "@" in id else NODE_HEIGHT
+
+
+def _arrow(edge: Edge, places: Mapping[str, tuple[float, float]]) -> str:
+    x, y = places[edge.source]
+    x, y = x + NODE_WIDTH, y + NODE_HEIGHT / 2
+    path = f"M{x:.0f},{y:.0f}"
+    stops = sorted(
+        (p for id, p in places.items() if id.startswith(f"{edge.source}>{edge.target}@")), key=lambda p: p[0]
+    )
+    for left, top in stops:
+        path += _bend(x, y, left, top + 2) + f"L{left + NODE_WIDTH:.0f},{top + 2:.0f}"
+        x, y = left + NODE_WIDTH, top + 2
+    left, top = places[edge.target]
+    path += _bend(x, y, left, top + NODE_HEIGHT / 2)
+    label = escape(f"{edge.source} → {edge.target}" + (" (must exist first)" if edge.gate else ""))
+    return f'<path class="edge{" gate" if edge.gate else ""}" d="{path}"><title>{label}</title></path>'
+
+
+def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
+    middle = (x + to_x) / 2
+    return f"C{middle:.0f},{y:.0f} {middle:.0f},{to_y:.0f} {to_x:.0f},{to_y:.0f}"
+
+
+def _node(one: Artifact, x: float, y: float) -> str:
+    manifest = one.manifest
+    digest = manifest.digest[:10] if manifest else "no manifest"
+    told = one.id
+    if manifest:
+        told = f"{one.id}\nfingerprint {manifest.fingerprint}\ndigest {manifest.digest}\n{one.headline}"
+    kind = "model" if one.stage in {"pretrain", "base_model", "sft", "rlhf", "reward_model"} else "other"
+    name = one.id if len(one.id) <= 17 else one.id[:16] + "…"
+    return (
+        f'<g class="node {kind}"><title>{escape(told)}</title>'
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="7"/>'
+        f'<text class="name" x="{x + 9:.0f}" y="{y + 17:.0f}">{escape(name)}</text>'
+        f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(digest)}</text></g>'
+    )

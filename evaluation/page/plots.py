@@ -1,0 +1,215 @@
+"""Drawings as inline SVG; their colours come from the page's style sheet, so that they follow light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from markupsafe import Markup
+
+from evaluation.page.words import compact
+
+Point = tuple[float, float]
+MAX_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series (x, y) with its label; `style` is a class of the style sheet: train, validation, base, sft, rlhf."""
+
+    label: str
+    points: Sequence[Point]
+    style: str
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line that stands for a baseline."""
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An estimate with its interval; bounds may be missing."""
+
+    label: str
+    style: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of an interval plot: marks of several models, and what guessing or indifference would give."""
+
+    label: str
+    marks: Sequence[Mark] = field(default_factory=tuple)
+    reference: float | None = None
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers that span [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    if high <= low:
+        high = low + 1
+    raw = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(step * i, 12) for i in range(first, last + 1)]
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """At most MAX_POINTS points, each the mean of as many neighbours: a long run is no heavier than a short one."""
+    if len(points) <= MAX_POINTS:
+        return list(points)
+    width = math.ceil(len(points) / MAX_POINTS)
+    groups = [points[i : i + width] for i in range(0, len(points), width)]
+    return [(group[-1][0], math.fsum(y for _, y in group) / len(group)) for group in groups]
+
+
+def smoothed(points: Sequence[Point], half_life: float) -> list[Point]:
+    """The exponential moving mean over steps, corrected for its start."""
+    keep = 0.5 ** (1 / max(half_life, 1e-9))
+    mean, weight, out = 0.0, 0.0, []
+    for x, y in points:
+        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
+        out.append((x, mean / weight))
+    return out
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    levels: Sequence[Level] = (),
+    width: int = 520,
+    height: int = 270,
+    y_format: Callable[[float], str] = compact,
+    from_zero: bool = False,
+) -> Markup:
+    """Lines over steps. Empty without a single point."""
+    drawn = [(line, thinned(line.points)) for line in lines if line.points]
+    if not drawn:
+        return Markup("")
+    xs = [x for _, points in drawn for x, _ in points]
+    # Noise of single batches must not set the scale: it is cut at the 1st and 99th hundredth, but never for the rest.
+    ys = sorted(y for line, points in drawn for _, y in points if not line.faint)
+    ys = ys or sorted(y for _, points in drawn for _, y in points)
+    ys += [level.value for level in levels]
+    y_ticks = ticks(min(0.0, *ys) if from_zero else min(ys), max(ys), 5)
+    x_ticks = [tick for tick in ticks(min(xs), max(xs), 5) if min(xs) <= tick <= max(xs)]
+    left, right, top, bottom = 52, 12, 16, 40
+    y_low, y_high = y_ticks[0], y_ticks[-1]
+    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
+
+    def across(x: float) -> str:
+        return f"{left + (x - x_low) / (x_high - x_low) * (width - left - right):.1f}"
+
+    def down(y: float) -> float:
+        return top + (y_high - min(max(y, y_low), y_high)) / (y_high - y_low) * (height - top - bottom)
+
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart">']
+    for tick in y_ticks:
+        y = f"{down(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
+        parts.append(
+            f'<text class="tick" x="{left - 7}" y="{down(tick) + 3.5:.1f}" text-anchor="end">{y_format(tick)}</text>'
+        )
+    for tick in x_ticks:
+        x = across(tick)
+        parts.append(
+            f'<text class="tick" x="{x}" y="{height - bottom + 16}" text-anchor="middle">{compact(tick)}</text>'
+        )
+    parts.append(f'<text class="axis" x="{width - right}" y="{height - 6}" text-anchor="end">{escape(x_label)}</text>')
+    parts.append(f'<text class="axis" x="{left}" y="{height - 6}">{escape(y_label)}</text>')
+    for level in levels:
+        y = f"{down(level.value):.1f}"
+        parts.append(f'<line class="level" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
+        text = f"{level.label} {y_format(level.value)}"
+        place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
+        parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
+    for line, points in drawn:
+        path = " ".join(f"{across(x)},{down(y):.1f}" for x, y in points)
+        faint = " faint" if line.faint else ""
+        parts.append(
+            f'<polyline class="line {line.style}{faint}" points="{path}"><title>{escape(line.label)}</title></polyline>'
+        )
+        if len(points) <= 40 and not line.faint:
+            parts += [
+                f'<circle class="dot {line.style}" cx="{across(step)}" cy="{down(value):.1f}" r="2.6">'
+                f"<title>{escape(f'{line.label}: {y_format(value)} at {compact(step)}')}</title></circle>"
+                for step, value in points
+            ]
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def interval_plot(
+    title: str,
+    rows: Sequence[Row],
+    *,
+    value_format: Callable[[float], str],
+    span: tuple[float, float] | None = None,
+    width: int = 720,
+    reference_label: str = "",
+) -> Markup:
+    """Estimates with whiskers, a row a task or category, a colour a model; a dashed line where guessing would be."""
+    rows = [row for row in rows if row.marks]
+    if not rows:
+        return Markup("")
+    ends = [v for row in rows for m in row.marks for v in (m.value, m.low, m.high) if v is not None]
+    ends += [row.reference for row in rows if row.reference is not None]
+    low, high = span or (min(ends), max(ends))
+    scale = ticks(low, high, 6)
+    left, right, top, bottom, step, gap = 150, 78, 8, 26, 17, 14
+    heights = [step * len(row.marks) + gap for row in rows]
+    height = top + sum(heights) + bottom
+
+    def across(value: float) -> float:
+        return left + (value - scale[0]) / (scale[-1] - scale[0]) * (width - left - right)
+
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart">']
+    for tick in scale:
+        x = f"{across(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{height - bottom}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{height - 9}" text-anchor="middle">{value_format(tick)}</text>')
+    y = float(top)
+    for row, tall in zip(rows, heights, strict=True):
+        middle = y + tall / 2
+        parts.append(
+            f'<text class="row-label" x="{left - 12}" y="{middle + 4:.1f}" text-anchor="end">{escape(row.label)}</text>'
+        )
+        if row.reference is not None:
+            x = f"{across(row.reference):.1f}"
+            parts.append(f'<line class="level" x1="{x}" x2="{x}" y1="{y + 3:.1f}" y2="{y + tall - 3:.1f}"/>')
+        for number, mark in enumerate(row.marks):
+            parts.append(_whisker(mark, y + gap / 2 + step * (number + 0.5), across, value_format, width - right + 8))
+        y += tall
+    if reference_label:
+        parts.append(f'<text class="axis" x="2" y="{height - 9}">┆ {escape(reference_label)}</text>')
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def _whisker(
+    mark: Mark, y: float, across: Callable[[float], float], value_format: Callable[[float], str], label_x: float
+) -> str:
+    told = f"{mark.label}: {value_format(mark.value)}"
+    parts = []
+    if mark.low is not None and mark.high is not None:
+        told += f" ({value_format(mark.low)} to {value_format(mark.high)})"
+        x1, x2 = across(mark.low), across(mark.high)
+        parts.append(f'<line class="whisker {mark.style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    parts.append(f'<circle class="dot {mark.style}" cx="{across(mark.value):.1f}" cy="{y:.1f}" r="4.5"/>')
+    parts.append(
+        f'<text class="mark-label {mark.style}" x="{label_x:.1f}" y="{y + 4:.1f}">{escape(mark.label)} '
+        f"{escape(value_format(mark.value))}</text>"
+    )
+    return f"<g><title>{escape(told)}</title>{''.join(parts)}</g>"

@@ -1,0 +1,56 @@
+"""The register stage: gates, the model card, and the record by which a model is registered.
+
+python -m evaluation.register --input model=MODEL_DIR --input safety_base=SAFETY_DIR --out OUT
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from evaluation.config import RegisterConfig
+from infra.errors import GateRefused
+from infra.run import Result, Run
+
+
+def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Judges the model by the gates and writes MODEL_CARD.md and registration.json.
+
+    inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its stage id.
+    Raises infra.errors.GateRefused naming every figure that broke its bound, its value and the bound.
+    """
+    from evaluation.artifacts import ancestors, read_artifacts
+    from evaluation.card import model_card
+    from evaluation.gates import judge, refusals
+
+    artifacts = read_artifacts(inputs)
+    model = artifacts["model"]
+    name = config.name or model.stage
+    figures = {f"{key}.{figure}": value for key, one in artifacts.items() for figure, value in one.figures.items()}
+    figures |= {f"{model.stage}.{figure}": value for figure, value in model.figures.items()}
+    verdicts = judge(config.gates, figures)
+    if problems := refusals(verdicts):
+        raise GateRefused(*problems)
+    evaluations = {key: one for key, one in artifacts.items() if key.startswith(("benchmarks", "safety"))}
+    card = model_card(config, name, model, ancestors(model), evaluations, verdicts)
+    (out_dir / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    registration = {
+        "name": name,
+        "stage": model.stage,
+        "fingerprint": model.manifest.fingerprint if model.manifest else None,
+        "digest": model.manifest.digest if model.manifest else None,
+        "figures": {key: value for key, value in sorted(figures.items()) if not key.startswith("model.")},
+        "gates": [verdict.as_json() for verdict in verdicts],
+    }
+    text = json.dumps(registration, indent=1, sort_keys=True, ensure_ascii=False)
+    (out_dir / "registration.json").write_text(text + "\n", encoding="utf-8")
+    held = f"{len(verdicts)} gates kept" if verdicts else "no gates set"
+    run.event("judged", f"{name}: {held}")
+    return Result({"gates": float(len(verdicts))}, f"{name}, {held}")
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(register, RegisterConfig)
