@@ -1,12 +1,12 @@
 """Where things lie under a store's root.
 
-    <root>/format                           the version of this layout
-    <root>/<stage>/<fingerprint>/           a finished artifact: payload, aux/, manifest.json
-    <root>/<stage>/<fingerprint>.<digest8>/ what a later build of the same address replaced
-    <root>/.work/<stage>/<fingerprint>/     unfinished work: artifact/ (to be renamed) and scratch/ (checkpoints, journal)
-    <root>/.state/                          hash book and leases; can be thrown away when nothing runs
-    <root>/runs/<run id>/                   the journal and result of each pipeline run
-    <root>/mlflow, lineage, servers         the tracking store, its outbox, and the servers' state
+<root>/format                           the version of this layout
+<root>/<stage>/<fingerprint>/           a finished artifact: payload, aux/, manifest.json
+<root>/<stage>/<fingerprint>.<digest8>/ what a later build of the same address replaced
+<root>/.work/<stage>/<fingerprint>/     unfinished work: artifact/ (to be renamed) and scratch/ (checkpoints, journal)
+<root>/.state/                          hash book and leases; can be thrown away when nothing runs
+<root>/runs/<run id>/                   the journal and result of each pipeline run
+<root>/mlflow, lineage, servers         the tracking store, its outbox, and the servers' state
 """
 
 from __future__ import annotations

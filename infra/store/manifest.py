@@ -97,11 +97,14 @@ class Manifest:
             raise ValueError(f"{folder / MANIFEST}: schema {SCHEMA} was expected")
         known = {item.name for item in fields(cls)}
         data = {key: value for key, value in data.items() if key in known}
-        data["inputs"] = {name: Input(**item) for name, item in data["inputs"].items()}
-        data["gates"] = {name: Input(**item) for name, item in data["gates"].items()}
-        data["sources"] = tuple(SourceRecord(**item) for item in data["sources"])
-        data["files"] = tuple(File(**item) for item in data["files"])
-        return cls(**data)
+        try:
+            data["inputs"] = {name: Input(**item) for name, item in data["inputs"].items()}
+            data["gates"] = {name: Input(**item) for name, item in data["gates"].items()}
+            data["sources"] = tuple(SourceRecord(**item) for item in data["sources"])
+            data["files"] = tuple(File(**item) for item in data["files"])
+            return cls(**data)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / MANIFEST}: not as expected: {error}") from error
 
 
 def _plain(value: Any) -> Any:

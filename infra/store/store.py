@@ -47,7 +47,7 @@ class Store:
         """The manifest in a folder, None if there is no readable one: such a folder is no artifact."""
         try:
             return Manifest.read(folder)
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
 
     def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
@@ -79,9 +79,7 @@ class Store:
         """Hashes every file under a folder but its manifest, each once."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
         hashes = self.hashes.sha256(paths)
-        return tuple(
-            File(path.relative_to(folder).as_posix(), path.stat().st_size, hashes[path]) for path in paths
-        )
+        return tuple(File(path.relative_to(folder).as_posix(), path.stat().st_size, hashes[path]) for path in paths)
 
     def content_digest(self, files: tuple[File, ...]) -> str:
         """The digest that names an artifact as an input: its payload files only."""

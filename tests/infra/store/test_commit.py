@@ -1,0 +1,82 @@
+"""How finished work becomes an artifact, and what happens to the one that was there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.store.ancestry import locate
+from infra.store.store import Store
+from tests.artifacts import Make
+
+
+def test_a_finished_artifact_is_found_and_whole(store: Store, make: Make) -> None:
+    made = make("clean", {"documents/a": "text", "aux/log": "said"})
+    assert store.find("clean", made.fingerprint) == made
+    assert store.differences(store.path(made), made, read_all=True) == []
+    assert not list((store.root / ".work" / "clean").rglob("artifact"))
+
+
+def test_the_digest_is_that_of_the_payload_alone(make: Make) -> None:
+    one = make("clean", {"a": "text", "aux/log": "one"}, config={"x": 1})
+    other = make("clean", {"a": "text", "aux/log": "another"}, config={"x": 2})
+    assert one.digest == other.digest
+    assert one.digest != make("clean", {"a": "texts", "aux/log": "one"}, config={"x": 3}).digest
+
+
+def test_the_same_bytes_again_keep_the_folder_that_is_there(store: Store, make: Make) -> None:
+    first = make("clean", {"a": "text", "aux/log": "first"})
+    kept = store.path(first).stat().st_ino
+    again = make("clean", {"a": "text", "aux/log": "second"})
+    assert again == first
+    assert store.path(first).stat().st_ino == kept
+    assert (store.path(first) / "aux" / "log").read_text() == "first"
+
+
+def test_other_bytes_retire_the_old_artifact_and_lineage_still_finds_it(store: Store, make: Make) -> None:
+    old = make("clean", {"a": "text"})
+    model = make("pretrain", {"w": "1"}, inputs={"data": old})
+    new = make("clean", {"a": "other"})
+    assert (new.fingerprint, new.digest != old.digest) == (old.fingerprint, True)
+    assert store.find("clean", old.fingerprint) == new
+    retired = store.root / "clean" / f"{old.fingerprint}.{old.digest[:8]}"
+    assert locate(store, model.inputs["data"]) == (retired, old)
+    assert store.differences(retired, old, read_all=True) == []
+
+
+def test_the_same_bytes_mend_a_damaged_artifact(store: Store, make: Make) -> None:
+    made = make("clean", {"a": "text"})
+    (store.path(made) / "a").write_text("flip")
+    assert [item.what for item in store.differences(store.path(made), made)] == ["changed"]
+    make("clean", {"a": "text"})
+    assert (store.path(made) / "a").read_text() == "text"
+    assert [folder.name for folder in store.layout.artifacts("clean")] == [made.fingerprint]
+
+
+@pytest.mark.parametrize("left", ["", "{", '{"schema": 99}', "[]", '{"schema": 1, "inputs": 3}'])
+def test_a_folder_without_a_readable_manifest_is_no_artifact(store: Store, make: Make, left: str) -> None:
+    made = make("clean", {"a": "text"})
+    manifest = store.path(made) / "manifest.json"
+    manifest.unlink()
+    if left:
+        manifest.write_text(left)
+    assert store.find("clean", made.fingerprint) is None
+    assert list(store.manifests()) == []
+
+
+def test_a_crash_before_the_rename_leaves_no_artifact(store: Store, tmp_path: Path, make: Make) -> None:
+    made = make("clean", {"a": "text"})
+    unfinished = store.layout.work("shard", "0" * 16) / "artifact"
+    unfinished.mkdir(parents=True)
+    made.write(unfinished)
+    assert [manifest.stage for _, manifest in store.manifests()] == ["clean"]
+
+
+def test_every_kind_of_damage_is_named(store: Store, make: Make) -> None:
+    made = make("clean", {"a": "one", "b": "two", "c": "three"})
+    folder = store.path(made)
+    (folder / "a").unlink()
+    (folder / "b").write_text("owt")
+    found = [(item.path.name, item.what) for item in store.differences(folder, made)]
+    assert found == [("a", "missing"), ("b", "changed")]

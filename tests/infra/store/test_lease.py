@@ -1,0 +1,181 @@
+"""Leases between real processes: one builder at a time, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.store.lease import LEASE_S, Holder, Leases
+from tests.command import REPOSITORY
+
+HOLD = """
+import sys
+from pathlib import Path
+from infra.store.lease import Leases
+lease = Leases(Path(sys.argv[1])).acquire("sft/1")
+print("held", flush=True)
+sys.stdin.read()
+lease.release()
+"""
+
+WITH_A_WORKER = """
+import subprocess, sys
+from pathlib import Path
+from infra.store.lease import Leases
+lease = Leases(Path(sys.argv[1])).acquire("sft/1")
+worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
+lease.works_in(worker.pid)
+print(worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+COUNT = """
+import sys
+from pathlib import Path
+from infra.store.lease import Leases
+leases, number = Leases(Path(sys.argv[1])), Path(sys.argv[2])
+for _ in range(20):
+    lease = leases.acquire("number/1")
+    value = int(number.read_text())
+    number.write_text(str(value + 1))
+    lease.release()
+"""
+
+
+def start(code: str, *arguments: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "leases.sqlite"
+
+
+@pytest.fixture
+def holder(table: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lease of sft/1."""
+    process = start(HOLD, table)
+    assert said(process) == "held"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_living_holder_is_waited_for_and_named(table: Path, holder: subprocess.Popen[str]) -> None:
+    leases = Leases(table)
+    told: list[Holder] = []
+    assert leases.living() == ["sft/1"]
+    assert leases.acquire("sft/1", on_wait=told.append, stop_if=lambda: True) is None
+    assert [item.pid for item in told] == [holder.pid]
+
+
+def test_the_lease_goes_to_who_waits_once_it_is_released(table: Path, holder: subprocess.Popen[str]) -> None:
+    waiting = threading.Event()
+    got: list[Holder | None] = []
+
+    def wait() -> None:
+        lease = Leases(table).acquire("sft/1", on_wait=lambda _: waiting.set())
+        assert lease is not None
+        got.append(lease.taken_from)
+        lease.release()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(30)
+    assert holder.stdin is not None
+    holder.stdin.close()
+    thread.join(30)
+    assert got == [None]
+    assert Leases(table).living() == []
+
+
+def test_a_killed_holders_lease_is_taken_over_at_once(table: Path, holder: subprocess.Popen[str]) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    leases = Leases(table)
+    assert leases.living() == []
+    lease = leases.acquire("sft/1", stop_if=lambda: True)
+    assert lease is not None
+    assert lease.taken_from is not None
+    assert lease.taken_from.pid == holder.pid
+    lease.release()
+
+
+def test_nobody_takes_over_while_a_part_of_the_work_still_runs(table: Path) -> None:
+    process = start(WITH_A_WORKER, table)
+    worker = int(said(process))
+    try:
+        process.kill()
+        process.wait()
+        leases = Leases(table)
+        assert leases.acquire("sft/1", stop_if=lambda: True) is None
+    finally:
+        os.killpg(worker, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    lease = leases.acquire("sft/1", stop_if=lambda: time.monotonic() > deadline)
+    assert lease is not None
+    lease.release()
+
+
+def test_a_holder_elsewhere_is_dead_once_it_has_not_renewed_for_long(table: Path) -> None:
+    leases = Leases(table)
+    for key, age in (("old/1", LEASE_S + 1), ("new/1", LEASE_S / 2)):
+        with sqlite3.connect(table) as rows:
+            row = (key, "token", "another-host", 1, 0.0, 0, time.time() - age)
+            rows.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    assert leases.living() == ["new/1"]
+    assert leases.acquire("new/1", stop_if=lambda: True) is None
+    lease = leases.acquire("old/1", stop_if=lambda: True)
+    assert lease is not None
+    lease.release()
+
+
+def test_a_number_that_has_another_process_by_now_is_not_taken_for_the_holder(table: Path) -> None:
+    leases = Leases(table)
+    lease = leases.acquire("sft/1")
+    assert lease is not None
+    with sqlite3.connect(table) as rows:
+        rows.execute("UPDATE leases SET pid_started = pid_started - 1000, work_group = 0")
+    assert leases.living() == []
+    lease.release()
+
+
+def test_a_lease_that_was_taken_away_cannot_be_renewed_or_released(table: Path) -> None:
+    leases = Leases(table)
+    lease = leases.acquire("sft/1")
+    assert lease is not None
+    with sqlite3.connect(table) as rows:
+        rows.execute("UPDATE leases SET token = 'somebody else'")
+    assert not leases.update("sft/1", "the old token")
+    lease.release()
+    assert leases.living() == ["sft/1"]
+
+
+def test_four_processes_never_hold_one_lease_at_once(table: Path, tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    number.write_text("0")
+    processes = [start(COUNT, table, number) for _ in range(4)]
+    assert [process.wait(120) for process in processes] == [0] * 4
+    assert number.read_text() == "80"
+    for process in processes:
+        process.communicate()
