@@ -84,7 +84,7 @@ def read_sequences(folder: Path, count: int, length: int, seed: int) -> list[lis
 
 
 def _token_column(sample: dict[str, Any], folder: Path) -> np.ndarray:
-    arrays = [value for value in sample.values() if isinstance(value, np.ndarray) and value.ndim == 1]
-    if len(arrays) != 1:
-        raise stage_error("bad_shards", str(folder), f"expected one column of tokens, found {sorted(sample)}")
-    return arrays[0]
+    tokens = sample.get("tokens")
+    if not isinstance(tokens, np.ndarray):
+        raise stage_error("bad_shards", str(folder), f"expected a column tokens, found {sorted(sample)}")
+    return tokens

@@ -1,6 +1,6 @@
 """Runs one stage function by hand, without flows, store or servers.
 
-    python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
+python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
 """
 
 from __future__ import annotations

@@ -64,7 +64,11 @@ def canonical_json(value: Any) -> str:
 
 
 def fingerprint(
-    stage: str, version: int, config: BaseModel | Mapping[str, Any], inputs: Mapping[str, str], sources: Mapping[str, str]
+    stage: str,
+    version: int,
+    config: BaseModel | Mapping[str, Any],
+    inputs: Mapping[str, str],
+    sources: Mapping[str, str],
 ) -> str:
     """The address of an artifact: what was asked for, in 16 hex digits.
 

@@ -37,7 +37,7 @@ if ! .venv/bin/uv --version > /dev/null 2>&1; then
 fi
 echo "installing $(grep -c '^[a-zA-Z0-9]' requirements.lock) pinned packages into .venv" >&2
 export UV_LINK_MODE="${UV_LINK_MODE:-hardlink}"
-if ! .venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r requirements.lock; then
+if ! .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r requirements.lock; then
   # uv does not read pip's settings: behind a mirror that only pip knows, pip still works.
   echo "uv could not install; trying pip" >&2
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock

@@ -54,5 +54,5 @@ def expand(patterns: Iterable[str]) -> tuple[Path, ...]:
         elif path.exists():
             found.add(path)
         else:
-            found.update(map(Path, glob.glob(pattern, recursive=True)) or [path])
+            found.update([Path(name) for name in glob.glob(pattern, recursive=True)] or [path])
     return tuple(sorted(found))
