@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -54,8 +54,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _replace(source: Path, target: Path, put: object) -> None:
+def _replace(source: Path, target: Path, put: Callable[[Path, Path], object]) -> None:
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     hidden.unlink(missing_ok=True)
-    put(source, hidden)  # type: ignore[operator]
+    put(source, hidden)
     hidden.replace(target)

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import (
     Dataset,
@@ -47,6 +48,7 @@ METRICS_A_BATCH = 1000
 PARAMS_A_BATCH = 100
 SOURCES_SHOWN = 100
 DIGEST_LENGTH = 32
+VERSIONS_TAG = "mlflow.modelVersions"
 
 log = logging.getLogger("stemma.courier")
 
@@ -62,6 +64,8 @@ class Delivery:
         self._root = root
         self._ledger = ledger
         self._experiments: dict[str, str] = {}
+        # The registry looks logged models up at the global address, whatever its client was told.
+        mlflow.set_tracking_uri(uri)
         if uri == database_uri(root):
             with exclusive(root):
                 self._client = MlflowClient(uri, registry_uri=uri)
@@ -174,23 +178,31 @@ class Delivery:
         put_links(Path(message.path), artifact_folder(self._root, model.artifact_location))
         self._ensure_registered(message.name)
         versions = self._client.search_model_versions(f"name = '{_quoted(message.name)}'")
-        if any(version.tags.get("stemma.digest") == message.digest for version in versions):
-            return
+        known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
         tags = {
             **message.tags,
             "stemma.digest": message.digest,
             "stemma.build_id": message.build_id,
             "stemma.fingerprint": str(run.about.get("fingerprint", "")),
         }
-        self._client.create_model_version(
-            message.name,
-            model.artifact_location,
-            run.run_id,
-            tags=tags,
-            description=message.description or None,
-            model_id=model_id,
-            await_creation_for=0,
+        version = (
+            known[0]
+            if known
+            else self._client.create_model_version(
+                message.name,
+                f"models:/{model_id}",
+                run.run_id,
+                tags=tags,
+                description=message.description or None,
+                model_id=model_id,
+                await_creation_for=0,
+            )
         )
+        # MLflow's server writes this link by itself; without a server nobody does.
+        linked = json.loads(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
+        if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
+            linked.append({"name": message.name, "version": version.version})
+            self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(linked)})
 
     def _make_run(
         self,
@@ -301,7 +313,10 @@ class Delivery:
             self._client.log_inputs(run.run_id, [_artifact_dataset(item, "output", output.path)])
             return
         model_id = self._logged_model(run, output.digest, f"{output.stage}-{output.fingerprint[:8]}")
-        self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, step=0)])
+        # Unlike inputs, an output that is logged twice is an error.
+        logged = self._client.get_run(run.run_id).outputs.model_outputs
+        if model_id not in {model.model_id for model in logged}:
+            self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, step=0)])
 
     def _logged_model(self, run: DeliveredRun, digest: str, name: str) -> str:
         """The logged model of a payload, made without opening a single weight."""

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import uvicorn
 
-from infra.lineage.tracking import artifacts_folder, database_uri, exclusive
+from infra.lineage.tracking import artifacts_folder, check_database, database_uri, exclusive
 
 
 def serve(root: Path, host: str, port: int) -> None:
     """`mlflow server` without its second process, which would import MLflow once more (5 s)."""
+    with exclusive(root):
+        check_database(root)
     # MLflow guards its app against foreign hosts and origins if uvicorn is there when it is imported.
     from mlflow.server import constants
     from mlflow.server.fastapi_app import app

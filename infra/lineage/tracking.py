@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from infra.servers.state import mlflow_url
@@ -25,6 +26,16 @@ def database_uri(root: Path | str) -> str:
 def tracking_uri(root: Path | str) -> str:
     """The server that `up` started, if its process lives; else the database itself. Both are one history."""
     return mlflow_url(root) or database_uri(root)
+
+
+def check_database(root: Path | str) -> None:
+    """Raises sqlite3.DatabaseError, naming the file, where MLflow would try for two minutes before it said so."""
+    path = mlflow_folder(root) / "mlflow.db"
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.DatabaseError as error:
+        raise sqlite3.DatabaseError(f"{path}: {error}") from error
 
 
 @contextmanager

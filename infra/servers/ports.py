@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from infra.errors import stage_error
 
 HOST = "127.0.0.1"
 TRIES = 200
+QUIET_PORTS = (20_000, 32_000)
 
 
 @contextmanager
@@ -47,10 +49,11 @@ def is_free(port: int) -> bool:
 
 
 def any_free_port() -> int:
-    """A port that the system thinks free; it does not hand it out again soon."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A free port out of reach of outgoing connections, which could take it before a server does."""
+    while True:
+        port = random.SystemRandom().randrange(*QUIET_PORTS)
+        if is_free(port):
+            return port
 
 
 def holder(port: int) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -154,10 +155,23 @@ class Story:
         return SourceFile("/data/book one.txt", digest("f"))
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose MLflow database has tables and nothing in them; making those takes seconds."""
+    root = tmp_path_factory.mktemp("lineage") / "empty store"
+    code = (
+        "import sys; from pathlib import Path; from infra.lineage.delivery import Delivery\n"
+        "from infra.lineage.ledger import Ledger; from infra.lineage.tracking import database_uri\n"
+        "root = Path(sys.argv[1]); Delivery(root, database_uri(root), Ledger(root))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(root)], env=server_environ({}), check=True, capture_output=True)
+    return root
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, empty_store: Path) -> Path:
     folder = tmp_path / "a store"
-    folder.mkdir()
+    shutil.copytree(empty_store, folder)
     return folder
 
 

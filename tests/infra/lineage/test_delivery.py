@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,8 @@ def test_a_registered_version_leads_to_its_run_and_its_files(story, delivery, cl
     [version] = client.search_model_versions("name = 'quickstart-base'")
     assert version.run_id == runs(client)["t"].info.run_id
     assert version.tags["stemma.digest"] == "b" * 64
-    model = client.get_logged_model(version.model_id)
+    model = client.get_logged_model(version.source.removeprefix("models:/"))
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "quickstart-base", "version": 1}]
     files = list((root / "mlflow" / "artifacts").joinpath(*model.artifact_location.split(":/")[1].split("/")).iterdir())
     assert [file.name for file in files] == ["model.safetensors"]
     assert files[0].samefile(story.model / "model.safetensors")
