@@ -10,8 +10,19 @@ from markupsafe import Markup
 
 from evaluation.artifacts import Artifact
 
-NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 118, 40, 30, 16
+NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 114, 40, 20, 14
 SWEEPS = 12
+
+
+@dataclass(frozen=True)
+class Box:
+    """One node: a name above a line of small print, and what a pointer that rests on it is told."""
+
+    id: str
+    name: str
+    small: str
+    told: str
+    is_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
 
 
 def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """The layer of each node: one more than the deepest of its inputs."""
+    """The layer of each node: after all of its inputs, and as late as what it feeds allows."""
     inputs: dict[str, list[str]] = {id: [] for id in ids}
     for edge in edges:
         inputs[edge.target].append(edge.source)
@@ -54,10 +65,10 @@ def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 
     for id in ids:
         of(id)
-    # A source is drawn next to what first uses it, not at the far left.
-    for id in ids:
+    # Each node moves next to what first uses it, so that a side branch starts where it joins.
+    for id in sorted(ids, key=lambda id: -depth[id]):
         targets = [depth[edge.target] for edge in edges if edge.source == id]
-        if not inputs[id] and targets:
+        if targets:
             depth[id] = min(targets) - 1
     return depth
 
@@ -98,11 +109,15 @@ def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str
 
 
 def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
-    """The picture; empty without artifacts."""
-    ids = list(artifacts)
-    if not ids:
+    """The picture of a pipeline's artifacts; empty without any."""
+    return picture([_box(one) for one in artifacts.values()], edges_of(artifacts))
+
+
+def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
+    """The picture of any family whose edges go between its boxes; empty without boxes."""
+    if not boxes:
         return Markup("")
-    edges = edges_of(artifacts)
+    ids = [box.id for box in boxes]
     layers, _ = ordered_layers(ids, edges, layers_of(ids, edges))
     tallest = max(sum(_height(id) + ROW_GAP for id in layer) for layer in layers)
     places: dict[str, tuple[float, float]] = {}
@@ -113,11 +128,11 @@ def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
             y += _height(id) + ROW_GAP
     width = len(layers) * (NODE_WIDTH + LAYER_GAP) - LAYER_GAP + 8
     parts = [
-        f'<svg viewBox="0 0 {width} {tallest:.0f}" style="min-width:{0.8 * width:.0f}px" role="img" '
+        f'<svg viewBox="0 0 {width} {tallest:.0f}" style="min-width:{0.7 * width:.0f}px" role="img" '
         'aria-label="lineage of the artifacts" class="chart lineage">'
     ]
     parts += [_arrow(edge, places) for edge in edges]
-    parts += [_node(artifacts[id], *places[id]) for id in ids]
+    parts += [_node(box, *places[box.id]) for box in boxes]
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -146,17 +161,19 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"C{middle:.0f},{y:.0f} {middle:.0f},{to_y:.0f} {to_x:.0f},{to_y:.0f}"
 
 
-def _node(one: Artifact, x: float, y: float) -> str:
-    manifest = one.manifest
-    digest = manifest.digest[:10] if manifest else "no manifest"
-    told = one.id
-    if manifest:
-        told = f"{one.id}\nfingerprint {manifest.fingerprint}\ndigest {manifest.digest}\n{one.headline}"
-    kind = "model" if one.stage in {"pretrain", "base_model", "sft", "rlhf", "reward_model"} else "other"
-    name = one.id if len(one.id) <= 17 else one.id[:16] + "…"
+def _box(one: Artifact) -> Box:
+    is_model = one.stage in {"pretrain", "base_model", "sft", "rlhf", "reward_model"}
+    if one.manifest is None:
+        return Box(one.id, one.id, "no manifest", one.id, is_model)
+    told = f"{one.id}\nfingerprint {one.manifest.fingerprint}\ndigest {one.manifest.digest}\n{one.headline}"
+    return Box(one.id, one.id, one.manifest.digest[:10], told, is_model)
+
+
+def _node(box: Box, x: float, y: float) -> str:
+    name = box.name if len(box.name) <= 17 else box.name[:16] + "…"
     return (
-        f'<g class="node {kind}"><title>{escape(told)}</title>'
+        f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.told)}</title>'
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="7"/>'
         f'<text class="name" x="{x + 9:.0f}" y="{y + 17:.0f}">{escape(name)}</text>'
-        f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(digest)}</text></g>'
+        f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(box.small)}</text></g>'
     )
