@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 
 
 @click.command("lineage")
-@click.argument("artifact")
+@click.argument("artifact", required=False)
 @click.option("--up", "direction", flag_value="up", default="up", help="What it descends from (the default).")
 @click.option("--down", "direction", flag_value="down", help="What descends from it.")
 @click.option(
     "--format", "form", type=click.Choice(["tree", "json", "html"]), default="tree", help="html is one page on stdout."
 )
+@click.option("--rebuild", is_flag=True, help="Write a lost MLflow store anew from the manifests; takes no ARTIFACT.")
 @root_option
 @as_json
-def command(artifact: str, direction: str, form: str, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(
+    artifact: str | None, direction: str, form: str, rebuild: bool, root: Path | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
     """The family tree of ARTIFACT, from the manifests in the store alone.
 
     ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest. With --down it may be
     a file outside the store too, by its path or SHA-256: every artifact, model and score that descends from its bytes.
     """
+    if rebuild and artifact is not None:
+        raise click.UsageError("--rebuild takes no ARTIFACT: it is about the whole store.")
+    if rebuild:
+        return _rebuild(root_of(root), as_json)
+    if artifact is None:
+        raise click.UsageError("Missing argument 'ARTIFACT'.")
     import json
 
     from flows.family import family_document
@@ -42,11 +51,24 @@ def command(artifact: str, direction: str, form: str, root: Path | None, as_json
         return document, 0
     if form == "json":
         click.echo(json.dumps({"errors": [], **document}, indent=1))
+    elif form == "html":
+        from cli.lineage_page import lineage_page
+
+        click.echo(lineage_page(document), nl=False)
     else:
         from cli.tree import print_tree
 
         print_tree(document, down=direction == "down")
     return document, 0
+
+
+def _rebuild(root: Path, as_json: bool) -> tuple[dict[str, Any], int]:
+    from infra.lineage.rebuild import rebuild
+
+    builds = rebuild(root)
+    if not as_json:
+        click.echo(f"{builds} builds written into a new MLflow store in {root}")
+    return {"status": "done", "root": str(root), "builds": builds, "nodes": [], "edges": []}, 0
 
 
 def _above(store: Store, artifact: str) -> Family:

@@ -35,6 +35,8 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
                 print_problems(error.problems)
         except KeyboardInterrupt:
             document, code = {"status": "cancelled", "errors": [Problem("cancelled", "", "interrupted").as_json()]}, 130
+        except click.UsageError:
+            raise
         except Exception as error:
             if debug:
                 raise

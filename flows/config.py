@@ -147,6 +147,8 @@ _NEEDS = {
 def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     """What is wrong between sections that are each right."""
     present = {name for name in section_classes() if config.section(name) is not None} | set(config.adopted)
+    if "clean" in config.adopted:
+        present.add("ingest")  # what reads documents has them
     for name in config.adopted:
         if name not in PAYLOADS:
             nearest = difflib.get_close_matches(name, PAYLOADS, n=1, cutoff=0.4)

@@ -1,0 +1,255 @@
+"""`stemma gc`: shows before it removes, and never takes an ancestor of what is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.garbage import refuse_if_unsure, remove, survey
+from flows.journal import RunJournal, new_run_id
+from infra.errors import StageError
+from infra.store.ancestry import ancestry
+from infra.store.manifest import Manifest
+from infra.store.pins import Pins
+from infra.store.store import Store
+from infra.store.verification import verify
+from tests.artifacts import make_artifact
+from tests.command import Answer
+
+Run = Callable[..., Answer]
+
+
+def collect(store: Store) -> set[str]:
+    found = survey(store)
+    refuse_if_unsure(found)
+    return {item.id for item in remove(store, found.artifacts)}
+
+
+def place(manifest: Manifest) -> str:
+    return f"{manifest.stage}/{manifest.fingerprint}"
+
+
+def record_run(
+    store: Store, pipeline: str, made: list[Manifest], status: str | None = "done", **selection: Any
+) -> None:
+    """A finished run of a pipeline, or one in progress for a status of None."""
+    journal = RunJournal(store.layout.runs, new_run_id())
+    empty: dict[str, Any] = {"only": [], "from_": [], "until": [], "force": []}
+    journal.begin(pipeline=pipeline, selection={**empty, **selection})
+    rows = []
+    for one in made:
+        row = {"stage": one.stage, "status": "built", "fingerprint": one.fingerprint, "digest": one.digest}
+        journal._write({"kind": "stage", **row})
+        rows.append(row)
+    if status:
+        journal.end({"status": status, "stages": rows})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_what_the_newest_run_does_not_need_goes_after_it_was_shown(run: Run, data_pipeline: Path) -> None:
+    root, config = data_pipeline / "store", data_pipeline / "config.yaml"
+    (old,) = (folder.name for folder in (root / "tokenizer").iterdir())
+    assert run("run", config, "--set", "tokenizer.vocab_size=420", "--root", root).code == 0
+
+    shown = run("gc", "--root", root)
+    assert [(row["artifact"], row["removed"]) for row in shown.document["garbage"]] == [(f"tokenizer/{old}", False)]
+    assert shown.document["bytes"] > 0
+    assert (root / "tokenizer" / old).exists()
+
+    removed = run("gc", "--yes", "--root", root)
+    assert [(row["artifact"], row["removed"]) for row in removed.document["garbage"]] == [(f"tokenizer/{old}", True)]
+    assert not (root / "tokenizer" / old).exists()
+    assert run("verify", "tokenizer", "--ancestry", "--root", root).code == 0
+    assert run("gc", "--yes", "--root", root).document["garbage"] == []
+
+
+def test_a_pin_keeps_an_artifact_and_its_ancestors_until_it_is_taken_away(run: Run, store: Store) -> None:
+    data = make_artifact(store, "clean", {"a": "1"})
+    model = make_artifact(store, "sft", {"w": "1"}, inputs={"data": data})
+    pinned = run("gc", "--yes", "--pin", "sft", "--root", store.root)
+    assert pinned.document["pins"] == [place(model)]
+    assert pinned.document["garbage"] == []
+    unpinned = run("gc", "--yes", "--unpin", place(model), "--root", store.root)
+    assert {row["artifact"] for row in unpinned.document["garbage"]} == {place(model), place(data)}
+    assert run("gc", "--unpin", "clean", "--root", store.root).code == 2
+
+
+def test_the_newest_whole_run_of_each_pipeline_counts(store: Store) -> None:
+    versions = [make_artifact(store, "clean", {"a": str(number)}, config={"x": number}) for number in range(4)]
+    record_run(store, "one", [versions[0]])
+    time.sleep(1.1)  # run ids sort by the second
+    record_run(store, "one", [versions[1]])
+    record_run(store, "two", [versions[2]])
+    assert collect(store) == {place(versions[0]), place(versions[3])}
+
+
+def test_a_run_of_a_part_and_a_failed_run_leave_the_rest_alone(store: Store) -> None:
+    clean = make_artifact(store, "clean", {"a": "1"})
+    tokenizer, other = (
+        make_artifact(store, "tokenizer", {"t": str(number)}, config={"x": number}) for number in (1, 2)
+    )
+    record_run(store, "one", [clean, tokenizer])
+    time.sleep(1.1)
+    record_run(store, "one", [other], only=["tokenizer"])
+    assert collect(store) == {place(tokenizer)}
+    time.sleep(1.1)
+    record_run(store, "one", [], "failed")
+    assert collect(store) == set()
+
+
+def test_adopted_artifacts_stay_unless_asked_for(run: Run, store: Store) -> None:
+    adopted = make_artifact(store, "clean", {"a": "1"}, adopted={"from": "/data", "note": ""})
+    assert run("gc", "--yes", "--root", store.root).document["garbage"] == []
+    found = run("gc", "--adopted", "--root", store.root).document["garbage"]
+    assert [row["artifact"] for row in found] == [place(adopted)]
+
+
+def test_what_is_in_use_stays(store: Store) -> None:
+    read, running, building = (make_artifact(store, "clean", {"a": str(n)}, config={"x": n}) for n in range(3))
+    record_run(store, "one", [running], None)
+    lease = store.leases.acquire("sft/0123456789abcdef")
+    assert lease is not None
+    scratch = store.layout.work("sft", "0123456789abcdef") / "scratch"
+    scratch.mkdir(parents=True)
+    (scratch / "job.json").write_text(json.dumps({"inputs": {"data": str(store.path(read))}}))
+    rebuilt = store.leases.acquire(place(building))
+    assert rebuilt is not None
+    assert collect(store) == set()
+    rebuilt.release()
+    lease.release()
+    assert collect(store) == {place(read), place(building)}
+
+
+def test_unfinished_work_goes_when_nobody_touched_it_for_a_day(store: Store) -> None:
+    for name, age_h, held in (("old", 25, False), ("held", 25, True), ("young", 1, False)):
+        folder = store.layout.work("sft", name)
+        folder.mkdir(parents=True)
+        (folder / "checkpoint").write_text("weights")
+        then = time.time() - age_h * 3600
+        for path in (folder / "checkpoint", folder):
+            os.utime(path, (then, then))
+        if held:
+            assert store.leases.acquire(f"sft/{name}") is not None
+    assert [item.id for item in survey(store).work] == [".work/sft/old"]
+
+
+class TestAncestorsOfARegisteredModel:
+    """Whatever happens to the store, they stay."""
+
+    @pytest.fixture
+    def family(self, store: Store) -> dict[str, Manifest]:
+        ingest = make_artifact(store, "ingest", {"a": "text"})
+        verdict = make_artifact(store, "validate", {"verdict": "yes"}, inputs={"data": ingest})
+        clean = make_artifact(store, "clean", {"a": "clean"}, inputs={"documents": ingest}, gates={"validate": verdict})
+        model = make_artifact(store, "pretrain", {"w": "1"}, inputs={"documents": clean})
+        register = make_artifact(store, "register", {"card": "1"}, inputs={"model": model})
+        return {one.stage: one for one in (ingest, verdict, clean, model, register)}
+
+    def left(self, store: Store) -> set[str]:
+        return {f"{folder.parent.name}/{folder.name}" for folder, _ in store.manifests()}
+
+    def test_with_no_run_and_no_state_left(self, run: Run, store: Store, family: dict[str, Manifest]) -> None:
+        orphan = make_artifact(store, "sft", {"w": "2"}, inputs={"model": family["pretrain"]})
+        shutil.rmtree(store.layout.state)
+        answer = run("gc", "--yes", "--adopted", "--root", store.root)
+        assert [row["artifact"] for row in answer.document["garbage"]] == [place(orphan)]
+        assert self.left(store) == {place(one) for one in family.values()}
+
+    def test_after_every_stage_was_built_anew_with_other_bytes(self, store: Store, family: dict[str, Manifest]) -> None:
+        before = {(one.stage, one.digest) for one in family.values()}
+        ingest = make_artifact(store, "ingest", {"a": "another text"})
+        clean = make_artifact(store, "clean", {"a": "clean 2"}, inputs={"documents": ingest})
+        model = make_artifact(store, "pretrain", {"w": "3"}, inputs={"documents": family["clean"]})
+        assert model.fingerprint == family["pretrain"].fingerprint
+        record_run(store, "one", [ingest, clean])
+        assert collect(store) == {place(model)}
+        assert before <= {(manifest.stage, manifest.digest) for _, manifest in store.manifests()}
+
+    def test_when_a_link_was_lost_and_its_address_has_other_bytes(
+        self, store: Store, family: dict[str, Manifest]
+    ) -> None:
+        """A damaged artifact whose rebuild came out different: its bytes are gone, what it was made of is not."""
+        shutil.rmtree(store.path(family["clean"]))
+        make_artifact(store, "clean", {"a": "not the same"}, inputs={"documents": family["ingest"]})
+        collect(store)
+        assert {"ingest", "pretrain", "register"} <= {manifest.stage for _, manifest in store.manifests()}
+
+    @pytest.mark.parametrize("lost", ["folder", "manifest", "unreadable"])
+    def test_when_nobody_can_tell_what_they_are_nothing_is_removed(
+        self, run: Run, store: Store, family: dict[str, Manifest], lost: str
+    ) -> None:
+        folder = store.path(family["clean"])
+        if lost == "folder":
+            shutil.rmtree(folder)
+        elif lost == "manifest":
+            (folder / "manifest.json").unlink()
+        else:
+            (folder / "manifest.json").write_text("{")
+        make_artifact(store, "sft", {"w": "2"})
+        before = self.left(store)
+        for options in ((), ("--yes",)):
+            answer = run("gc", *options, "--root", store.root)
+            assert (answer.code, answer.document["status"]) == (1, "failed")
+            assert answer.document["errors"][0]["code"] in {"broken_lineage", "unreadable_manifest"}
+        assert self.left(store) == before
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.data())
+    def test_in_any_store(self, data: st.DataObject) -> None:
+        """Random families with rebuilds to other bytes, gates, pins and runs: just what is needed is left, whole."""
+        with tempfile.TemporaryDirectory() as folder:
+            store = Store(Path(folder))
+            made: list[Manifest] = []
+            for number in range(data.draw(st.integers(1, 14), "artifacts")):
+                parents = data.draw(st.lists(st.sampled_from(made), max_size=3, unique_by=id) if made else st.just([]))
+                gates = data.draw(st.lists(st.sampled_from(made), max_size=1) if made else st.just([]))
+                stage = data.draw(st.sampled_from(["clean", "pretrain", "sft", "register"]))
+                made.append(
+                    make_artifact(
+                        store,
+                        stage,
+                        # Few different bytes and settings, so that addresses and contents meet again.
+                        {"a": str(data.draw(st.integers(0, 3)))},
+                        config={"x": data.draw(st.integers(0, 1))},
+                        inputs={str(at): one for at, one in enumerate(parents)},
+                        gates={str(at): one for at, one in enumerate(gates)},
+                    )
+                )
+                if data.draw(st.booleans()) and number % 4 == 0:
+                    record_run(store, "one", [made[-1]])
+                if data.draw(st.booleans()) and number % 5 == 0:
+                    Pins(store.root).add(place(made[-1]))
+            wanted = [(path, one) for path, one in store.manifests() if one.stage == "register"]
+            ancestors = {member.id for member in ancestry(store, wanted).artifacts}
+            needed = set(survey(store).needed)
+            collect(store)
+            left = {folder.relative_to(store.root).as_posix(): (folder, one) for folder, one in store.manifests()}
+            assert ancestors <= set(left)
+            assert set(left) == needed
+            for path, one in left.values():
+                assert verify(store, path, one) == []
+            for member in ancestry(store, list(left.values())).members.values():
+                assert member.kind != "gone", f"{member.id} was taken from its descendants"
+
+
+def test_nothing_is_removed_when_unsure(store: Store) -> None:
+    make_artifact(store, "sft", {"w": "1"})
+    broken = store.layout.artifact("clean", "0" * 16)
+    broken.mkdir(parents=True)
+    (broken / "manifest.json").write_text('{"schema": 2}')
+    with pytest.raises(StageError, match="nothing was removed"):
+        collect(store)
