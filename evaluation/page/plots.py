@@ -107,7 +107,7 @@ def line_chart(
     ys += [level.value for level in levels]
     y_ticks = ticks(min(0.0, *ys) if from_zero else min(ys), max(ys), 5)
     x_ticks = [tick for tick in ticks(min(xs), max(xs), 5) if min(xs) <= tick <= max(xs)]
-    left, right, top, bottom = 52, 12, 16, 40
+    left, right, top, bottom = 52, 12, 26, 34
     y_low, y_high = y_ticks[0], y_ticks[-1]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
 
@@ -127,10 +127,10 @@ def line_chart(
     for tick in x_ticks:
         x = across(tick)
         parts.append(
-            f'<text class="tick" x="{x}" y="{height - bottom + 16}" text-anchor="middle">{compact(tick)}</text>'
+            f'<text class="tick" x="{x}" y="{height - bottom + 15}" text-anchor="middle">{compact(tick)}</text>'
         )
     parts.append(f'<text class="axis" x="{width - right}" y="{height - 6}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text class="axis" x="{left}" y="{height - 6}">{escape(y_label)}</text>')
+    parts.append(f'<text class="axis" x="{left - 44}" y="11">{escape(y_label)}</text>')
     for level in levels:
         y = f"{down(level.value):.1f}"
         parts.append(f'<line class="level" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
@@ -158,7 +158,7 @@ def interval_plot(
     *,
     value_format: Callable[[float], str],
     span: tuple[float, float] | None = None,
-    width: int = 720,
+    width: int = 900,
     reference_label: str = "",
 ) -> Markup:
     """Estimates with whiskers, a row a task or category, a colour a model; a dashed line where guessing would be."""
@@ -169,7 +169,7 @@ def interval_plot(
     ends += [row.reference for row in rows if row.reference is not None]
     low, high = span or (min(ends), max(ends))
     scale = ticks(low, high, 6)
-    left, right, top, bottom, step, gap = 150, 78, 8, 26, 17, 14
+    left, right, top, bottom, step, gap = 150, 90, 6, 26, 18, 12
     heights = [step * len(row.marks) + gap for row in rows]
     height = top + sum(heights) + bottom
 
@@ -194,7 +194,9 @@ def interval_plot(
             parts.append(_whisker(mark, y + gap / 2 + step * (number + 0.5), across, value_format, width - right + 8))
         y += tall
     if reference_label:
-        parts.append(f'<text class="axis" x="2" y="{height - 9}">┆ {escape(reference_label)}</text>')
+        parts.append(
+            f'<text class="axis" x="{left - 12}" y="{height - 9}" text-anchor="end">┆ {escape(reference_label)}</text>'
+        )
     return Markup("".join([*parts, "</svg>"]))
 
 

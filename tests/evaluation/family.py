@@ -1,7 +1,4 @@
-"""Writes the artifact folders of a plausible pipeline, as the stages would leave them.
-
-python tests/evaluation/family.py DIR    then    python -m evaluation.report --input pretrain=DIR/pretrain/… --out OUT
-"""
+"""Writes the artifact folders of a plausible pipeline, as the stages would leave them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import hashlib
 import json
 import math
 import random
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 from evaluation.statistics import Interval, bootstrap, difference_of_proportions, wilson
 from infra.store.manifest import File, Manifest, SourceRecord
 
+MODELS = {"base": "pretrain", "sft": "sft", "rlhf": "rlhf"}
 INPUTS: dict[str, dict[str, str]] = {
     "ingest": {},
     "validate": {"data": "ingest"},
@@ -31,9 +28,8 @@ INPUTS: dict[str, dict[str, str]] = {
     "validate_preferences": {"data": "preferences"},
     "reward_model": {"model": "sft", "preferences": "preferences"},
     "rlhf": {"model": "sft", "reward_model": "reward_model", "prompts": "instructions"},
-    **{f"benchmarks_{name}": {"model": model} for name, model in (("base", "pretrain"), ("sft", "sft"), ("rlhf", "rlhf"))},
-    **{f"safety_{name}": {"model": model, "shards": "shard"}
-       for name, model in (("base", "pretrain"), ("sft", "sft"), ("rlhf", "rlhf"))},
+    **{f"benchmarks_{name}": {"model": model} for name, model in MODELS.items()},
+    **{f"safety_{name}": {"model": model, "shards": "shard"} for name, model in MODELS.items()},
     "register": {"model": "rlhf", "benchmarks_rlhf": "benchmarks_rlhf", "safety_rlhf": "safety_rlhf"},
 }  # fmt: skip
 GATES = {"clean": "validate", "sft": "validate_instructions", "reward_model": "validate_preferences"}
@@ -48,7 +44,24 @@ HEADLINES = {
     "rlhf": "held-out reward +0.62 (+0.31 to +0.94), KL 3.1",
 }
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
-WORDS = "return the number of items in a list string file object value error default argument name".split()
+WORDS = "return the number of items in a list string file object value error default argument name".split()  # noqa: SIM905
+    "return",
+    "the",
+    "number",
+    "of",
+    "items",
+    "in",
+    "a",
+    "list",
+    "string",
+    "file",
+    "object",
+    "value",
+    "error",
+    "default",
+    "argument",
+    "name",
+]
 
 
 def write_family(root: Path, ids: Collection[str] | None = None, seed: int = 0) -> dict[str, Path]:
@@ -171,7 +184,11 @@ def _prompt(number: int) -> str:
 def _sft(folder: Path, id: str, random: random.Random) -> dict[str, float]:
     curves(folder, 90, {"train/loss": falling(4.9, 3.3, 20, 0.12, random)})
     rows = [
-        {"prompt": _prompt(n), "reference": _sentence(random), "answers": {"base": _sentence(random) * 2, "sft": _sentence(random)}}
+        {
+            "prompt": _prompt(n),
+            "reference": _sentence(random),
+            "answers": {"base": _sentence(random) * 2, "sft": _sentence(random)},
+        }
         for n in range(12)
     ]  # fmt: skip
     rows[0]["answers"]["base"] = HOSTILE
@@ -287,8 +304,3 @@ WRITERS = {
     "pretrain": _pretrain, "instructions": _pairs, "preferences": _pairs, "sft": _sft, "reward_model": _reward_model,
     "rlhf": _rlhf, "benchmarks": _benchmarks, "safety": _safety, "register": _register,
 }  # fmt: skip
-
-
-if __name__ == "__main__":
-    for id, folder in write_family(Path(sys.argv[1])).items():
-        print(f"--input {id}={folder}", end=" ")

@@ -1,0 +1,123 @@
+"""Benchmarks of the models side by side, and their answers."""
+
+from __future__ import annotations
+
+import math
+
+from evaluation.page.family import Family
+from evaluation.page.parts import LONG_NAMES, Figure, Section, Table, legend
+from evaluation.page.plots import Mark, Row, interval_plot
+from evaluation.page.words import (
+    fixed,
+    p_value,
+    percent,
+    signed,
+    whole_percent,
+)
+
+
+def benchmarks(family: Family) -> Section:
+    tasks: dict[str, list[tuple[str, dict[str, float]]]] = {}
+    for model in family.models:
+        for task, metrics in family.results("benchmarks", model).get("tasks", {}).items():
+            if "acc" in metrics:
+                tasks.setdefault(task, []).append((model, metrics["acc"]))
+    rows = [
+        Row(
+            task,
+            [Mark(model, model, acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
+            found[0][1].get("chance"),
+        )
+        for task, found in tasks.items()
+    ]
+    chart = interval_plot("accuracy", rows, value_format=whole_percent, span=(0, 1), reference_label="guessing")
+    if not chart:
+        return Section("benchmarks", "Benchmarks")
+    figure = Figure(
+        "Accuracy",
+        chart,
+        _benchmark_sentence(tasks),
+        "The project's own tasks are small and easy: they show whether a model learnt any English at all and whether "
+        "tuning harmed it, not how it compares with published models.",
+        legend(family.models),
+        wide=True,
+    )
+    tables = []
+    compared = [
+        pair
+        for i, first in enumerate(family.models)
+        for second in family.models[i + 1 :]
+        for pair in family.paired(first, second)
+    ]
+    if compared:
+        body = [
+            [
+                one.task,
+                f"{one.second} − {one.first}",
+                f"{signed(100 * one.difference.value, 1)} points",
+                f"{signed(100 * one.difference.low, 1)} to {signed(100 * one.difference.high, 1)}",
+                p_value(one.p_value),
+                "cannot be told from zero" if one.difference.includes(0) else "real for these items",
+            ]
+            for one in compared
+        ]
+        columns = ["task", "models", "difference", "interval", "McNemar", "so"]
+        note = "Differences over the same items, which is sharper than comparing two intervals by eye."
+        tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
+    tables += _parts(family)
+    return Section("benchmarks", "Benchmarks", "", [figure], tables)
+
+
+def _benchmark_sentence(tasks: dict[str, list[tuple[str, dict[str, float]]]]) -> str:
+    said = []
+    for task, found in tasks.items():
+        above = [model for model, acc in found if acc.get("low", 0) > acc.get("chance", math.inf)]
+        unsure = [model for model, acc in found if "chance" in acc and acc["low"] <= acc["chance"]]
+        if above:
+            said.append(f"{task}: {', '.join(above)} above guessing.")
+        if unsure:
+            said.append(f"{task}: {', '.join(unsure)} cannot be told from guessing.")
+    return " ".join(said)
+
+
+def _parts(family: Family) -> list[Table]:
+    tables = []
+    found = {model: family.results("benchmarks", model).get("parts", {}) for model in family.models}
+    for task in sorted({task for parts in found.values() for task in parts}):
+        models = [model for model in family.models if task in found[model]]
+        names = sorted({part for model in models for part in found[model][task]})
+        rows = []
+        for part in names:
+            cells = [found[model][task].get(part) for model in models]
+            n = next((cell["n"] for cell in cells if cell), 0)
+            shown = [
+                f"{percent(c['value'], 0)} ({100 * c['low']:.0f} to {100 * c['high']:.0f})" if c else "–" for c in cells
+            ]
+            rows.append([part.replace("_", " "), f"{n:.0f}", *shown])
+        numeric = tuple(range(1, 2 + len(models)))
+        note = "Few items each, so that the intervals are wide; read it for the pattern."
+        tables.append(Table(f"{task} in parts", ["part", "items", *models], rows, note, folded=True, numeric=numeric))
+    return tables
+
+
+def answers(family: Family, count: int) -> Section:
+    rows = []
+    for row in family.samples(count):
+        answers = [
+            {
+                "model": model,
+                "label": LONG_NAMES[model],
+                "text": row["answers"][model],
+                "reward": fixed(float(row["rewards"][model])) if model in row["rewards"] else "",
+            }
+            for model in family.models
+            if model in row["answers"]
+        ]
+        rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
+    lead = (
+        f"The first {len(rows)} held-out prompts, not chosen by anyone. base and sft answer greedily; where PPO ran, "
+        "sft and rlhf are as sampled for its measurement, with the reward model's score."
+        if rows
+        else ""
+    )
+    return Section("samples", "Answers side by side", lead, samples=rows)

@@ -1,0 +1,206 @@
+"""Toxicity, bias and memorisation of the models side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluation.page.family import Family
+from evaluation.page.parts import LONG_NAMES, Figure, Section, Table, legend
+from evaluation.page.plots import Mark, Row, interval_plot
+from evaluation.page.words import (
+    between,
+    between_percent,
+    fixed,
+    percent,
+    signed,
+    whole_percent,
+)
+from evaluation.statistics import Interval
+
+
+def toxicity(family: Family) -> Section:
+    found = {m: t for m in family.models if (t := family.results("safety", m).get("toxicity"))}
+    if not found:
+        return Section("toxicity", "Toxicity")
+    kinds = sorted({kind for one in found.values() for kind in one["by_kind"]})
+    groups = ["overall", *(kinds if len(kinds) > 1 else [])]
+
+    def part(one: dict[str, Any], group: str) -> dict[str, Any]:
+        return one["overall"] if group == "overall" else one["by_kind"].get(group, {})
+
+    def marks(group: str, name: str) -> list[Mark]:
+        cells = [(model, part(one, group).get(name)) for model, one in found.items()]
+        return [Mark(model, model, cell["value"], cell["low"], cell["high"]) for model, cell in cells if cell]
+
+    chart = interval_plot(
+        "toxicity probability",
+        [Row(group, marks(group, "toxicity_probability")) for group in groups],
+        value_format=whole_percent,
+        span=(0, 1),
+    )
+    first = next(iter(found.values()))
+    figure = Figure(
+        "Prompts with at least one toxic continuation",
+        chart,
+        f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
+        f"each; toxic is a score of at least {first['threshold']:g}. {_overlap(found)}",
+        f"Scored by {first['scorer']}. {first['limits']}",
+        legend(list(found)),
+        wide=True,
+    )
+    rows = []
+    for model, one in found.items():
+        for group in groups:
+            cells = part(one, group)
+            if not cells:
+                continue
+            worst, prob, every = (
+                Interval(**cells[name])
+                for name in ("expected_max_toxicity", "toxicity_probability", "toxic_continuations")
+            )
+            rows.append(
+                [
+                    LONG_NAMES[model],
+                    group,
+                    f"{fixed(worst.value)} {between(worst)}",
+                    f"{percent(prob.value)} {between_percent(prob)}",
+                    f"{percent(every.value)} {between_percent(every)}",
+                ]
+            )
+    table = Table(
+        "Figures",
+        ["model", "prompts", "expected maximum toxicity", "toxicity probability", "toxic continuations"],
+        rows,
+        "The maximum grows with the number of continuations: compare only runs with the same number.",
+        numeric=(2, 3, 4),
+    )
+    return Section("toxicity", "Toxicity", "", [figure], [table], folded=_worst(family))
+
+
+def _overlap(found: dict[str, dict[str, Any]]) -> str:
+    cells = [(m, one["overall"]["toxicity_probability"]) for m, one in found.items()]
+    if len(cells) < 2:
+        return ""
+    apart = [
+        f"{second} differs from {first}"
+        for i, (first, a) in enumerate(cells)
+        for second, b in cells[i + 1 :]
+        if a["low"] > b["high"] or b["low"] > a["high"]
+    ]
+    return f"{'; '.join(apart)}." if apart else "All intervals overlap: no difference between the models is shown."
+
+
+def _worst(family: Family) -> list[tuple[str, str]]:
+    """The continuation of each model with the highest score, so that a reader can judge the judge."""
+    shown = []
+    for model in family.models:
+        artifact = family.get(f"safety_{model}")
+        lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
+        scored = [(c["toxicity"], row["prompt"], c["text"]) for row in lines for c in row["continuations"]]
+        if scored:
+            score, prompt, text = max(scored)
+            shown.append((f"Highest score of the {LONG_NAMES[model]} ({fixed(score)})", f"{prompt} ▸{text}"))
+    return shown
+
+
+def bias(family: Family) -> Section:
+    found = {m: b for m in family.models if (b := family.results("safety", m).get("bias"))}
+    if not found:
+        return Section("bias", "Bias")
+    categories = sorted({category for one in found.values() for category in one["by_category"]})
+
+    def mark(model: str, cell: dict[str, float]) -> Mark:
+        return Mark(model, model, cell["value"], cell["low"], cell["high"])
+
+    def row(label: str, cells: dict[str, dict[str, Any]]) -> Row:
+        return Row(label, [mark(model, cell["stereotype_score"]) for model, cell in cells.items()], 50.0)
+
+    rows = [row("overall", {model: one["overall"] for model, one in found.items()})]
+    for name in categories:
+        cells = {model: one["by_category"][name] for model, one in found.items() if name in one["by_category"]}
+        rows.append(row(name, cells))
+    chart = interval_plot(
+        "stereotype score", rows, value_format=lambda v: f"{v:.0f} %", span=(0, 100), reference_label="no preference"
+    )
+    tested = len(found) * (1 + len(categories))
+    unlike = [
+        f"{model} {category} ({fixed(cell['stereotype_score']['value'], 0)} %)"
+        for model, one in found.items()
+        for category, cell in [("overall", one["overall"]), *one["by_category"].items()]
+        if not cell["stereotype_score"]["low"] <= 50 <= cell["stereotype_score"]["high"]
+    ]
+    figure = Figure(
+        "Stereotype score by category",
+        chart,
+        "Share of pairs whose stereotyping sentence is likelier; 50 is no preference. "
+        + (f"Away from 50: {', '.join(unlike)}. " if unlike else "Every interval includes 50: no preference is shown. ")
+        + f"Of {tested} intervals about {0.05 * tested:.1f} would miss 50 by chance alone.",
+        "Whole sentences are compared, so that a term that is merely rare makes its sentence less likely; the second "
+        "column of the table leaves the term out. A score of 50 also comes from a model that understands neither.",
+        legend(list(found)),
+        wide=True,
+    )
+    body = []
+    for model, one in found.items():
+        for name, cell in [("overall", one["overall"]), *one["by_category"].items()]:
+            whole, shared = cell["stereotype_score"], cell["stereotype_score_shared"]
+            body.append([LONG_NAMES[model], name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
+    columns = ["model", "category", "pairs", "stereotype score", "p", "without the term itself", "p"]
+    table = Table("Figures", columns, body, "p against 50 %, not corrected for their number.", True, (2, 3, 4, 5, 6))
+    return Section("bias", "Bias", "", [figure], [table])
+
+
+def _score(cell: dict[str, float]) -> list[str]:
+    return [f"{cell['value']:.1f} % ({cell['low']:.1f} to {cell['high']:.1f})", f"{cell['p_value']:.2g}"]
+
+
+def memorisation(family: Family) -> Section:
+    rows: list[list[str]] = []
+    more: list[str] = []
+    alike: list[str] = []
+    skipped: list[str] = []
+    for model in family.models:
+        found = family.results("safety", model).get("memorisation")
+        if not found:
+            continue
+        if "skipped" in found:
+            skipped.append(f"{LONG_NAMES[model]}: {found['skipped']}")
+            continue
+        train, control = (Interval(**found[split]["exact_match"]) for split in ("train", "validation"))
+        tokens = [found[split]["recited_tokens"]["value"] for split in ("train", "validation")]
+        difference = Interval(**found["exact_match_difference"])
+        rows.append(
+            [
+                LONG_NAMES[model],
+                f"{found['train']['sequences']}",
+                f"{percent(train.value)} {between_percent(train)}",
+                f"{percent(control.value)} {between_percent(control)}",
+                f"{signed(100 * difference.value, 1)} points {between_percent(difference)}",
+                f"{fixed(tokens[0])} / {fixed(tokens[1])}",
+            ]
+        )
+        (more if difference.low > 0 else alike).append(LONG_NAMES[model])
+        length = f"{found['continuation_tokens']} tokens after a prefix of {found['prefix_tokens']}"
+    if not rows:
+        return Section("memorisation", "Memorisation", " ".join(f"Not measured: {why}." for why in skipped))
+    said = []
+    if more:
+        said.append(f"Recited more of its training text than of text it never saw: {', '.join(more)}.")
+    if alike:
+        said.append(f"Not shown to recite training text more than text it never saw: {', '.join(alike)}.")
+    table = Table(
+        f"Exact recitation of {length}",
+        [
+            "model",
+            "sequences",
+            "training",
+            "validation (control)",
+            "difference",
+            "tokens recited, training / validation",
+        ],
+        rows,
+        "A sample of the training text, greedy decoding and exact matches only: recitation with small changes is not "
+        "seen. Boilerplate that stands in both texts raises both columns.",
+        numeric=(1, 2, 3, 4, 5),
+    )
+    return Section("memorisation", "Memorisation", " ".join(said), tables=[table])

@@ -1,0 +1,240 @@
+"""Pretraining, instruction tuning, reward model and PPO: their curves and what they show."""
+
+from __future__ import annotations
+
+import math
+
+from evaluation.page.family import Family
+from evaluation.page.parts import Figure, Section, Table, loss_lines
+from evaluation.page.plots import Level, Line, line_chart
+from evaluation.page.words import (
+    between,
+    between_percent,
+    compact,
+    fixed,
+    interval_of,
+    p_value,
+    percent,
+    signed,
+)
+
+
+def pretraining(family: Family) -> Section:
+    figures = family.figures("pretrain")
+    train, validation = family.curve("pretrain", "train/loss"), family.curve("pretrain", "validation/loss")
+    drawn = []
+    levels = [Level(name, figures[f"{name}_loss"]) for name in ("unigram", "bigram") if f"{name}_loss" in figures]
+    chart = line_chart(
+        "loss over batches",
+        [*loss_lines(train), Line("validation", validation, "validation")],
+        x_label="batch",
+        y_label="loss (nats a token)",
+        levels=levels,
+    )
+    if chart:
+        drawn.append(
+            Figure(
+                "Loss",
+                chart,
+                _loss_sentence(train, validation, figures),
+                "One seed: another would give slightly other figures, and the interval covers the choice of validation "
+                "text only.",
+                [("training, smoothed", "train"), ("validation", "validation"), ("n-gram baselines", "level")],
+            )
+        )
+    rate = family.curve("pretrain", "train/lr")
+    chart = line_chart(
+        "learning rate",
+        [Line("learning rate", rate, "train")],
+        x_label="batch",
+        y_label="learning rate",
+        from_zero=True,
+    )
+    if chart:
+        peak = max(value for _, value in rate)
+        at = next(step for step, value in rate if value == peak)
+        drawn.append(
+            Figure(
+                "Learning rate",
+                chart,
+                f"It rises to {peak:.2g} by batch {compact(at)} and ends at {rate[-1][1]:.2g}.",
+                "The peak was set in the config, not searched for.",
+            )
+        )
+    lead = []
+    if "parameters" in figures:
+        tokens = figures.get("tokens", math.nan)
+        per_parameter = tokens / figures["parameters"]
+        lead.append(
+            f"{compact(figures['parameters'])} parameters saw {compact(tokens)} tokens, {per_parameter:.2g} each."
+        )
+        if per_parameter < 15:
+            lead.append(
+                "Chinchilla's rule is about 20 tokens a parameter: this model is undertrained for its size, and more "
+                "text would better it."
+            )
+    if "bits_per_byte" in figures:
+        perplexity = figures.get("validation_perplexity", math.nan)
+        lead.append(f"{fixed(figures['bits_per_byte'], 3)} bits per byte, perplexity {fixed(perplexity, 1)}.")
+    if "tokens_per_s" in figures:
+        lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
+    return Section("pretraining", "Pretraining", " ".join(lead), drawn)
+
+
+def _loss_sentence(
+    train: list[tuple[float, float]], validation: list[tuple[float, float]], figures: dict[str, float]
+) -> str:
+    said = []
+    if len(validation) > 1:
+        best = min(validation, key=lambda point: point[1])
+        last = validation[-1]
+        if best[0] == last[0]:
+            said.append(f"Validation loss still falls at the end ({fixed(last[1], 3)}).")
+        else:
+            said.append(
+                f"Validation loss was lowest at batch {compact(best[0])} ({fixed(best[1], 3)}) and ends at "
+                f"{fixed(last[1], 3)}."
+            )
+    if train and validation:
+        tail = [value for _, value in train[-max(1, len(train) // 20) :]]
+        gap = validation[-1][1] - sum(tail) / len(tail)
+        word = "overfitting is small" if gap < 0.3 else "the model fits its training text markedly better"
+        said.append(f"Its distance from the training loss at the end is {signed(gap)}: {word}.")
+    if "bigram_loss" in figures and validation:
+        below = [step for step, value in validation if value < figures["bigram_loss"]]
+        said.append(
+            f"It is below the bigram model from batch {compact(below[0])} on."
+            if below
+            else "It never gets below the bigram model."
+        )
+    return " ".join(said) or "Training loss only; no validation text was measured."
+
+
+def tuning(family: Family) -> Section:
+    figures = family.figures("sft")
+    drawn = []
+    chart = line_chart(
+        "SFT loss",
+        [
+            *loss_lines(family.curve("sft", "train/loss")),
+            Line("held-out", family.curve("sft", "validation/loss"), "validation"),
+        ],
+        x_label="batch",
+        y_label="loss of the answers (nats a token)",
+    )
+    if chart:
+        before, after = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
+        drawn.append(
+            Figure(
+                "SFT loss",
+                chart,
+                f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats a token.",
+                "A lower loss on the reference answers is not the same as better answers; read the samples.",
+                [("training, smoothed", "train")],
+            )
+        )
+    chart = line_chart(
+        "reward model loss",
+        loss_lines(family.curve("reward_model", "train/loss")),
+        x_label="batch",
+        y_label="loss (nats a pair)",
+        levels=[Level("guessing", math.log(2))],
+    )
+    accuracy = interval_of(family.figures("reward_model"), "heldout_accuracy")
+    if chart:
+        means = "Guessing gives log 2 = 0.69 nats a pair."
+        if accuracy:
+            p = family.figures("reward_model").get("p_value")
+            means += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
+            means += f", {p_value(p)} against 50 %." if p is not None else "."
+        drawn.append(
+            Figure(
+                "Reward model loss",
+                chart,
+                means,
+                "The wrong answers are made by rule, so that it may have learnt the rule's traces instead of quality.",
+                [("training, smoothed", "train"), ("guessing", "level")],
+            )
+        )
+    rows = []
+    for name, label in (("base", "base model"), ("sft", "SFT model")):
+        ends = interval_of(figures, f"ends_share_{name}")
+        if ends:
+            loss = figures.get(f"heldout_loss_{name}", math.nan)
+            rows.append([label, fixed(loss, 3), f"{percent(ends.value)} {between_percent(ends)}"])
+    tables = []
+    if rows:
+        pairs = figures.get("heldout_pairs")
+        note = f"{pairs:,.0f} held-out pairs; no text of theirs was trained on." if pairs else ""
+        columns = ["model", "loss, nats a token", "answers that end by themselves"]
+        tables.append(Table("Held-out instructions", columns, rows, note, numeric=(1, 2)))
+    return Section("tuning", "Instruction tuning and reward model", "", drawn, tables)
+
+
+def alignment(family: Family) -> Section:
+    figures = family.figures("rlhf")
+    drawn = []
+    reward = family.curve("rlhf", "rlhf/reward")
+    chart = line_chart(
+        "reward",
+        [Line("reward of the rollouts", reward, "rlhf")],
+        x_label="batch",
+        y_label="reward of the rollouts",
+        y_format=lambda value: fixed(value, 2),
+    )
+    gain = interval_of(figures, "reward_gain")
+    if chart:
+        means = f"Mean reward of the answers sampled in training, from {fixed(reward[0][1])} to {fixed(reward[-1][1])}."
+        if gain:
+            verdict = "includes zero" if gain.includes(0) else "does not include zero"
+            means += f" On held-out prompts the gain is {signed(gain.value)} {between(gain)}: the interval {verdict}."
+        drawn.append(
+            Figure(
+                "Reward",
+                chart,
+                means,
+                "The policy is trained to please this reward model: a rising curve can mean that its gaps are found.",
+            )
+        )
+    divergence = family.curve("rlhf", "rlhf/kl")
+    chart = line_chart(
+        "KL",
+        [Line("KL", divergence, "rlhf")],
+        x_label="batch",
+        y_label="KL to the SFT model (nats an answer)",
+        from_zero=True,
+    )
+    if chart:
+        kl = interval_of(figures, "kl_to_sft")
+        means = f"It ends at {fixed(divergence[-1][1])} nats an answer."
+        if kl:
+            means += f" On held-out prompts: {fixed(kl.value)} {between(kl)}."
+        drawn.append(
+            Figure(
+                "Distance from the SFT model",
+                chart,
+                means,
+                "An estimate from sampled tokens, which is noisy for few prompts and can dip below zero.",
+            )
+        )
+    rows = []
+    for name, label in (("sft", "SFT model"), ("rlhf", "RLHF model")):
+        value = interval_of(figures, f"heldout_reward_{name}")
+        if value is None:
+            continue
+        ends = interval_of(figures, f"ends_share_{name}")
+        length = figures.get(f"answer_tokens_{name}", math.nan)
+        rows.append(
+            [
+                label,
+                f"{fixed(value.value)} {between(value)}",
+                fixed(length, 1),
+                f"{percent(ends.value)} {between_percent(ends)}" if ends else "–",
+            ]
+        )
+    tables = []
+    if rows:
+        note = "If answers grew longer or shorter together with the reward, length may be what was learnt."
+        columns = ["model", "reward", "tokens an answer", "answers that end"]
+        tables.append(Table("Held-out prompts", columns, rows, note, numeric=(1, 2, 3)))
+    return Section("alignment", "Alignment by PPO", "", drawn, tables)

@@ -1,0 +1,122 @@
+"""A model is registered if every gate is kept; its card tells where it comes from and how it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluation.config import RegisterConfig
+from evaluation.gates import Verdict, judge
+from evaluation.register import register
+from infra.errors import GateRefused, StageError
+from infra.run import Run
+from tests.evaluation.family import write_family
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """What the pipeline hands to register: the final model, the models before it, their evaluations."""
+    folders = write_family(tmp_path / "store")
+    names = [
+        "pretrain",
+        "sft",
+        "reward_model",
+        *(f"{k}_{m}" for k in ("benchmarks", "safety") for m in ("base", "rlhf")),
+    ]
+    return {"model": folders["rlhf"], **{name: folders[name] for name in names}}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder
+
+
+def config_of(*gates: dict) -> RegisterConfig:
+    return RegisterConfig.model_validate({"name": "demo", "gates": gates})
+
+
+def test_registration_names_model_digest_figures_and_verdicts(inputs: dict[str, Path], out: Path, run: Run) -> None:
+    config = config_of(
+        {"figure": "pretrain.validation_loss", "at_most": 5},
+        {"figure": "rlhf.reward_gain_low", "at_least": 0},
+        {"figure": "safety_rlhf.toxicity_probability", "at_most": 0.9},
+    )
+    result = register(config, inputs, out, run)
+    record = json.loads((out / "registration.json").read_text())
+    manifest = json.loads((inputs["model"] / "manifest.json").read_text())
+    assert (record["name"], record["stage"], record["digest"]) == ("demo", "rlhf", manifest["digest"])
+    assert [gate["passed"] for gate in record["gates"]] == [True, True, True]
+    assert record["figures"]["reward_model.heldout_accuracy"] == 0.714
+    assert result.headline == "demo, 3 gates kept"
+
+
+def test_a_refusing_gate_names_figure_value_and_bound(inputs: dict[str, Path], out: Path, run: Run) -> None:
+    config = config_of(
+        {"figure": "pretrain.validation_loss", "at_most": 4},
+        {"figure": "sft.improvement", "at_least": 1, "at_most": 2},
+        {"figure": "reward_model.heldout_accuracy", "at_least": 0.8},
+    )
+    with pytest.raises(GateRefused) as refused:
+        register(config, inputs, out, run)
+    messages = [problem.message for problem in refused.value.problems]
+    assert messages == [
+        "pretrain.validation_loss is 4.312, expected at most 4",
+        "reward_model.heldout_accuracy is 0.714, expected at least 0.8",
+    ]
+    assert refused.value.exit_code == 3 and not list(out.iterdir())
+
+
+def test_a_gate_on_an_unknown_figure_names_the_nearest(inputs: dict[str, Path], out: Path, run: Run) -> None:
+    config = config_of({"figure": "safety_rlhf.toxicity_probabilty", "at_most": 1}, {"figure": "zzz.qqq", "at_most": 1})
+    with pytest.raises(StageError) as error:
+        register(config, inputs, out, run)
+    first, second = error.value.problems
+    assert first.path == "register.gates.0.figure" and first.fix == "did you mean safety_rlhf.toxicity_probability?"
+    assert "zzz.qqq" in second.message
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "passed"),
+    [
+        (1.0, {"at_least": 1}, True),
+        (1.0, {"at_most": 1}, True),
+        (0.99, {"at_least": 1}, False),
+        (1.01, {"at_most": 1}, False),
+        (float("nan"), {"at_most": 1}, False),
+    ],
+)
+def test_bounds_hold_at_their_edge_and_nan_holds_none(value: float, bounds: dict, passed: bool) -> None:
+    gate = config_of({"figure": "a.b", **bounds}).gates[0]
+    assert Verdict(gate, value).passed is passed
+    assert judge([gate], {"a.b": value})[0].passed is passed
+
+
+def test_the_card_walks_back_to_sources_that_are_no_direct_inputs(inputs: dict[str, Path], out: Path, run: Run) -> None:
+    register(config_of(), inputs, out, run)
+    card = (out / "MODEL_CARD.md").read_text()
+    for section in (
+        "Model details", "Intended use", "Factors", "Metrics", "Evaluation data", "Training data",
+        "Quantitative analyses", "Ethical considerations", "Caveats and recommendations",
+    ):  # fmt: skip
+        assert f"\n## {section}\n" in card, section
+    assert "source `ingest.read.0`" in card and "kept 10,412 of 11,873 documents" in card
+    assert "safety_rlhf.toxicity_probability" in card and "2026" not in card
+
+
+def test_the_same_family_gives_the_same_bytes(inputs: dict[str, Path], tmp_path: Path) -> None:
+    texts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        register(config_of(), inputs, tmp_path / name, Run(tmp_path / f"{name}.work"))
+        texts.append([path.read_bytes() for path in sorted((tmp_path / name).iterdir())])
+    assert texts[0] == texts[1]
+
+
+def test_a_model_folder_alone_can_be_registered(model_dir: Path, out: Path, run: Run) -> None:
+    register(config_of(), {"model": model_dir}, out, run)
+    assert "width 32, layers 2" in (out / "MODEL_CARD.md").read_text()
+    assert json.loads((out / "registration.json").read_text())["digest"] is None

@@ -1,0 +1,260 @@
+"""The report: one page that loads nothing, escapes what models said, and says what the figures say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.config import ReportConfig
+from evaluation.page.family import Family
+from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
+from evaluation.page.plots import Line as PlotLine
+from evaluation.page.plots import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
+from evaluation.page.verdicts import claims
+from evaluation.page.words import p_value, percent, seconds, signed
+from evaluation.report import report
+from infra.run import Run
+from tests.evaluation.family import HOSTILE, INPUTS, write_family
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects tags, links and text, and checks that tags are nested as they should be."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attributes:
+            self.handlers += [name] if name.startswith("on") else []
+            self.links += [value or ""] if name in {"href", "src", "action", "data"} else []
+            self.ids += [value or ""] if name == "id" else []
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] != ["style"]:
+            self.text += data
+
+
+def page_of(tmp_path: Path, ids: Collection[str] | None = None, **config: Any) -> str:
+    folders = write_family(tmp_path / "store", ids)
+    out = tmp_path / "out"
+    out.mkdir()
+    report(ReportConfig(**config), folders, out, Run(tmp_path / "work"))
+    return (out / "report.html").read_text()
+
+
+def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    html = page_of(tmp_path)
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert page.handlers == []
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.search(r"url\(|@import|https?://", html)
+
+
+def test_model_output_is_shown_as_text(tmp_path: Path) -> None:
+    html = page_of(tmp_path, title=HOSTILE, command=HOSTILE)
+    assert "<script" not in html and "<img" not in html
+    assert Page(html).text.count(HOSTILE) >= 4, "title, command, sample, most toxic continuation"
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert page_of(tmp_path / "a") == page_of(tmp_path / "b")
+
+
+def test_every_section_of_a_whole_pipeline_is_there(tmp_path: Path) -> None:
+    page = Page(page_of(tmp_path, title="demo", command="stemma run configs/quickstart.yaml"))
+    assert page.ids == [
+        "pretraining", "tuning", "alignment", "benchmarks", "samples", "toxicity", "bias", "memorisation", "data",
+        "stages", "lineage", "reproduce",
+    ]  # fmt: skip
+    for said in ("bigram 4.92", "58650d0c16", "17: ", "min characters", "stemma run configs/quickstart.yaml"):
+        assert said in page.text
+
+
+@pytest.mark.parametrize("missing", list(INPUTS))
+def test_any_stage_may_be_missing(missing: str, tmp_path: Path) -> None:
+    Page(page_of(tmp_path, set(INPUTS) - {missing}))
+
+
+@pytest.mark.parametrize("ids", [[], ["ingest"], ["pretrain"], ["sft"], ["safety_base", "pretrain"]])
+def test_little_is_enough(ids: list[str], tmp_path: Path) -> None:
+    Page(page_of(tmp_path, ids))
+
+
+def test_folders_without_manifests_are_enough(tmp_path: Path) -> None:
+    folders = write_family(tmp_path / "store")
+    for folder in folders.values():
+        (folder / "manifest.json").unlink()
+    (tmp_path / "out").mkdir()
+    report(ReportConfig(), folders, tmp_path / "out", Run(tmp_path / "work"))
+    Page((tmp_path / "out/report.html").read_text())
+
+
+def with_figures(folder: Path, **figures: float) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["result"]["figures"] |= figures
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def claims_with(tmp_path: Path, id: str, **figures: float) -> dict[str, tuple[str, str]]:
+    folders = write_family(tmp_path / "store")
+    with_figures(folders[id], **figures)
+    return {claim.title: (claim.state, claim.text) for claim in claims(Family(folders))}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state", "said"),
+    [
+        (4.28, 4.34, "holds", "is below both a unigram and a bigram model"),
+        (4.80, 5.10, "undecided", "cannot be told from the better"),
+        (5.10, 5.30, "fails", "learnt less than counting"),
+    ],
+)
+def test_the_base_models_claim_follows_its_interval(
+    low: float, high: float, state: str, said: str, tmp_path: Path
+) -> None:
+    figures = {"validation_loss": (low + high) / 2, "validation_loss_low": low, "validation_loss_high": high}
+    found = claims_with(tmp_path, "pretrain", **figures)["The base model learnt more than word counts"]
+    assert found[0] == state and said in found[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state", "said"),
+    [(0.3, 0.9, "holds", "rose by"), (-0.2, 0.4, "undecided", "includes zero"), (-0.9, -0.1, "fails", "fell by")],
+)
+def test_ppos_claim_says_when_the_interval_includes_zero(
+    low: float, high: float, state: str, said: str, tmp_path: Path
+) -> None:
+    gain = {"reward_gain": (low + high) / 2, "reward_gain_low": low, "reward_gain_high": high}
+    found = claims_with(tmp_path, "rlhf", **gain)["PPO raised the reward"]
+    assert found[0] == state and said in found[1] and "KL divergence" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state"), [(0.6, 0.7, "holds"), (0.48, 0.6, "undecided"), (0.4, 0.48, "fails")]
+)
+def test_the_reward_models_claim_is_against_chance(low: float, high: float, state: str, tmp_path: Path) -> None:
+    accuracy = {"heldout_accuracy": (low + high) / 2, "heldout_accuracy_low": low, "heldout_accuracy_high": high}
+    assert claims_with(tmp_path, "reward_model", **accuracy)["The reward model knows the better answer"][0] == state
+
+
+def test_models_are_compared_on_the_same_items(tmp_path: Path) -> None:
+    folders = write_family(tmp_path / "store")
+    for model, wrong in (("base", 0), ("rlhf", 12)):
+        rows = [{"doc_id": i, "acc": float(i >= wrong)} for i in range(100)]
+        path = folders[f"benchmarks_{model}"] / "aux/samples_cloze.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (cloze,) = [one for one in Family(folders).paired("base", "rlhf") if one.task == "cloze"]
+    assert cloze.difference.value == pytest.approx(-0.12) and cloze.difference.high < 0
+    assert cloze.p_value == pytest.approx(2 * 0.5**12)
+    assert any(claim.title == "Alignment cost accuracy" for claim in claims(Family(folders)))
+
+
+def test_samples_of_both_stages_are_joined_by_prompt(tmp_path: Path) -> None:
+    rows = Family(write_family(tmp_path / "store")).samples(3)
+    assert [set(row["answers"]) for row in rows] == [{"base", "sft", "rlhf"}] * 3
+    assert set(rows[0]["rewards"]) == {"sft", "rlhf"}
+
+
+def test_curves_leave_out_what_is_not_finite(tmp_path: Path) -> None:
+    folders = write_family(tmp_path / "store")
+    rows = [{"step": 1, "values": {"train/loss": "nan"}}, {"step": 2, "values": {"train/loss": 2.0}}]
+    (folders["sft"] / "aux/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert Family(folders).curve("sft", "train/loss") == [(2.0, 2.0)]
+
+
+class TestLineage:
+    def test_edges_follow_the_manifests(self, tmp_path: Path) -> None:
+        edges = edges_of(Family(write_family(tmp_path / "store")).artifacts)
+        assert Edge("clean", "shard") in edges and Edge("validate", "clean", gate=True) in edges
+        assert Edge("sft", "rlhf") in edges and Edge("ingest", "rlhf") not in edges
+
+    def test_every_edge_goes_to_the_right_and_boxes_do_not_overlap(self, tmp_path: Path) -> None:
+        artifacts = Family(write_family(tmp_path / "store")).artifacts
+        edges = edges_of(artifacts)
+        depth = layers_of(list(artifacts), edges)
+        assert all(depth[edge.source] < depth[edge.target] for edge in edges)
+        svg = str(lineage_picture(artifacts))
+        numbers = re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', svg)
+        boxes = [tuple(map(float, four)) for four in numbers]
+        assert len(boxes) == len(artifacts)
+        for i, (x, y, w, h) in enumerate(boxes):
+            for other_x, other_y, _, _ in boxes[i + 1 :]:
+                assert abs(other_x - x) >= w or abs(other_y - y) >= h
+
+    def test_long_edges_take_a_place_in_each_layer_between(self) -> None:
+        edges = [Edge("a", "b"), Edge("b", "c"), Edge("a", "c")]
+        layers, steps = ordered_layers(["a", "b", "c"], edges, {"a": 0, "b": 1, "c": 2})
+        assert layers[0] == ["a"] and set(layers[1]) == {"b", "a>c@1"} and ("a>c@1", "c") in steps
+
+
+class TestPlots:
+    @pytest.mark.parametrize(
+        ("low", "high", "expected"),
+        [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (3, 3, [3, 3.2, 3.4, 3.6, 3.8, 4]), (-1, 9, [-2, 0, 2, 4, 6, 8, 10])],
+    )
+    def test_ticks_are_round_and_span_the_values(self, low: float, high: float, expected: list[float]) -> None:
+        assert ticks(low, high) == pytest.approx(expected)
+
+    def test_long_curves_are_thinned_without_moving_their_mean(self) -> None:
+        points = [(float(i), float(i % 7)) for i in range(4000)]
+        thin = thinned(points)
+        assert len(thin) == 400 and sum(y for _, y in thin) / 400 == pytest.approx(sum(y for _, y in points) / 4000)
+        assert thinned(points[:10]) == points[:10]
+
+    def test_smoothing_starts_at_the_first_value_and_keeps_a_constant(self) -> None:
+        assert [y for _, y in smoothed([(i, 3.0) for i in range(5)], 2)] == pytest.approx([3.0] * 5)
+        assert smoothed([(0, 8.0), (1, 0.0)], 1)[0] == (0, 8.0)
+
+    def test_labels_are_escaped(self) -> None:
+        row = Row(HOSTILE, [Mark(HOSTILE, "base", 0.5, 0.4, 0.6)], 0.5)
+        drawn = interval_plot(HOSTILE, [row], value_format=percent) + line_chart(
+            HOSTILE, [PlotLine(HOSTILE, [(0, 1), (1, 2)], "train")], x_label=HOSTILE, y_label=HOSTILE
+        )
+        assert "<script" not in drawn and "<img" not in drawn
+
+    @pytest.mark.parametrize("points", [[(1, 2.0)], [(1, 2.0), (2, 2.0)]])
+    def test_a_single_value_can_be_drawn(self, points: list[tuple[float, float]]) -> None:
+        assert "nan" not in line_chart("t", [PlotLine("l", points, "train")], x_label="x", y_label="y")
+
+    def test_nothing_to_draw_is_nothing(self) -> None:
+        assert line_chart("t", [PlotLine("l", [], "train")], x_label="x", y_label="y") == ""
+        assert interval_plot("t", [Row("r")], value_format=percent) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (seconds(8.21), "8.2 s"), (seconds(200), "3 min 20 s"), (seconds(7500), "2 h 5 min"), (signed(-1.234), "−1.23"),
+        (signed(0.5), "+0.50"), (percent(float("nan")), "–"), (p_value(1e-9), "p < 0.0001"), (p_value(0.034), "p = 0.034"),
+    ],
+)  # fmt: skip
+def test_numbers_read_well(told: str, expected: str) -> None:
+    assert told == expected
