@@ -1,0 +1,147 @@
+"""Configs: what is accepted, what is refused and how, and the files in configs/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from flows.config import dump, load, parse
+from flows.schema import schema
+from infra.errors import ConfigError
+from tests.command import REPOSITORY, Answer, write_config
+
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+
+
+def test_every_mistake_is_reported_at_once(run: Callable[..., Answer], tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path / "five.yaml",
+        {
+            "name": "five",
+            "ingest": {"read": [{"kind": "docstrings", "limt_mb": 3}]},
+            "clean": {"min_characters": "many"},
+            "tokenizer": {"vocab_size": 7},
+            "sft": {"optimizer": {"learning_rte": 0.1, "weight_decay": -1}},
+            "launch": {"device": "toaster"},
+        },
+    )
+    answer = run("run", config, "--root", tmp_path / "store")
+    errors = {error["path"]: error for error in answer.document["errors"]}
+
+    assert (answer.code, answer.document["status"]) == (2, "invalid")
+    assert set(errors) == {
+        "clean.min_characters",
+        "ingest.read.0.limt_mb",
+        "launch.device",
+        "sft.optimizer.learning_rte",
+        "sft.optimizer.weight_decay",
+        "tokenizer.vocab_size",
+    }
+    assert "limit_mb" in errors["ingest.read.0.limt_mb"]["fix"]
+    assert "learning_rate" in errors["sft.optimizer.learning_rte"]["fix"]
+    assert "'auto', 'cpu' or 'gpu'" in errors["launch.device"]["message"]
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "told"),
+    [
+        ("name: [", ":1", "not valid YAML"),
+        ("name: a\nname: b\n", ":2", "stands twice"),
+        ("- a list\n", "config.yaml", "a mapping of sections was expected"),
+        ("name: x\npretrain: {}\n", "pretrain", "needs the section shard"),
+        ("name: x\ningest: {}\nsft: {}\n", "sft", "needs a model"),
+        ("name: x\n", "", "no stage"),
+        (
+            "name: x\ningest: {}\ntokenizer: {}\nshard: {sequence_length: 96}\npretrain: {global_batch_tokens: 1000}\n",
+            "pretrain.global_batch_tokens",
+            "multiple of the sequence length 96",
+        ),
+        (
+            "name: x\ningest: {}\ntokenizer: {heldout_share: 0.1}\nshard: {}\n",
+            "tokenizer.heldout_share",
+            "or held-out pairs leak",
+        ),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, path: str, told: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    matching = [problem for problem in caught.value.problems if told in problem.message]
+    assert matching, caught.value
+    assert matching[0].path.endswith(path)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_is_accepted_and_its_dag_shown(run: Callable[..., Answer], tmp_path: Path, config: Path) -> None:
+    answer = run("check", config, "--root", tmp_path / "store")
+    assert answer.code == 0, answer.document["errors"]
+    rows = answer.rows()
+    assert rows["rlhf"]["needs"] == ["sft", "reward_model", "instructions"]
+    assert {row["status"] for row in rows.values()} == {"build"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_fits_the_committed_schema(config: Path) -> None:
+    validator = Draft202012Validator(json.loads(schema()))
+    data = {key: value or {} for key, value in yaml.safe_load(config.read_text()).items()}
+    assert not list(validator.iter_errors(data))
+
+
+def test_the_committed_schema_is_todays() -> None:
+    assert (REPOSITORY / "configs" / "schema.json").read_text() == schema(), (
+        "run: python -m flows.schema > configs/schema.json"
+    )
+
+
+def test_only_launch_speaks_of_machines_and_keys_are_the_quickstarts() -> None:
+    sections = [set(dump(load(config))) for config in CONFIGS]
+    assert all(section == sections[0] for section in sections)
+
+
+def test_the_pipelines_seed_reaches_every_stage_that_draws_and_sets_none() -> None:
+    config = parse({"name": "x", "seed": 5, "ingest": {}, "preferences": {}, "instructions": {}})
+    assert config.preferences is not None
+    assert config.preferences.seed == 5
+    kept = parse({"name": "x", "seed": 5, "ingest": {}, "preferences": {"seed": 6}})
+    assert kept.preferences is not None
+    assert kept.preferences.seed == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "nowhere.yaml"], "no such file"),
+        (["run", "CONFIG", "--only", "tokeniser"], "did you mean tokenizer?"),
+        (["run", "CONFIG", "--set", "clean.min_characters"], "--set wants KEY=VALUE"),
+        (["run", "CONFIG", "--set", "name.first=x"], "first is no key"),
+        (["run"], "Missing argument 'CONFIG'"),
+        (["lineage", "nothing/0000"], "nothing"),
+    ],
+)
+def test_bad_usage_exits_with_2(
+    run: Callable[..., Answer], built_data: Path, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    named = [str(built_data / "config.yaml") if word == "CONFIG" else word for word in arguments]
+    answer = run(*named, STEMMA_ROOT=str(tmp_path / "store"))
+    assert answer.code == 2
+    assert any(told in f"{error['message']} {error['fix']}" for error in answer.document["errors"]), answer.document
+
+
+def test_a_missing_source_is_named_before_anything_runs(run: Callable[..., Answer], tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path / "config.yaml", {"name": "x", "ingest": {"read": [{"kind": "files", "paths": ["gone.txt"]}]}}
+    )
+    for command in ("check", "run"):
+        answer = run(command, config, "--root", tmp_path / "store")
+        assert answer.code == 1
+        (error,) = answer.document["errors"]
+        assert (error["code"], error["path"]) == ("missing_source", "ingest.read.0")
+        assert str(tmp_path / "gone.txt") in error["message"]
