@@ -10,6 +10,7 @@ from typing import Any
 
 MODELS = ("pretrain", "base_model", "sft", "rlhf", "reward_model")
 FILES_SHOWN = 200
+DRAWN = 300
 
 
 def lineage_page(document: Mapping[str, Any]) -> str:
@@ -19,14 +20,15 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     nodes = document["nodes"]
     boxes = [Box(node["id"], _name(node), _small(node), _told(node), node.get("stage") in MODELS) for node in nodes]
     edges = {(edge["from"], edge["to"]): Edge(edge["from"], edge["to"], edge["gate"]) for edge in document["edges"]}
-    direction = "What descends from" if document["direction"] == "down" else "What it descends from:"
-    title = escape(f"{direction} {nodes[0]['id']}")
+    name = nodes[0]["id"]
+    title = escape(f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from")
+    drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else f"{len(boxes):,} nodes: too many to draw"
     style = resources.files("evaluation").joinpath("templates/report.css").read_text(encoding="utf8")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n<style>\n{style}\n'
         "td { vertical-align: top; } figure { overflow-x: auto; margin: 0 0 24px; }\n</style></head>\n"
         f'<body><header class="top"><h1>{title}</h1><p class="facts">store <b>{escape(document["root"])}</b></p>'
-        f"</header>\n<main><figure>{picture(boxes, list(edges.values()))}</figure>\n"
+        f"</header>\n<main><figure>{drawn}</figure>\n"
         f"<table><thead><tr><th>node</th><th>what came out</th><th>what is known</th></tr></thead>\n<tbody>"
         f"{''.join(map(_row, nodes))}</tbody></table></main></body></html>\n"
     )
