@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from infra.servers.private import private_prefect_server
 from tests.command import REPOSITORY, Answer, environment, stemma, write_config
-from tests.pipelines import data_config
+from tests.pipelines import data_config, full_config
 
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
@@ -74,6 +75,25 @@ def built_data(session_folder: Path, env: dict[str, str]) -> Path:
             config = write_config(folder / "config.yaml", data_config(folder))
             answer = stemma("run", config, "--root", folder / "store", env=env)
             assert answer.code == 0, (answer.document["errors"], answer.stderr)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built_full(session_folder: Path, env: dict[str, str]) -> Path:
+    """A folder with `config.yaml` and the finished `store` of the whole tiny pipeline, built with MLflow's courier at
+    work and no way off this machine; `connections` notes who tried. Read only."""
+    folder = session_folder / "full-pipeline"
+    with built_once(folder) as mine:
+        if mine:
+            config = write_config(folder / "config.yaml", full_config())
+            guard = {
+                "STEMMA_COURIER": "on",
+                "STEMMA_TEST_CONNECTIONS": str(folder / "connections"),
+                "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "tests" / "offline_guard"), str(REPOSITORY)]),
+            }
+            answer = stemma("run", config, "--root", folder / "store", env={**env, **guard})
+            assert answer.code == 0, (answer.document["errors"], answer.stderr)
+            (folder / "answer.json").write_text(json.dumps(answer.document))
     return folder
 
 

@@ -33,3 +33,57 @@ def data_config(folder: Path, documents: int = 60) -> dict[str, Any]:
         "clean": {},
         "tokenizer": {"vocab_size": 400},
     }
+
+
+def full_config(docstring_packages: tuple[str, ...] = ("numpy", "scipy")) -> dict[str, Any]:
+    """Every stage of the DAG, each as small as it can be and still be itself."""
+    small = {"kind": "docstrings", "packages": list(docstring_packages)}
+    return {
+        "name": "tiny",
+        "ingest": {"read": [{**small, "limit_mb": 0.6}]},
+        "validate": {},
+        "clean": {},
+        "tokenizer": {"vocab_size": 600},
+        "shard": {"sequence_length": 64},
+        "pretrain": {
+            "model": {"preset": "llama-nano"},
+            "duration": "30 batches",
+            "global_batch_tokens": 1024,
+            "optimizer": {"learning_rate": 3.0e-3},
+            "evaluate_every": "15 batches",
+        },
+        "instructions": {"read": [{**small, "limit": 400}]},
+        "preferences": {"read": [{**small, "limit": 400}]},
+        "sft": {
+            "duration": "10 batches",
+            "global_batch_examples": 8,
+            "max_length": 128,
+            "answer_max_tokens": 12,
+            "heldout_limit": 16,
+            "answers_limit": 8,
+            "optimizer": {"learning_rate": 1.0e-3},
+        },
+        "reward_model": {
+            "duration": "10 batches",
+            "global_batch_pairs": 8,
+            "max_length": 128,
+            "heldout_limit": 16,
+            "optimizer": {"learning_rate": 1.0e-3},
+        },
+        "rlhf": {
+            "rollouts": 2,
+            "rollout_prompts": 8,
+            "minibatch_answers": 4,
+            "max_prompt_tokens": 100,
+            "answer_max_tokens": 8,
+            "heldout_prompts": 8,
+        },
+        "benchmarks": {"limit": 8},
+        "safety": {
+            "toxicity": {"limit": 4, "samples_per_prompt": 2, "max_new_tokens": 8},
+            "bias": {"limit": 20},
+            "memorisation": {"sequences": 8, "prefix_tokens": 16, "continuation_tokens": 16},
+        },
+        "register": {},
+        "report": {},
+    }

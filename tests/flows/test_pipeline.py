@@ -1,0 +1,185 @@
+"""The whole DAG on a tiny scale: raw text to a registered, aligned model, its figures, its report, its lineage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.command import Answer
+from tests.pipelines import full_config
+
+Run = Callable[..., Answer]
+MODELS = ("pretrain", "sft", "rlhf")
+
+
+@pytest.fixture(scope="module")
+def document(built_full: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((built_full / "answer.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def folders(document: dict[str, Any]) -> dict[str, Path]:
+    return {row["stage"]: Path(row["path"]) for row in document["stages"]}
+
+
+def figures(folder: Path) -> dict[str, float]:
+    content: dict[str, float] = json.loads((folder / "manifest.json").read_text())["result"]["figures"]
+    return content
+
+
+def test_every_stage_is_built_and_nobody_left_the_machine(built_full: Path, document: dict[str, Any]) -> None:
+    assert document["status"] == "done"
+    assert {row["status"] for row in document["stages"]} == {"built"}
+    assert len(document["stages"]) == 21
+    attempts = built_full / "connections"
+    assert not attempts.exists(), attempts.read_text()
+
+
+@pytest.mark.parametrize("stage", MODELS)
+def test_each_model_is_a_plain_hugging_face_folder(folders: dict[str, Path], stage: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders[stage])
+    tokenizer = AutoTokenizer.from_pretrained(folders[stage])
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is it?"}], return_tensors="pt")
+    assert model(ids).logits.shape[-1] == len(tokenizer)
+    assert not list(folders[stage].glob("*.bin"))
+
+
+def test_the_reward_model_gives_one_number(folders: dict[str, Path]) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(folders["reward_model"])
+    assert model.config.num_labels == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "needed"),
+    [
+        ("pretrain", {"validation_loss", "validation_loss_low", "validation_loss_high", "unigram_loss", "bigram_loss"}),
+        ("sft", {"heldout_loss_base", "heldout_loss_sft", "improvement_low", "improvement_high", "ends_share_sft"}),
+        ("reward_model", {"heldout_accuracy", "heldout_accuracy_low", "heldout_accuracy_high"}),
+        ("rlhf", {"heldout_reward_sft", "heldout_reward_rlhf", "reward_gain_low", "reward_gain_high", "kl_to_sft"}),
+    ],
+)
+def test_figures_are_on_held_out_data_with_intervals(folders: dict[str, Path], stage: str, needed: set[str]) -> None:
+    assert needed <= set(figures(folders[stage]))
+
+
+def test_held_out_pairs_are_not_in_the_training_text(folders: dict[str, Path]) -> None:
+    train = (folders["instructions"] / "train.jsonl").read_text().splitlines()
+    heldout = (folders["instructions"] / "heldout.jsonl").read_text().splitlines()
+    responses = {json.loads(line)["response"] for line in train}
+    assert heldout
+    assert not responses & {json.loads(line)["response"] for line in heldout}
+
+
+def test_the_report_stands_alone_and_shows_all_three_models(folders: dict[str, Path]) -> None:
+    page = (folders["report"] / "report.html").read_text()
+    assert "<svg" in page
+    for forbidden in ("<script src", "<link ", "http-equiv", "@import", 'src="http'):
+        assert forbidden not in page
+    for label in ("base", "sft", "rlhf"):
+        assert label in page.lower()
+
+
+def test_mlflow_holds_a_parent_run_a_child_for_each_stage_and_the_registered_model(
+    built_full: Path, document: dict[str, Any]
+) -> None:
+    with sqlite3.connect(built_full / "store" / "mlflow" / "mlflow.db") as database:
+        parents = dict(database.execute("SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'").fetchall())
+        statuses = dict(database.execute("SELECT run_uuid, status FROM runs").fetchall())
+        versions = database.execute("SELECT name, run_id FROM model_versions").fetchall()
+        losses = database.execute("SELECT count(*) FROM metrics WHERE key = 'train/loss'").fetchone()[0]
+    rows = {row["stage"]: row["mlflow_run_id"] for row in document["stages"]}
+    assert document["mlflow_run_id"] in statuses
+    assert set(rows.values()) == set(parents)
+    assert set(parents.values()) == {document["mlflow_run_id"]}
+    assert set(statuses.values()) == {"FINISHED"}
+    assert versions == [("tiny", rows["rlhf"])]
+    assert losses >= 30
+
+
+def test_a_changed_learning_rate_builds_sft_and_plans_what_hangs_on_it(
+    run: Run, built_full: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    config, setting = built_full / "config.yaml", "sft.optimizer.learning_rate=2e-3"
+
+    told = run("check", config, "--root", store, "--set", setting).rows()
+    below = {name for name, row in told.items() if row["status"] == "build"}
+    assert below == {
+        "sft",
+        "reward_model",
+        "rlhf",
+        "benchmarks_sft",
+        "safety_sft",
+        "benchmarks_rlhf",
+        "safety_rlhf",
+        "register",
+        "report",
+    }
+    assert told["sft"]["because"] == ["sft.optimizer.learning_rate changed: 0.001 → 0.002"]
+
+    answer = run("run", config, "--root", store, "--set", setting, "--until", "sft")
+    assert answer.with_status("built") == {"sft"}
+
+
+def test_the_model_answers_on_the_command_line(run: Run, folders: dict[str, Path]) -> None:
+    answer = run("chat", folders["sft"], "--prompt", "What does `numpy.sort(a)` do?", "--max-new-tokens", "5")
+    assert answer.code == 0
+    assert [message["role"] for message in answer.document["messages"]] == ["user", "assistant"]
+
+
+def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -> None:
+    """Novels, encyclopedia, human preferences, instructions, a public benchmark and public bias pairs, by path."""
+    config = full_config()
+    config["name"] = "own-data"
+    config["ingest"] = {
+        "read": [
+            {
+                "kind": "files",
+                "paths": [str(shared_data / "nltk_gutenberg" / "carroll-alice.txt")],
+                "encoding": "latin-1",
+                "cut_characters": 2000,
+            },
+            {
+                "kind": "files",
+                "paths": [str(shared_data / "wikitext2" / "wikitext2_train_5k.txt")],
+                "cut_characters": 30000,
+            },
+        ]
+    }
+    config["instructions"] = {
+        "read": [
+            {
+                "kind": "files",
+                "paths": [str(shared_data / "rasbt_sft_dpo/ch07/01_main-chapter-code/instruction-data.json")],
+            }
+        ]
+    }
+    config["preferences"] = {
+        "read": [
+            {"kind": "files", "paths": [str(shared_data / "hh_rlhf" / "test.jsonl.gz")], "dialogue": True, "limit": 400}
+        ]
+    }
+    arc = str(shared_data / "llm_foundry_eval/world_knowledge/arc_easy.jsonl")
+    config["benchmarks"] = {"tasks": [{"name": "arc_easy", "kind": "multiple_choice", "path": arc}], "limit": 8}
+    config["safety"]["bias"] = {"pairs": str(shared_data / "crows_pairs/crows_pairs_anonymized.csv"), "limit": 20}
+    for section in ("benchmarks_base", "register", "report"):
+        config.pop(section, None)
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+
+    answer = run("run", path, "--root", tmp_path / "store")
+
+    assert answer.code == 0, answer.document["errors"]
+    scores = json.loads((Path(answer.rows()["benchmarks_rlhf"]["path"]) / "results.json").read_text())
+    assert "arc_easy" in scores["tasks"]
+    assert "overall" in json.dumps(json.loads((Path(answer.rows()["safety_sft"]["path"]) / "results.json").read_text()))

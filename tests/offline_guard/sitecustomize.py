@@ -1,0 +1,40 @@
+"""Put on PYTHONPATH, refuses every connection that leaves this machine, and notes it in $STEMMA_TEST_CONNECTIONS."""
+
+import ipaddress
+import os
+import socket
+
+_connect = socket.socket.connect
+_resolve = socket.getaddrinfo
+
+
+def _refuse(target):
+    with open(os.environ["STEMMA_TEST_CONNECTIONS"], "a", encoding="utf8") as notes:
+        notes.write(f"{target}\n")
+    raise ConnectionRefusedError(f"this test lets nobody out: {target}")
+
+
+def _is_local(host):
+    if host in ("", "localhost", None):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def connect(self, address):
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
+        _refuse(address)
+    return _connect(self, address)
+
+
+def getaddrinfo(host, *arguments, **named):
+    name = host.decode() if isinstance(host, bytes) else host
+    if not _is_local(name) and name != socket.gethostname():
+        _refuse(name)
+    return _resolve(host, *arguments, **named)
+
+
+socket.socket.connect = connect
+socket.getaddrinfo = getaddrinfo
