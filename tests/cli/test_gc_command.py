@@ -207,7 +207,7 @@ class TestAncestorsOfARegisteredModel:
             assert answer.document["errors"][0]["code"] in {"broken_lineage", "unreadable_manifest"}
         assert self.left(store) == before
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(st.data())
     def test_in_any_store(self, data: st.DataObject) -> None:
         """Random families with rebuilds to other bytes, gates, pins and runs: just what is needed is left, whole."""
