@@ -1,7 +1,8 @@
 """The one place that drives Composer: a model, a loader and a length in, a trained model out.
 
 Composer's quirks that are mended here or in training/checkpoints.py: it refuses bf16 on CPU (our models cast in their
-forward pass instead), forgets the random state on a resume within an epoch, writes checkpoints in place, and talks.
+forward pass instead), forgets the random state on a resume within an epoch, writes checkpoints in place, sets the
+learning rate a batch late, and talks.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class Plan:
     """How long one fit is.
 
     batches: optimizer steps in all.
+    batch_size: examples of one of them.
     batch_tokens: tokens of one of them (about, where examples differ in length).
     epoch_batches: batches of one pass over the data.
     whole_epochs: the loader can only continue at an epoch's start.
     """
 
     batches: int
+    batch_size: int
     batch_tokens: int
     epoch_batches: int
     whole_epochs: bool = False
@@ -76,9 +79,7 @@ def fit(
     optimizer = adamw(model, config.optimizer)
     warmup = warmup_batches(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches)
 
-    def schedule(state: State, ssr: float = 1.0) -> float:
-        return learning_rate_share(config.schedule, state.timestamp.batch.value, plan.batches, warmup)
-
+    learning_rate = _LearningRate(config, plan.batches, warmup)
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
     folder = run.work_dir / "checkpoints"
     if plan.whole_epochs:
@@ -92,42 +93,53 @@ def fit(
     trainer = Trainer(
         model=model,
         optimizers=optimizer,
-        schedulers=schedule,
-        step_schedulers_every_batch=True,
         train_dataloader=loader,
         max_duration=f"{plan.batches}ba",
         device="gpu" if hardware.device.type == "cuda" else "cpu",
         # The models compute in bf16 by themselves, on CPU too.
         precision="fp32",
-        device_train_microbatch_size=_microbatch(run.launch),
+        device_train_microbatch_size=_microbatch(run.launch, plan.batch_size),
         accumulate_train_batch_on_tokens=True,
         seed=config.seed,
         load_path=None if start is None else str(start),
         load_progress_bar=False,
         progress_bar=False,
-        callbacks=[random_state, voice, *callbacks, checkpointer],
+        callbacks=[random_state, learning_rate, voice, *callbacks, checkpointer],
     )
     try:
         if start is not None:
             run.event("continued", f"continuing {stage} at batch {batch_of(start):,} of {plan.batches:,}")
             if trainer.state.timestamp.batch_in_epoch.value:
                 random_state.saved, trainer._rng_state = trainer._rng_state, None
-        if batch_of(start) < plan.batches if start else True:
+        if start is None or batch_of(start) < plan.batches:
             trainer.fit()
         return Fit(trainer.state.timestamp.batch.value, trainer.state.timestamp.token.value, voice.tokens_per_s())
     finally:
         trainer.close()
-        model.to("cpu") if hardware.device.type == "cpu" else None
 
 
-def _microbatch(launch: LaunchConfig) -> int | None:
-    return None if launch.microbatch == "auto" else launch.microbatch
+def _microbatch(launch: LaunchConfig, batch_size: int) -> int:
+    return batch_size if launch.microbatch == "auto" else min(launch.microbatch, batch_size)
 
 
 def _quieten() -> None:
     logging.getLogger("composer").setLevel(logging.ERROR)
     logging.getLogger("streaming").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="composer")
+
+
+class _LearningRate(Callback):
+    """Sets each batch's learning rate. Composer's schedulers are a batch late: they step before the clock does."""
+
+    def __init__(self, config: TrainerConfig, total: int, warmup: int) -> None:
+        self._config = config
+        self._total = total
+        self._warmup = warmup
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        share = learning_rate_share(self._config.schedule, state.timestamp.batch.value, self._total, self._warmup)
+        for group in state.optimizers[0].param_groups:
+            group["lr"] = share * self._config.optimizer.learning_rate
 
 
 class _Voice(Callback):

@@ -88,7 +88,7 @@ class Chat:
     def decode(self, ids: Sequence[int]) -> str:
         """An answer as text, up to its end."""
         until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
-        return str(self.tokenizer.decode(ids[:until], skip_special_tokens=True)).strip()
+        return str(self.tokenizer.decode(list(ids[:until]), skip_special_tokens=True)).strip()
 
     def response_batch(self, conversations: Sequence[Conversation]) -> dict[str, Tensor]:
         """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response."""

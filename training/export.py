@@ -20,9 +20,10 @@ TOKENIZER_FILES = (
 )
 
 
-def export(model: PreTrainedModel, tokenizer_dir: Path, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
+def export(model: PreTrainedModel, tokenizer_dir: Path | None, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
     """Writes fp32 weights, config.json, generation_config.json and the tokenizer's files to `out_dir`.
 
+    tokenizer_dir: where the tokenizer's files are; None if they are in `out_dir` already.
     end_ids: ids that end an answer, besides the model's own end of text.
     """
     config = model.config
@@ -34,7 +35,8 @@ def export(model: PreTrainedModel, tokenizer_dir: Path, out_dir: Path, end_ids: 
     )
     model.cpu().float()
     model.save_pretrained(out_dir, safe_serialization=True)
-    copy_tokenizer(tokenizer_dir, out_dir)
+    if tokenizer_dir is not None:
+        copy_tokenizer(tokenizer_dir, out_dir)
 
 
 def copy_tokenizer(source: Path, out_dir: Path) -> None:

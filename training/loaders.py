@@ -25,6 +25,7 @@ from training.loss import IGNORE
 Batch = dict[str, Tensor]
 Tokens = NDArray[np.int64]
 E = TypeVar("E")
+_COLUMN = "tokens"
 
 
 class PackedShards(StreamingDataset):
@@ -32,17 +33,11 @@ class PackedShards(StreamingDataset):
 
     def __init__(self, folder: Path, cache: Path, batch_size: int, seed: int, *, shuffle: bool) -> None:
         index = _index(folder)
-        shard = index["shards"][0]
-        columns = [
-            name
-            for name, encoding in zip(shard["column_names"], shard["column_encodings"], strict=True)
-            if encoding.startswith("ndarray")
-        ]
-        if len(columns) != 1:
+        columns = index["shards"][0]["column_names"]
+        if _COLUMN not in columns:
             raise stage_error(
-                "bad_shards", str(folder), f"expected one column of token ids, found {columns}", "shard again"
+                "bad_shards", str(folder), f"expected a column {_COLUMN!r}, found {columns}", "shard again"
             )
-        self.column = columns[0]
         # Compressed shards are unpacked beside their source, and an artifact is never written to.
         compressed = any(shard["compression"] for shard in index["shards"])
         super().__init__(
@@ -56,7 +51,7 @@ class PackedShards(StreamingDataset):
 
     def __getitem__(self, at: Any) -> Any:
         item = super().__getitem__(at)
-        return item[self.column].astype(np.int64) if isinstance(item, dict) else item
+        return item[_COLUMN].astype(np.int64) if isinstance(item, dict) else item
 
 
 def _index(folder: Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     model = LanguageModel(network, hardware)
     epoch_batches = train_sequences // batch_size
     scale = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
-    plan = Plan(batches(config.duration, **scale), config.global_batch_tokens, epoch_batches)
+    plan = Plan(batches(config.duration, **scale), batch_size, config.global_batch_tokens, epoch_batches)
     flops = flops_per_token(network, length)
 
     with own_shared_memory(run.work_dir):

@@ -58,7 +58,7 @@ class Scorer(nn.Module):
         with self._hardware.autocast():
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         # The score itself stays in fp32: differences of rewards are small.
-        return F.linear(hidden.float(), self.model.score.weight)[..., 0]
+        return F.linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
 
     def forward(self, ids: Tensor, last: Tensor) -> Tensor:
         """Scores (B,) read at the last token, at `last (B,)`, of ids (B, T) padded on the right."""
@@ -129,7 +129,15 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     pair_tokens = float(np.mean([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in train]))
     batch_tokens = round(config.global_batch_pairs * pair_tokens)
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
-    done = fit("reward_model", model, loader, Plan(length, batch_tokens, epoch_batches), config, hardware, run)
+    done = fit(
+        "reward_model",
+        model,
+        loader,
+        Plan(length, config.global_batch_pairs, batch_tokens, epoch_batches),
+        config,
+        hardware,
+        run,
+    )
 
     scores = score_pairs(model, heldout, chat.pad)
     margins = scores[:, 0] - scores[:, 1]

@@ -73,7 +73,7 @@ class PolicyAndValue(ComposerModel):
         logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._config.temperature)
         return token_logprobs(logits, batch["tokens"]), self.values(batch["ids"]).gather(1, batch["places"])
 
-    def loss(self, outputs: tuple[Tensor, Tensor], batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def loss(self, outputs: tuple[Tensor, Tensor], batch: Any, *args: Any, **kwargs: Any) -> Any:
         logprobs, values = outputs
         config, mask = self._config, batch["mask"]
         policy = policy_loss(logprobs, batch["logprobs"], batch["advantages"], mask, config.clip_ratio)
@@ -85,13 +85,14 @@ class PolicyAndValue(ComposerModel):
 class _Ratios(Callback):
     """Tells how PPO's parts fare at each batch."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, model: PolicyAndValue, run: Run) -> None:
+        self._model = model
         self._run = run
 
     def batch_end(self, state: State, logger: Logger) -> None:
         losses = state.total_loss_dict
         values = {
-            "rlhf/clip_share": state.model.clip_share,
+            "rlhf/clip_share": self._model.clip_share,
             "rlhf/policy_loss": float(losses["loss/train/policy"]),
             "rlhf/value_loss": float(losses["loss/train/value"]),
         }
@@ -148,8 +149,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         },
     )
     tokens = config.minibatch_answers * longest
-    plan = Plan(config.rollouts * steps, tokens, steps, whole_epochs=True)
-    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(run)])
+    plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)
+    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)])
 
     prompts = [ids for _, ids in heldout]
     answers = {

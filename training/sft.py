@@ -53,7 +53,15 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     loader, epoch_batches = example_loader(train, config.global_batch_examples, config.seed, chat.response_batch)
     batch_tokens = round(config.global_batch_examples * float(np.mean([len(one.ids) for one in train])))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
-    done = fit("sft", model, loader, Plan(length, batch_tokens, epoch_batches), config, hardware, run)
+    done = fit(
+        "sft",
+        model,
+        loader,
+        Plan(length, config.global_batch_examples, batch_tokens, epoch_batches),
+        config,
+        hardware,
+        run,
+    )
     after = _measure(model, chat, heldout, config, hardware, max_length)
 
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)

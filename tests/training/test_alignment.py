@@ -1,0 +1,179 @@
+"""SFT, reward model and PPO on a model of two layers: each does what it is for, and says how well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infra.errors import StageError
+from infra.run import Run
+from training.chat import Chat
+from training.chat_session import answer
+from training.config import RewardModelConfig, RlhfConfig, SftConfig
+from training.reward_model import reward_model
+from training.rlhf import rlhf
+from training.sft import sft
+
+FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, base_dir: Path, instructions_dir: Path) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("sft")
+    config = SftConfig.model_validate(
+        {
+            "duration": "80 epochs",
+            "global_batch_examples": 8,
+            "max_length": 64,
+            "answer_max_tokens": 24,
+            "optimizer": FAST,
+        }
+    )
+    inputs = {"model": base_dir, "instructions": instructions_dir}
+    return folder, sft(config, inputs, folder, Run(folder / "work"))
+
+
+@pytest.fixture(scope="module")
+def rewarding(
+    tmp_path_factory: pytest.TempPathFactory, tuned: tuple[Path, Any], preferences_dir: Path
+) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("reward")
+    config = RewardModelConfig.model_validate(
+        {"duration": "8 epochs", "global_batch_pairs": 8, "max_length": 64, "optimizer": FAST}
+    )
+    inputs = {"model": tuned[0], "preferences": preferences_dir}
+    return folder, reward_model(config, inputs, folder, Run(folder / "work"))
+
+
+def test_sft_lowers_held_out_loss_and_ends_its_answers(tuned: tuple[Path, Any]) -> None:
+    folder, result = tuned
+    figures = result.figures
+    assert 0 < figures["improvement_low"] < figures["improvement"] < figures["improvement_high"]
+    assert figures["improvement"] == pytest.approx(figures["heldout_loss_base"] - figures["heldout_loss_sft"])
+    assert figures["improvement_text_low"] > 0
+    assert figures["ends_share_sft"] > 0.8 > 0.3 > figures["ends_share_base"]
+    lines = _lines(folder / "aux" / "samples.jsonl")
+    assert len(lines) == 8
+    assert lines[0].keys() == {"prompt", "reference", "answers"}
+    assert lines[0]["answers"].keys() == {"base", "sft"}
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 4]
+
+
+def test_the_reward_model_orders_held_out_pairs(rewarding: tuple[Path, Any], preferences_dir: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder, result = rewarding
+    assert result.figures["heldout_accuracy"] == 1.0
+    assert result.figures["heldout_accuracy_low"] > 0.5
+    assert result.figures["p_value"] == pytest.approx(0.5**8)
+    assert result.figures["margin_low"] > 0
+    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    assert model.config.num_labels == 1
+    chat, row = Chat.load(folder), _lines(preferences_dir / "heldout.jsonl")[0]
+    scores = []
+    for key in ("chosen", "rejected"):
+        (talk,) = chat.conversations([row["prompt"]], [row[key]], 64)
+        with torch.no_grad():
+            scores.append(float(model(torch.tensor([talk.ids])).logits))
+    assert scores[0] > scores[1]
+
+
+RLHF = {
+    "rollouts": 6,
+    "rollout_prompts": 16,
+    "minibatch_answers": 8,
+    "epochs": 2,
+    "answer_max_tokens": 16,
+    "max_prompt_tokens": 40,
+    "kl_coef": 0.02,
+    "optimizer": {"learning_rate": 3.0e-4, "weight_decay": 0.0},
+    "heldout_prompts": 8,
+    "checkpoint_every": "8 batches",
+}
+
+
+@pytest.fixture
+def prompts(tuned: tuple[Path, Any], rewarding: tuple[Path, Any], instructions_dir: Path) -> dict[str, Path]:
+    return {"model": tuned[0], "reward_model": rewarding[0], "prompts": instructions_dir}
+
+
+def test_ppo_moves_the_policy_towards_reward_and_says_how_far(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    """The reward favours bananas here: the sign of the score layer is turned, so that there is something to gain."""
+    turned = tmp_path / "turned"
+    _turn(prompts["reward_model"], turned)
+    config = RlhfConfig.model_validate(
+        RLHF | {"rollouts": 20, "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}}
+    )
+    result = rlhf(config, prompts | {"reward_model": turned}, tmp_path / "out", run)
+    figures = result.figures
+    rewards = journal.metric("rlhf/reward")
+    assert sum(rewards[-5:]) > sum(rewards[:5])
+    assert figures["reward_gain"] == pytest.approx(figures["heldout_reward_rlhf"] - figures["heldout_reward_sft"])
+    assert figures["reward_gain"] > 0
+    assert figures["kl_to_sft"] > 0
+    assert figures["kl_per_token"] == pytest.approx(figures["kl_to_sft"] / figures["answer_tokens_rlhf"], rel=1e-3)
+    assert journal.metric("rlhf/kl")[0] == pytest.approx(0, abs=1e-3)
+    assert len(journal.metric("rlhf/clip_share")) == 80
+    lines = _lines(tmp_path / "out" / "aux" / "samples.jsonl")
+    assert lines[0]["answers"].keys() == lines[0]["rewards"].keys() == {"sft", "rlhf"}
+
+
+def test_a_stopped_ppo_run_continues_at_a_round_with_the_same_weights(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
+) -> None:
+    config = RlhfConfig.model_validate(RLHF)
+    rlhf(config, prompts, tmp_path / "unbroken", Run(tmp_path / "other", run.launch))
+    stopped = Run(run.work_dir, run.launch, is_cancelled=_after(100))
+    with pytest.raises(Exception, match="cancelled"):
+        rlhf(config, prompts, tmp_path / "stopped", stopped)
+    rlhf(config, prompts, tmp_path / "continued", run)
+    assert any(message.startswith("continuing rlhf at batch") for message in journal.events())
+    ours, theirs = weights(tmp_path / "continued"), weights(tmp_path / "unbroken")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _after(looks: int) -> Any:
+    """Cancelled at the first look once two checkpoints' worth of batches are done."""
+    seen = iter(range(looks))
+    return lambda: next(seen) >= 20
+
+
+def _turn(folder: Path, out: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    from training.export import copy_tokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    model.score.weight.data.neg_()
+    model.save_pretrained(out)
+    copy_tokenizer(folder, out)
+
+
+def test_a_tuned_model_answers_in_pieces_of_text(tuned: tuple[Path, Any]) -> None:
+    messages = [{"role": "user", "content": "What does sum_array do?"}]
+    pieces = list(answer(tuned[0], messages, max_new_tokens=24, temperature=0))
+    assert len(pieces) > 1
+    assert "<|" not in "".join(pieces)
+    assert list(answer(tuned[0], messages, max_new_tokens=24, temperature=0)) == pieces
+    with pytest.raises(StageError, match="roles user and assistant"):
+        list(answer(tuned[0], [{"role": "system", "content": "x"}]))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [('{"prompt": "a"}', "expected text under response"), ("", "the file is empty")]
+)
+def test_bad_pairs_are_named_by_file_and_line(base_dir: Path, tmp_path: Path, run: Run, line: str, said: str) -> None:
+    for name in ("train", "heldout"):
+        (tmp_path / f"{name}.jsonl").write_text(line + "\n" if line else "")
+    with pytest.raises(StageError, match=rf"train\.jsonl.*{said}"):
+        sft(SftConfig(), {"model": base_dir, "instructions": tmp_path}, tmp_path / "out", run)

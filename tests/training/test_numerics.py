@@ -1,0 +1,167 @@
+"""Losses, advantages, schedules and baselines against independent references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from training.config import ScheduleConfig
+from training.loss import IGNORE, chunked_cross_entropy
+from training.ngram import Bigram, Unigram
+from training.optimizers import learning_rate_share
+from training.ppo import (
+    adapted_kl_coef,
+    advantages_and_returns,
+    exact_kl,
+    kl_k1,
+    kl_k3,
+    policy_loss,
+    token_rewards,
+    value_loss,
+    whiten,
+)
+from training.statistics import bootstrap_mean, wilson
+
+RANDOM = np.random.default_rng(5)
+
+
+def test_chunked_loss_and_its_gradients_are_those_of_torch() -> None:
+    hidden = torch.randn(2500, 16, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 50, (2500,))
+    labels[::3] = IGNORE
+    expected = F.cross_entropy(hidden @ weight.T, labels, ignore_index=IGNORE, reduction="sum") / 7
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    loss = chunked_cross_entropy(hidden, weight, labels) / 7
+    found = torch.autograd.grad(loss, (hidden, weight))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _answers() -> tuple[np.ndarray, ...]:
+    """Rewards, values and a mask (3, 6) with answers of 6, 4 and 1 tokens."""
+    mask = (np.arange(6) < np.array([[6], [4], [1]])).astype(float)
+    return RANDOM.normal(size=(3, 6)) * mask, RANDOM.normal(size=(3, 6)) * mask, mask
+
+
+def _tensors(*arrays: np.ndarray) -> Iterator[Any]:
+    return map(torch.tensor, arrays)
+
+
+def test_advantages_are_the_discounted_sums_of_temporal_differences() -> None:
+    rewards, values, mask = _answers()
+    gamma, lam = 0.97, 0.9
+    expected = np.zeros_like(rewards)
+    for row in range(3):
+        length = int(mask[row].sum())
+        following = np.append(values[row, 1:length], 0.0)
+        errors = rewards[row, :length] + gamma * following - values[row, :length]
+        for step in range(length):
+            expected[row, step] = sum((gamma * lam) ** (k - step) * errors[k] for k in range(step, length))
+    advantages, returns = advantages_and_returns(*_tensors(rewards, values, mask), gamma=gamma, gae_lambda=lam)
+    np.testing.assert_allclose(advantages, expected, atol=1e-12)
+    np.testing.assert_allclose(returns, (expected + values) * mask, atol=1e-12)
+
+
+def test_with_lambda_one_the_return_is_the_sum_of_rewards() -> None:
+    rewards, values, mask = _answers()
+    _, returns = advantages_and_returns(*_tensors(rewards, values, mask), gamma=1.0, gae_lambda=1.0)
+    np.testing.assert_allclose(returns[:, 0], rewards.sum(1), atol=1e-12)
+
+
+def test_the_policy_loss_is_ppo_s_clipped_surrogate() -> None:
+    _, _, mask = _answers()
+    new, old, advantages = (RANDOM.normal(size=(3, 6)) for _ in range(3))
+    ratio = np.exp(new - old)
+    surrogate = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
+    loss, clip_share = policy_loss(*_tensors(new, old, advantages, mask), clip=0.2)
+    assert float(loss) == pytest.approx(-(surrogate * mask).sum() / mask.sum())
+    assert float(clip_share) == pytest.approx(((np.abs(ratio - 1) > 0.2) * mask).sum() / mask.sum())
+
+
+def test_the_value_loss_is_the_larger_of_the_clipped_and_the_plain_error() -> None:
+    _, _, mask = _answers()
+    new, old, returns = (RANDOM.normal(size=(3, 6)) for _ in range(3))
+    clipped = np.clip(new, old - 0.2, old + 0.2)
+    expected = (0.5 * np.maximum((new - returns) ** 2, (clipped - returns) ** 2) * mask).sum() / mask.sum()
+    assert float(value_loss(*_tensors(new, old, returns, mask), clip=0.2)) == pytest.approx(expected)
+
+
+def test_rewards_are_the_score_at_the_last_token_less_the_penalty_at_each() -> None:
+    _, _, mask = _answers()
+    ours, theirs, scores = RANDOM.normal(size=(3, 6)), RANDOM.normal(size=(3, 6)), np.array([1.0, -2.0, 3.0])
+    rewards = token_rewards(*_tensors(scores, ours, theirs, mask), kl_coef=0.1).numpy()
+    np.testing.assert_allclose(rewards.sum(1), scores - 0.1 * ((ours - theirs) * mask).sum(1))
+    assert rewards[1, 3] == pytest.approx(-2.0 - 0.1 * (ours - theirs)[1, 3])
+
+
+def test_kl_estimates_agree_with_the_exact_divergence() -> None:
+    generator = torch.Generator().manual_seed(1)
+    ours, theirs = torch.randn(12, generator=generator), torch.randn(12, generator=generator)
+    p, q = ours.softmax(-1).double().numpy(), theirs.softmax(-1).double().numpy()
+    expected = float((p * np.log(p / q)).sum())
+    assert float(exact_kl(ours, theirs)) == pytest.approx(expected, rel=1e-4)
+    drawn = torch.multinomial(ours.softmax(-1), 200_000, replacement=True, generator=generator)
+    logp, logq = ours.log_softmax(-1)[drawn], theirs.log_softmax(-1)[drawn]
+    assert float(kl_k1(logp, logq).mean()) == pytest.approx(expected, rel=0.03)
+    assert float(kl_k3(logp, logq).mean()) == pytest.approx(expected, rel=0.03)
+    assert float(kl_k3(logp, logq).min()) >= -1e-5
+
+
+def test_whitened_values_have_mean_zero_and_variance_one_over_the_mask() -> None:
+    _, _, mask = _answers()
+    values = whiten(torch.randn(3, 6).double() * 4 + 2, torch.tensor(mask))
+    kept = values[torch.tensor(mask, dtype=torch.bool)]
+    assert float(kept.mean()) == pytest.approx(0, abs=1e-6)
+    assert float((kept**2).mean()) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_kl_coefficient_moves_towards_its_target_by_a_bounded_step() -> None:
+    assert adapted_kl_coef(0.1, kl=60, target=6, answers=1000) == pytest.approx(0.1 * 1.02)
+    assert adapted_kl_coef(0.1, kl=0, target=6, answers=1000) == pytest.approx(0.1 * 0.98)
+    assert adapted_kl_coef(0.1, kl=6.6, target=6, answers=1000) == pytest.approx(0.1 * 1.01)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "constant", "inverse_sqrt"])
+def test_the_learning_rate_warms_up_and_decays_by_its_formula(decay: str) -> None:
+    schedule = ScheduleConfig(decay=decay, final_share=0.1)  # type: ignore[arg-type]
+    shares = [learning_rate_share(schedule, batch, total=100, warmup=10) for batch in range(100)]
+    np.testing.assert_allclose(shares[:10], np.arange(1, 11) / 10)
+    middle = {
+        "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * 45 / 90)) / 2,
+        "linear": 0.1 + 0.9 * (1 - 45 / 90),
+        "constant": 1.0,
+        "inverse_sqrt": math.sqrt(10 / 55),
+    }
+    assert shares[54] == pytest.approx(middle[decay])
+    assert shares[-1] == pytest.approx({"constant": 1.0, "inverse_sqrt": math.sqrt(0.1)}.get(decay, 0.1))
+
+
+def test_n_gram_probabilities_sum_to_one_and_follow_the_counts() -> None:
+    text = RANDOM.choice(12, size=(40, 30), p=np.arange(1, 13) / 78)
+    bigram, unigram = Bigram(text, 15), Unigram(text, 15)
+    for before in (0, 11, 14):  # rare, frequent, never seen
+        total = bigram.probability(np.full(15, before), np.arange(15)).sum()
+        assert total == pytest.approx(1.0)
+    assert unigram.probabilities.sum() == pytest.approx(1.0)
+    assert unigram.probabilities[11] == pytest.approx(((text == 11).sum() + 1) / (text.size + 15))
+
+
+def test_a_bigram_model_predicts_what_always_follows() -> None:
+    text = np.tile(np.arange(10), (20, 5))
+    assert Bigram(text, 10).loss(text) < 0.1 < Unigram(text, 10).loss(text) == pytest.approx(math.log(10), abs=0.01)
+
+
+def test_intervals() -> None:
+    share = wilson(8, 10)  # Newcombe 1998 gives 0.490 to 0.943
+    assert (share.low, share.high) == (pytest.approx(0.490, abs=1e-3), pytest.approx(0.943, abs=1e-3))
+    mean = bootstrap_mean(RANDOM.normal(3.0, 1.0, 400), seed=1)
+    assert mean.low < 3.0 < mean.high
+    assert mean.high - mean.low == pytest.approx(2 * 1.96 / 20, rel=0.2)

@@ -1,0 +1,178 @@
+"""Pretraining: it learns, tells what it does, evaluates without a trace, and continues after SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from infra.errors import Cancelled, StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from training.config import PretrainConfig
+from training.pretrain import pretrain
+
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+SETTINGS: dict[str, Any] = {
+    # Dropout, so that a resume with the wrong random state shows.
+    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "dropout": 0.1},
+    "duration": "60 batches",
+    "global_batch_tokens": 256,
+    "optimizer": {"learning_rate": 1.0e-2},
+    "schedule": {"warmup": "5 batches"},
+    "evaluate_every": "20 batches",
+    "checkpoint_every": "10 batches",
+}
+
+
+@pytest.fixture
+def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": shards_dir, "tokenizer": tokenizer_dir}
+
+
+def _config(**changes: Any) -> PretrainConfig:
+    return PretrainConfig.model_validate(SETTINGS | changes)
+
+
+def _same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def _quiet(folder: Path, **launch: Any) -> Run:
+    return Run(folder, LaunchConfig(device="cpu", threads=1, precision="fp32", **launch))
+
+
+def test_training_beats_the_n_grams_and_tells_how_it_goes(
+    inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in inputs["shards"].rglob("*")}
+    result = pretrain(_config(duration="150 batches"), inputs, tmp_path, run)
+    figures = result.figures
+    assert figures["validation_loss"] < figures["bigram_loss"] < figures["unigram_loss"]
+    assert figures["validation_loss_low"] < figures["validation_loss"] < figures["validation_loss_high"]
+    assert figures["batches"] == 150
+    assert figures["tokens"] == 150 * 256
+    assert len(journal.metric("train/loss")) == 150
+    assert len(journal.metric("validation/loss")) >= 7
+    assert journal.metric("train/lr")[4] == pytest.approx(1.0e-2)
+    assert {path: path.stat().st_mtime_ns for path in inputs["shards"].rglob("*")} == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+
+
+def test_how_it_runs_leaves_no_trace_in_the_weights(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
+    """Evaluation and checkpoints do not move the weights at all, microbatches only by rounding."""
+    plain = {"model": SETTINGS["model"] | {"dropout": 0.0}, "duration": "12 batches"}
+    variants = {
+        "whole": (_config(**plain), {}),
+        "watched": (_config(**plain, evaluate_every="1 batches", checkpoint_every="2 batches"), {}),
+        "in_parts": (_config(**plain), {"microbatch": 3}),
+    }
+    found = {}
+    for name, (config, launch) in variants.items():
+        pretrain(config, inputs, tmp_path / name, _quiet(tmp_path / f"{name}.work", **launch))
+        found[name] = weights(tmp_path / name)
+    assert _same(found["whole"], found["watched"])
+    for name, tensor in found["whole"].items():
+        torch.testing.assert_close(found["in_parts"][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_killed_run_continues_and_ends_with_the_same_weights(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights, journal: Any
+) -> None:
+    settings = SETTINGS | {"duration": "150 batches", "evaluate_every": "1000 batches"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "training.pretrain", "--config", str(tmp_path / "config.yaml")]
+    for name, folder in inputs.items():
+        command += ["--input", f"{name}={folder}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    lines = tmp_path / "killed.jsonl"
+    with lines.open("w") as told:
+        process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stderr=told, env=environment)
+        try:
+            deadline = time.monotonic() + 300
+            while not list((tmp_path / "killed.work").glob("checkpoints/ba*.pt")):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+        finally:
+            process.kill()
+            process.wait()
+    assert not list((tmp_path / "killed").glob("*.safetensors"))
+
+    config = PretrainConfig.model_validate(settings)
+    launch = LaunchConfig(device="cpu", threads=1)
+    pretrain(config, inputs, tmp_path / "killed", Run(tmp_path / "killed.work", launch, journal=journal))
+    pretrain(config, inputs, tmp_path / "unbroken", Run(tmp_path / "unbroken.work", launch))
+    (said,) = [message for message in journal.events() if message.startswith("continuing")]
+    assert said.startswith("continuing pretrain at batch ") and said.endswith(" of 150")
+    steps = [line["step"] for line in journal.lines if line["kind"] == "metric" and "train/loss" in line["values"]]
+    assert steps == list(range(int(said.split()[4]) + 1, 151))
+    assert _same(weights(tmp_path / "killed"), weights(tmp_path / "unbroken"))
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(str(process.pid * 64)[:-2])]
+
+
+def test_a_cancelled_run_stops_at_the_next_batch(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:
+    def cancelled() -> bool:
+        return len(journal.metric("train/loss")) >= 3
+
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1), journal=journal, is_cancelled=cancelled)
+    with pytest.raises(Cancelled):
+        pretrain(_config(evaluate_every="1000 batches"), inputs, tmp_path / "out", run)
+    assert len(journal.metric("train/loss")) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "launch", "code"),
+    [
+        ({"global_batch_tokens": 100}, {}, "not_divisible"),
+        ({"global_batch_tokens": 32 * 10_000}, {}, "too_few_sequences"),
+        ({"model": {"transformers": {"model_type": "no_such_model"}}}, {}, "bad_model"),
+        ({}, {"processes": 2}, "not_supported"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_the_first_step(
+    inputs: dict[str, Path], tmp_path: Path, changes: dict[str, Any], launch: dict[str, Any], code: str
+) -> None:
+    with pytest.raises(StageError) as error:
+        pretrain(_config(**changes), inputs, tmp_path / "out", _quiet(tmp_path / "work", **launch))
+    assert error.value.problems[0].code == code
+
+
+def test_missing_shards_are_named(inputs: dict[str, Path], tmp_path: Path, run: Run) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StageError, match=r"meta\.json"):
+        pretrain(_config(), inputs | {"shards": tmp_path / "empty"}, tmp_path / "out", run)
+
+
+def test_compressed_shards_are_read_without_touching_the_artifact(
+    inputs: dict[str, Path], tmp_path: Path, run: Run
+) -> None:
+    import numpy as np
+    from streaming import MDSWriter
+
+    from training.loaders import read_tokens
+    from training.shared_memory import own_shared_memory
+
+    rows = np.arange(128, dtype=np.uint16).reshape(4, 32)
+    with MDSWriter(out=str(tmp_path / "train"), columns={"tokens": "ndarray:uint16:32"}, compression="zstd") as writer:
+        for row in rows:
+            writer.write({"tokens": row})
+    before = sorted(tmp_path.rglob("*"))
+    with own_shared_memory(run.work_dir):
+        found = read_tokens(tmp_path / "train", run.work_dir / "shards")
+    np.testing.assert_array_equal(found, rows)
+    assert json.loads((tmp_path / "train" / "index.json").read_text())["shards"][0]["compression"] == "zstd"
+    assert [path for path in sorted(tmp_path.rglob("*")) if run.work_dir not in path.parents] == before

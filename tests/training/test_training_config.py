@@ -1,0 +1,91 @@
+"""Training configs: durations, sizes, and mistakes that are told before anything runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from training.config import ModelConfig, PretrainConfig, RlhfConfig
+from training.duration import parse_duration
+from training.presets import PRESETS
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("300 batches", "300 batches"),
+        ("300ba", "300 batches"),
+        ("2_000_000 tokens", "2000000 tokens"),
+        ("2000000tok", "2000000 tokens"),
+        ("1 epoch", "1 epochs"),
+        ("1.5ep", "1.5 epochs"),
+        ("3 %", "3 %"),
+    ],
+)
+def test_durations_say_their_unit(text: str, canonical: str) -> None:
+    assert str(parse_duration(text)) == canonical
+
+
+@pytest.mark.parametrize("text", ["300", "batches", "3 hours", "-1 batches", "1.5 batches", "0 batches", "1 %"])
+def test_a_length_without_a_unit_or_size_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="expected"):
+        PretrainConfig(duration=text)
+
+
+def test_two_spellings_of_a_duration_are_one_config() -> None:
+    assert PretrainConfig(duration="300ba") == PretrainConfig(duration="300 batches")
+
+
+def test_a_duration_in_batches() -> None:
+    assert parse_duration("2_000_000 tokens").batches(batch_tokens=16_384, epoch_batches=50) == 123
+    assert parse_duration("3 epochs").batches(batch_tokens=16_384, epoch_batches=50) == 150
+    assert parse_duration("2 %").batches(batch_tokens=1, epoch_batches=1, whole=120) == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_their_published_sizes(name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from training.models import hf_config
+
+    vocab_size = 50_257 if name.startswith("gpt") else 4096
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config(ModelConfig(preset=name), vocab_size, {}))
+    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(PRESETS[name].parameters, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"family": "llama", "layers": 2, "width": 100, "heads": 3}, "heads to divide width"),
+        ({"preset": "gpt-125m", "kv_heads": 4}, "kv_heads only with the llama family"),
+        ({"family": "llama", "layers": 2, "width": 64, "heads": 4, "kv_heads": 3}, "kv_heads to divide heads"),
+        ({"preset": "gpt-2t"}, "expected one of gpt-125m"),
+        ({"family": "llama"}, "layers, width, heads missing"),
+        ({"transformers": {"hidden_size": 64}}, "model_type"),
+        ({"transformers": {"model_type": "llama"}, "preset": "gpt-125m"}, "not both"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(config: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        ModelConfig.model_validate(config)
+
+
+def test_batch_positions_and_vocabulary_are_held_against_the_shards() -> None:
+    model = ModelConfig(transformers={"model_type": "llama", "max_position_embeddings": 128, "vocab_size": 100})
+    problems = PretrainConfig(model=model, global_batch_tokens=1000).problems(sequence_length=256, vocab_size=4096)
+    assert [problem.code for problem in problems] == ["not_divisible", "too_few_positions", "vocabulary_too_small"]
+
+
+def test_minibatches_divide_a_rollout() -> None:
+    with pytest.raises(ValidationError, match="minibatch_answers to divide rollout_prompts"):
+        RlhfConfig(rollout_prompts=100, minibatch_answers=64)
+
+
+def test_configs_import_nothing_heavy() -> None:
+    program = "import sys, training.config; print({'torch', 'composer', 'transformers', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "set()"

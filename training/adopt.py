@@ -1,0 +1,95 @@
+"""Brings an existing Hugging Face model folder in, in place of pretraining.
+
+python -m training.adopt --config base_model.yaml --out DIR
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from corpus.chat_template import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
+from infra.errors import stage_error
+from infra.run import Result, Run
+from training.config import BaseModelConfig
+from training.export import export
+from training.models import load
+
+_CHAT_TOKENS = (USER, ASSISTANT, END)
+
+
+def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Copies the model to `out_dir` with the chat tokens and template that the later stages need.
+
+    New tokens get the mean embedding with a little noise drawn by the seed, so that they start as likely as any.
+    Figures: parameters, added_tokens, vocab_size. Raises StageError for a folder without config.json or safetensors:
+    pickled weights can run code when they are read, and are refused.
+    """
+    folder = Path(config.path)
+    _check(folder)
+    try:
+        model = load(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
+    missing = [token for token in _CHAT_TOKENS if token not in tokenizer.get_vocab()]
+    if tokenizer.pad_token is None:
+        tokenizer.add_special_tokens({"pad_token": PAD})
+    tokenizer.add_special_tokens({"additional_special_tokens": missing}, replace_additional_special_tokens=False)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    if len(tokenizer) > model.config.vocab_size:
+        _grow(model, len(tokenizer), config.seed)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    tokenizer.save_pretrained(out_dir)
+    export(model, None, out_dir)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    figures = {
+        "parameters": float(parameters),
+        "added_tokens": float(len(missing)),
+        "vocab_size": float(model.config.vocab_size),
+    }
+    return Result(figures, f"{model.config.model_type} with {parameters / 1e6:,.1f}M parameters")
+
+
+def _check(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise stage_error(
+            "missing_source", "base_model.path", f"expected a Hugging Face model folder with config.json at {folder}"
+        )
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+    found = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"
+    raise stage_error(
+        "not_safetensors",
+        "base_model.path",
+        f"expected *.safetensors in {folder}, {found}",
+        "save the model with save_pretrained(..., safe_serialization=True) where you trust it",
+    )
+
+
+def _grow(model: PreTrainedModel, size: int, seed: int) -> None:
+    before = model.config.vocab_size
+    model.resize_token_embeddings(size, mean_resizing=False)
+    generator = torch.Generator().manual_seed(seed)
+    # One and the same memory where input and output embedding are tied.
+    tables = {table.data_ptr(): table for table in _tables(model)}
+    for table in tables.values():
+        known = table[:before]
+        noise = torch.randn(size - before, known.shape[1], generator=generator) * known.std() * 0.1
+        table[before:] = known.mean(0) + noise
+
+
+def _tables(model: PreTrainedModel) -> list[torch.Tensor]:
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [layer.get_parameter("weight").detach() for layer in layers]
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(import_model, BaseModelConfig)
