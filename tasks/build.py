@@ -292,6 +292,7 @@ class _Build:
             files=files,
             result={"figures": outcome.figures, "headline": outcome.headline},
             pipeline=self.around.pipeline,
+            run_id=self.around.run_id,
             code=code_state(),
             lock_hash=lock_hash(),
             versions=_versions(),

@@ -36,7 +36,7 @@ def rebuild(root: Path | str) -> int:
     """Sets the old tracking store aside, if there is one, and writes another; returns how many builds went in.
 
     Run ids are new; everything else is as it was told the first time, but for runs that failed, which left no manifest,
-    and the registry, whose entries are the register stage's business. Pipeline runs come back as one for each flow run.
+    and the registry, whose entries are the register stage's business.
 
     Raises StageError `store_in_use` while the MLflow server or a courier works on the store.
     """
@@ -87,7 +87,7 @@ def _manifests(root: Path) -> list[tuple[Path, Manifest]]:
 def _by_pipeline_run(found: list[tuple[Path, Manifest]]) -> dict[str, list[tuple[Path, Manifest]]]:
     groups: dict[str, list[tuple[Path, Manifest]]] = {}
     for folder, manifest in found:
-        key = f"rebuilt-{manifest.pipeline}-{manifest.flow_run_id or 'none'}"
+        key = manifest.run_id or f"rebuilt-{manifest.pipeline}-{manifest.flow_run_id or 'none'}"
         groups.setdefault(key, []).append((folder, manifest))
     return groups
 

@@ -66,6 +66,8 @@ class Manifest:
     result: Mapping[str, Any]
     """{"figures": {name: number}, "headline": text}"""
     pipeline: str = ""
+    run_id: str = ""
+    """The pipeline run that built it."""
     code: Mapping[str, Any] = field(default_factory=dict)
     """{"commit": sha or "", "dirty": bool}"""
     lock_hash: str = ""
