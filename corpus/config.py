@@ -43,9 +43,9 @@ class DocstringSelection(Config):
 
     def source(self, key: str) -> Source:
         """The installed files as one source whose digest comes from the packages' RECORD files."""
-        from corpus.docstrings import content_digest
+        from corpus.docstrings import digest_of
 
-        return Source(key, digest=content_digest(self.packages, self.exclude_packages))
+        return Source(key, digest=digest_of(self.packages, self.exclude_packages))
 
 
 class FileSelection(Config):

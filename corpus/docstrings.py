@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -105,6 +106,12 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
             "install them or take them off the list",
         )
     return sorted(files.values(), key=lambda file: hashlib.sha256(file.name.encode()).digest())
+
+
+@cache
+def digest_of(packages: tuple[str, ...] | None, exclude: tuple[str, ...]) -> str:
+    """`content_digest`, remembered for this process: it takes half a second, and several stages ask for the same."""
+    return content_digest(packages, exclude)
 
 
 def content_digest(packages: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> str:
