@@ -88,7 +88,7 @@ def next_token_batch(sequences: Sequence[Tokens] | Tokens) -> Batch:
 
 def packed_loader(shards: PackedShards, batch_size: int) -> DataSpec:
     """Batches of packed sequences; the rest of an epoch that fills no batch is left out."""
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         shards, batch_size, collate_fn=next_token_batch, drop_last=True, generator=torch.Generator().manual_seed(0)
     )
     return DataSpec(loader, get_num_tokens_in_batch=count_tokens)

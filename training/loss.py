@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 IGNORE = -100
 _CHUNK = 1024
@@ -64,7 +64,7 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each position (N,), 0 where the label is -100; without the graph's memory saving."""
     weight_compute = weight.to(hidden.dtype)
     pieces = [
-        F.cross_entropy((chunk @ weight_compute.T).float(), target, ignore_index=IGNORE, reduction="none")
+        cross_entropy((chunk @ weight_compute.T).float(), target, ignore_index=IGNORE, reduction="none")
         for chunk, target in zip(hidden.split(_CHUNK), labels.split(_CHUNK), strict=True)
     ]
     return torch.cat(pieces)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from composer.models import ComposerModel
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from infra.errors import stage_error
@@ -135,7 +135,7 @@ class LanguageModel(ComposerModel):
         if self._plain_head:
             total = chunked_cross_entropy(flat, self.model.get_output_embeddings().weight, labels)
         else:
-            total = F.cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
+            total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         return total / count
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class LanguageModel(ComposerModel):
         flat = outputs.flatten(0, 1)
         if self._plain_head:
             return token_losses(flat, self.model.get_output_embeddings().weight, labels.flatten()).view_as(labels)
-        return F.cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="none").view_as(labels)
+        return cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="none").view_as(labels)
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from composer.models import ComposerModel
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from infra.errors import stage_error
@@ -58,7 +58,7 @@ class Scorer(nn.Module):
         with self._hardware.autocast():
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         # The score itself stays in fp32: differences of rewards are small.
-        return F.linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
+        return linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
 
     def forward(self, ids: Tensor, last: Tensor) -> Tensor:
         """Scores (B,) read at the last token, at `last (B,)`, of ids (B, T) padded on the right."""
@@ -83,7 +83,7 @@ class RewardModel(ComposerModel):
 
 def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
     """Mean negative log-likelihood that `chosen (B,)` beats `rejected (B,)` (InstructGPT, equation 1)."""
-    return -F.logsigmoid(chosen - rejected).mean()
+    return -logsigmoid(chosen - rejected).mean()
 
 
 def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Scorer:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 from training.config import ScheduleConfig
 from training.loss import IGNORE, chunked_cross_entropy
@@ -28,6 +26,7 @@ from training.ppo import (
 )
 from training.statistics import bootstrap_mean, wilson
 
+t = torch.tensor
 RANDOM = np.random.default_rng(5)
 
 
@@ -36,7 +35,7 @@ def test_chunked_loss_and_its_gradients_are_those_of_torch() -> None:
     weight = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (2500,))
     labels[::3] = IGNORE
-    expected = F.cross_entropy(hidden @ weight.T, labels, ignore_index=IGNORE, reduction="sum") / 7
+    expected = cross_entropy(hidden @ weight.T, labels, ignore_index=IGNORE, reduction="sum") / 7
     wanted = torch.autograd.grad(expected, (hidden, weight))
     loss = chunked_cross_entropy(hidden, weight, labels) / 7
     found = torch.autograd.grad(loss, (hidden, weight))
@@ -51,10 +50,6 @@ def _answers() -> tuple[np.ndarray, ...]:
     return RANDOM.normal(size=(3, 6)) * mask, RANDOM.normal(size=(3, 6)) * mask, mask
 
 
-def _tensors(*arrays: np.ndarray) -> Iterator[Any]:
-    return map(torch.tensor, arrays)
-
-
 def test_advantages_are_the_discounted_sums_of_temporal_differences() -> None:
     rewards, values, mask = _answers()
     gamma, lam = 0.97, 0.9
@@ -65,14 +60,14 @@ def test_advantages_are_the_discounted_sums_of_temporal_differences() -> None:
         errors = rewards[row, :length] + gamma * following - values[row, :length]
         for step in range(length):
             expected[row, step] = sum((gamma * lam) ** (k - step) * errors[k] for k in range(step, length))
-    advantages, returns = advantages_and_returns(*_tensors(rewards, values, mask), gamma=gamma, gae_lambda=lam)
+    advantages, returns = advantages_and_returns(t(rewards), t(values), t(mask), gamma=gamma, gae_lambda=lam)
     np.testing.assert_allclose(advantages, expected, atol=1e-12)
     np.testing.assert_allclose(returns, (expected + values) * mask, atol=1e-12)
 
 
 def test_with_lambda_one_the_return_is_the_sum_of_rewards() -> None:
     rewards, values, mask = _answers()
-    _, returns = advantages_and_returns(*_tensors(rewards, values, mask), gamma=1.0, gae_lambda=1.0)
+    _, returns = advantages_and_returns(t(rewards), t(values), t(mask), gamma=1.0, gae_lambda=1.0)
     np.testing.assert_allclose(returns[:, 0], rewards.sum(1), atol=1e-12)
 
 
@@ -81,7 +76,7 @@ def test_the_policy_loss_is_ppo_s_clipped_surrogate() -> None:
     new, old, advantages = (RANDOM.normal(size=(3, 6)) for _ in range(3))
     ratio = np.exp(new - old)
     surrogate = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
-    loss, clip_share = policy_loss(*_tensors(new, old, advantages, mask), clip=0.2)
+    loss, clip_share = policy_loss(t(new), t(old), t(advantages), t(mask), clip=0.2)
     assert float(loss) == pytest.approx(-(surrogate * mask).sum() / mask.sum())
     assert float(clip_share) == pytest.approx(((np.abs(ratio - 1) > 0.2) * mask).sum() / mask.sum())
 
@@ -91,13 +86,13 @@ def test_the_value_loss_is_the_larger_of_the_clipped_and_the_plain_error() -> No
     new, old, returns = (RANDOM.normal(size=(3, 6)) for _ in range(3))
     clipped = np.clip(new, old - 0.2, old + 0.2)
     expected = (0.5 * np.maximum((new - returns) ** 2, (clipped - returns) ** 2) * mask).sum() / mask.sum()
-    assert float(value_loss(*_tensors(new, old, returns, mask), clip=0.2)) == pytest.approx(expected)
+    assert float(value_loss(t(new), t(old), t(returns), t(mask), clip=0.2)) == pytest.approx(expected)
 
 
 def test_rewards_are_the_score_at_the_last_token_less_the_penalty_at_each() -> None:
     _, _, mask = _answers()
     ours, theirs, scores = RANDOM.normal(size=(3, 6)), RANDOM.normal(size=(3, 6)), np.array([1.0, -2.0, 3.0])
-    rewards = token_rewards(*_tensors(scores, ours, theirs, mask), kl_coef=0.1).numpy()
+    rewards = token_rewards(t(scores), t(ours), t(theirs), t(mask), kl_coef=0.1).numpy()
     np.testing.assert_allclose(rewards.sum(1), scores - 0.1 * ((ours - theirs) * mask).sum(1))
     assert rewards[1, 3] == pytest.approx(-2.0 - 0.1 * (ours - theirs)[1, 3])
 
