@@ -85,7 +85,7 @@ def _below(store: Store, text: str) -> Family:
     from infra.store.layout import MANIFEST
     from infra.store.reference import resolve
 
-    path = Path(text).expanduser().absolute()
+    path = Path(text).absolute()
     if path.is_file() and path.name != MANIFEST:
         return descent(store, file_member(str(path), hash_file(path)))
     try:

@@ -22,7 +22,10 @@ SOURCE_PATH = _SourcePathMark()
 
 def _absolute(value: str, info: ValidationInfo) -> str:
     """Paths in a config are relative to the config file's folder, which the loader gives as validation context."""
-    expanded = Path(value).expanduser()
+    try:
+        expanded = Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"expected a path; there is no user {value.split('/')[0]!r}") from None
     folder = (info.context or {}).get(FOLDER)
     return str(Path(folder) / expanded) if folder else str(expanded)
 

@@ -43,7 +43,7 @@ def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path,
     The copy's address comes from the stage and the bytes, so that the same folder adopted twice is one artifact.
     Raises ConfigError naming what does not look like this stage's payload, and StageError for a full disk.
     """
-    source = folder.expanduser().absolute()
+    source = folder.absolute()
     check_payload(stage, source)
     work = store.layout.work(stage, f"adopt-{uuid.uuid4().hex[:12]}")
     unfinished = work / "artifact"

@@ -19,7 +19,7 @@ def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
     text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
     has; or a stage id, for its newest artifact. Raises ConfigError naming what is near.
     """
-    if found := _by_path(store, Path(text).expanduser()):
+    if found := _by_path(store, Path(text)):
         return found
     stage, _, prefix = text.strip("/").partition("/")
     stages = store.layout.stages()

@@ -165,3 +165,10 @@ def test_a_beginning_must_be_unique(run: Run, tmp_path: Path) -> None:
     assert f"{letters.count(twice)} artifacts begin like this" in answer.document["errors"][0]["message"]
     whole = run("lineage", f"clean/{made[0].fingerprint[:12]}", "--root", store.root)
     assert whole.document["nodes"][0]["fingerprint"] == made[0].fingerprint
+
+
+def test_a_lost_mlflow_store_is_written_anew(run: Run, data_pipeline: Path) -> None:
+    answer = run("lineage", "--rebuild", "--root", data_pipeline / "store")
+    assert (answer.code, answer.document["builds"]) == (0, 4)
+    assert (data_pipeline / "store" / "mlflow" / "mlflow.db").exists()
+    assert run("lineage", "clean", "--rebuild", "--root", data_pipeline / "store").code == 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from corpus.config import CleanConfig, IngestConfig
 from flows.config import parse
@@ -115,9 +116,17 @@ def test_a_key_bears_on_the_name_if_and_only_if_its_value_differs(one: float, ot
     assert (name(Settings(rate=one)) == name(Settings(rate=other))) == (one == other)
 
 
-@given(st.integers(1, 64), st.text(max_size=9), st.text(max_size=9))
+paths = st.text(max_size=9).filter(lambda path: not path.startswith("~"))
+
+
+@given(st.integers(1, 64), paths, paths)
 def test_where_and_from_which_path_it_runs_does_not_matter(workers: int, path: str, more: str) -> None:
     assert name(Settings(workers=workers, data=path, more=more)) == name(Settings())
+
+
+def test_the_home_of_nobody_is_an_error_of_the_config() -> None:
+    with pytest.raises(ValidationError, match="there is no user '~nobody-here'"):
+        Settings(data="~nobody-here/a.txt")
 
 
 def test_spelling_a_default_out_moves_nothing() -> None:
