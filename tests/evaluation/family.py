@@ -45,23 +45,6 @@ HEADLINES = {
 }
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 WORDS = "return the number of items in a list string file object value error default argument name".split()  # noqa: SIM905
-    "return",
-    "the",
-    "number",
-    "of",
-    "items",
-    "in",
-    "a",
-    "list",
-    "string",
-    "file",
-    "object",
-    "value",
-    "error",
-    "default",
-    "argument",
-    "name",
-]
 
 
 def write_family(root: Path, ids: Collection[str] | None = None, seed: int = 0) -> dict[str, Path]:

@@ -253,7 +253,8 @@ class TestPlots:
     ("told", "expected"),
     [
         (seconds(8.21), "8.2 s"), (seconds(200), "3 min 20 s"), (seconds(7500), "2 h 5 min"), (signed(-1.234), "−1.23"),
-        (signed(0.5), "+0.50"), (percent(float("nan")), "–"), (p_value(1e-9), "p < 0.0001"), (p_value(0.034), "p = 0.034"),
+        (signed(0.5), "+0.50"), (percent(float("nan")), "–"), (p_value(1e-9), "p < 0.0001"),
+        (p_value(0.034), "p = 0.034"),
     ],
 )  # fmt: skip
 def test_numbers_read_well(told: str, expected: str) -> None:
