@@ -139,7 +139,7 @@ class _LearningRate(Callback):
     def batch_start(self, state: State, logger: Logger) -> None:
         share = learning_rate_share(self._config.schedule, state.timestamp.batch.value, self._total, self._warmup)
         for group in state.optimizers[0].param_groups:
-            group["lr"] = share * self._config.optimizer.learning_rate
+            group["lr"] = share * group["scale"] * self._config.optimizer.learning_rate
 
 
 class _Voice(Callback):

@@ -112,6 +112,9 @@ class OptimizerConfig(Config):
 
     learning_rate: float = Field(6.0e-4, gt=0)
     """Peak learning rate; 6.0e-4 for GPT-3 125M (table 2.1)."""
+    embedding_scale: float = Field(1.0, gt=0)
+    """Learning rate of embeddings and output layer as a multiple of the others'; 1 in GPT-3. The rate of matrices falls
+    with width, that of embeddings need not (Yang et al. 2022, table 3)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the moments; GPT-3, appendix B."""
     eps: float = Field(1.0e-8, gt=0)

@@ -11,13 +11,22 @@ from training.config import OptimizerConfig, ScheduleConfig, batches
 
 
 def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW; matrices decay, embeddings, norms and biases do not."""
-    embeddings = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    """Fused AdamW; matrices decay, embeddings, output layer, norms and biases do not.
+
+    Each group's `scale` is its learning rate as a multiple of the schedule's.
+    """
+    outer = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    outer |= {id(weight) for name, weight in model.named_parameters() if name.endswith("lm_head.weight")}
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    decayed = [weight for weight in trained if weight.ndim >= 2 and id(weight) not in embeddings]
-    rest = [weight for weight in trained if weight.ndim < 2 or id(weight) in embeddings]
+    tables = [weight for weight in trained if id(weight) in outer]
+    inner = [weight for weight in trained if id(weight) not in outer]
+    groups = [
+        {"params": [weight for weight in inner if weight.ndim >= 2], "weight_decay": config.weight_decay, "scale": 1.0},
+        {"params": [weight for weight in inner if weight.ndim < 2], "weight_decay": 0.0, "scale": 1.0},
+        {"params": tables, "weight_decay": 0.0, "scale": config.embedding_scale},
+    ]
     return torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,

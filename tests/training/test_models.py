@@ -12,11 +12,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from training.chat import Chat
-from training.config import ModelConfig
+from training.config import ModelConfig, OptimizerConfig
 from training.export import export
 from training.hardware import Hardware
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, choose_attention, flops_per_token, hf_config, load
+from training.optimizers import adamw
 from training.reward_model import Pair, RewardModel, load_scorer, pair_batch
 from training.sampling import sample
 
@@ -177,3 +178,18 @@ def test_the_reward_model_reads_the_last_token_only(base_dir: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(scorer(ids, last), scorer(padded, last), rtol=1e-5, atol=1e-6)
     assert AutoModelForSequenceClassification.from_pretrained(base_dir, num_labels=1).config.num_labels == 1
+
+
+def test_matrices_decay_and_embeddings_have_a_learning_rate_of_their_own() -> None:
+    network = build(hf_config(ModelConfig(**FAMILIES[1], tie_embeddings=False), 320, SPECIAL), seed=1)
+    optimizer = adamw(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5))
+    settings = {
+        id(weight): (group["weight_decay"], group["scale"])
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    }
+    for name, weight in network.named_parameters():
+        if "wte" in name or "wpe" in name or "lm_head" in name:
+            assert settings[id(weight)] == (0.0, 5), name
+        else:
+            assert settings[id(weight)] == (0.3 if weight.ndim == 2 else 0.0, 1), name
