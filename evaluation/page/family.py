@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.artifacts import Artifact, read_artifacts
-from evaluation.statistics import Interval, mcnemar_p_value, paired_bootstrap
+from evaluation.statistics import Interval, difference_of_paired_proportions, mcnemar_p_value
 
 MODELS = ("base", "sft", "rlhf")
 MODEL_STAGES = {"base": ("pretrain", "base_model"), "sft": ("sft",), "rlhf": ("rlhf",)}
@@ -99,6 +99,7 @@ class Family:
                 continue
             better = sum(right[i] > left[i] for i in left)
             worse = sum(right[i] < left[i] for i in left)
-            difference = paired_bootstrap([right[i] for i in left], [left[i] for i in left])
+            both = sum(right[i] == left[i] == 1 for i in left)
+            difference = difference_of_paired_proportions(both, better, worse, len(left) - both - better - worse)
             compared.append(Paired(task, first, second, difference, mcnemar_p_value(better, worse)))
         return compared

@@ -114,7 +114,7 @@ def reproduce(family: Family, command: str) -> Section:
         ["code", all_of(commits)],
         ["lock", all_of([m.lock_hash for m in manifests])],
         ["seeds", "; ".join(f"{seed}: {', '.join(ids)}" for seed, ids in by_seed.items()) or "none"],
-        ["machine", all_of([f"{m.host} ({m.device})" if m.device else m.host for m in manifests])],
+        ["machine", all_of([f"{m.host}, {m.device}" if m.device else m.host for m in manifests])],
         ["versions", ", ".join(versions) or "not recorded"],
     ]
     lead = "The same code, lock, config and sources give the same fingerprints."
@@ -122,12 +122,10 @@ def reproduce(family: Family, command: str) -> Section:
         lead += " The stages were built by more than one version of the code."
     if any(m.code.get("dirty") for m in manifests):
         lead += " Some were built with uncommitted changes, which nobody else has."
-    settings = [
-        (
-            f"{id}: settings that differ from the defaults",
-            "\n".join(f"{k}: {v}" for k, v in sorted(one.manifest.identity.items())),
-        )
+    settings = "\n\n".join(
+        "\n".join([f"{id}:", *(f"  {key}: {value}" for key, value in sorted(one.manifest.identity.items()))])
         for id, one in family.artifacts.items()
         if one.manifest and one.manifest.identity
-    ]
-    return Section("reproduce", "Reproduce it", lead, tables=[Table("", ["", ""], rows, mono=(1,))], folded=settings)
+    )
+    folded = [("Settings that differ from the defaults", settings)] if settings else []
+    return Section("reproduce", "Reproduce it", lead, tables=[Table("", ["", ""], rows, mono=(1,))], folded=folded)

@@ -57,7 +57,8 @@ def pretraining(family: Family) -> Section:
             Figure(
                 "Learning rate",
                 chart,
-                f"It rises to {peak:.2g} by batch {compact(at)} and ends at {rate[-1][1]:.2g}.",
+                (f"It rises to {peak:.2g} by batch {compact(at)}" if at > rate[0][0] else f"It starts at {peak:.2g}")
+                + f" and ends at {rate[-1][1]:.2g}.",
                 "The peak was set in the config, not searched for.",
             )
         )

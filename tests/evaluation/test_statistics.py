@@ -11,11 +11,11 @@ from scipy import stats
 from evaluation.statistics import (
     binomial_p_value,
     bootstrap,
+    difference_of_paired_proportions,
     difference_of_proportions,
     from_standard_error,
     mcnemar_p_value,
     paired_bootstrap,
-    share,
     two_proportion_p_value,
     wilson,
 )
@@ -141,5 +141,27 @@ def test_figures_are_named_as_the_manifest_wants_them() -> None:
     assert figures == pytest.approx({"accuracy": 0.5, "accuracy_low": 0.304004, "accuracy_high": 0.695996}, abs=1e-6)
 
 
-def test_share_counts_the_true_ones() -> None:
-    assert share([True, False, True, True]) == wilson(3, 4)
+def test_paired_difference_agrees_with_the_bootstrap_on_many_items() -> None:
+    both, first, second, neither = 700, 120, 60, 120
+    a = np.repeat([1, 1, 0, 0], [both, first, second, neither])
+    b = np.repeat([1, 0, 1, 0], [both, first, second, neither])
+    ours, theirs = difference_of_paired_proportions(both, first, second, neither), paired_bootstrap(a, b)
+    assert ours.value == pytest.approx(theirs.value) == pytest.approx(0.06)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.004)
+
+
+def test_paired_difference_keeps_a_width_where_no_item_differs() -> None:
+    """Five items that both got alike say little; a bootstrap of five zeros would be sure."""
+    interval = difference_of_paired_proportions(3, 0, 0, 2)
+    assert interval.value == 0 and interval.low < -0.2 and interval.high > 0.2
+    wider = difference_of_paired_proportions(1, 0, 0, 0)
+    assert wider.low < interval.low
+    assert difference_of_paired_proportions(0, 0, 0, 0).includes(0.9)
+
+
+def test_paired_difference_covers_the_truth_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(5)
+    shares = np.array([0.55, 0.20, 0.10, 0.15])
+    counts = generator.multinomial(40, shares, size=2000)
+    covered = np.mean([difference_of_paired_proportions(*map(int, row)).includes(0.10) for row in counts])
+    assert 0.93 < covered < 0.98
