@@ -8,7 +8,7 @@ import math
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -44,7 +44,7 @@ def canonical(value: Any, where: str = "value") -> Any:
         return {
             name: canonical(getattr(value, name), f"{where}.{name}")
             for name, field in type(value).model_fields.items()
-            if bears_on_result(field) and not _is_default(field, getattr(value, name))
+            if bears_on_result(field) and (_is_tag(field) or not _is_default(field, getattr(value, name)))
         }
     if isinstance(value, Mapping):
         for key in value:
@@ -90,6 +90,11 @@ def bears_on_result(field: FieldInfo) -> bool:
     extra = field.json_schema_extra
     outside = isinstance(extra, dict) and bool(extra.get(OUTSIDE_IDENTITY))
     return not outside and SOURCE_PATH not in field.metadata and not _names_source_path(field.annotation)
+
+
+def _is_tag(field: FieldInfo) -> bool:
+    """True for the key that tells the kinds of a union apart: left out, two kinds could read the same."""
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def _is_default(field: FieldInfo, value: Any) -> bool:

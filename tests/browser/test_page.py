@@ -1,0 +1,120 @@
+"""The real Prefect page in a real browser: a stage is opened, a value changed, and that is what runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.command import environment, stemma, write_config
+from tests.pipelines import data_config
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE_MS = 90_000
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A finished data pipeline with its servers up and its stages deployed: (its folder, the Prefect page)."""
+    folder = tmp_path_factory.mktemp("page") / "data"
+    shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    config = write_config(folder / "config.yaml", data_config(folder))
+    env = environment(STEMMA_COURIER="on")
+    root = folder / "store"
+    try:
+        services = stemma("up", "--root", root, env=env).document["services"]
+        page = next(service["url"] for service in services if service["name"] == "prefect")
+        answer = stemma("deploy", config, "--root", root, env=env)
+        assert answer.code == 0, answer.document["errors"]
+        names = {deployment["name"] for deployment in answer.document["deployments"]}
+        assert names == {f"chronicle/{name}" for name in ("pipeline", "ingest", "validate", "clean", "tokenizer")}
+        yield folder, page
+    finally:
+        stemma("down", "--root", root, env=env)
+
+
+@pytest.fixture
+def browser_page() -> Iterator[Page]:
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page.set_default_timeout(PATIENCE_MS)
+        yield page
+        browser.close()
+
+
+def built_vocabularies(folder: Path) -> set[int]:
+    manifests = (folder / "store" / "tokenizer").glob("*/manifest.json")
+    return {json.loads(path.read_text())["config"]["vocab_size"] for path in manifests}
+
+
+def open_form(page: Page, address: str, stage: str) -> None:
+    """From the list of deployments to the stage's form, as a person would click."""
+    page.goto(f"{address}/deployments")
+    page.get_by_text(stage, exact=True).first.click()
+    page.locator("button", has_text="Run").filter(has_not_text="Runs").first.click()
+    page.get_by_text("Custom run").first.click()
+
+
+def submit(page: Page, address: str) -> None:
+    """Submits the form and opens the page of the flow run that this started."""
+    with page.expect_response(lambda response: response.url.endswith("/create_flow_run")) as created:
+        page.get_by_role("button", name="Submit").click()
+    page.goto(f"{address}/runs/flow-run/{created.value.json()['id']}")
+
+
+def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offered(
+    deployed: tuple[Path, str], browser_page: Page
+) -> None:
+    folder, address = deployed
+    page = browser_page
+
+    open_form(page, address, "clean")
+    field = page.locator("input[type=number]").first  # min_characters
+    expect(field).to_have_value("100")
+    field.fill("440")
+    submit(page, address)
+
+    expect(page.get_by_text("Completed").first).to_be_visible(timeout=PATIENCE_MS)
+    page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts")).first.click()
+    expect(page.get_by_text("After clean").first).to_be_visible(timeout=PATIENCE_MS)
+    settings = [
+        json.loads(path.read_text())["config"]["min_characters"]
+        for path in (folder / "store" / "clean").glob("*/manifest.json")
+    ]
+    assert 440 in settings
+
+
+def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: Page) -> None:
+    folder, _ = deployed
+    answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=environment(STEMMA_COURIER="on"))
+    assert answer.with_status("reused") == {"ingest", "validate", "clean", "tokenizer"}
+    assert "on the worker" in answer.stderr
+
+    browser_page.goto(f"{answer.document['flow_run_url']}?tab=Task%20Runs")
+    expect(browser_page.get_by_text("Cached").first).to_be_visible(timeout=PATIENCE_MS)
+    assert browser_page.get_by_text("Cached").count() >= 4
+
+
+def test_a_stage_opened_from_the_next_link_has_the_change_filled_in(
+    deployed: tuple[Path, str], browser_page: Page
+) -> None:
+    folder, address = deployed
+    page = browser_page
+    open_form(page, address, "tokenizer")
+    field = page.locator("input[type=number]").first  # vocab_size
+    expect(field).to_have_value("400")
+    field.fill("432")
+    submit(page, address)
+    expect(page.get_by_text("Completed").first).to_be_visible(timeout=PATIENCE_MS)
+    assert 432 in built_vocabularies(folder)
