@@ -53,7 +53,7 @@ class PipelineRun:
         self.config_path = config_path or "CONFIG"
         self.cancelled = threading.Event()
         self.journal = RunJournal(store.layout.runs, run_id)
-        self.nodes: Graph = graph(config)
+        self.nodes: Graph = graph(config, f"stemma run {self.config_path}")
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
         self.unreached: set[str] = set()

@@ -34,12 +34,15 @@ Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
 
 
-def graph(config: PipelineConfig) -> Graph:
-    """The nodes of a pipeline, in an order in which they can run one after the other."""
+def graph(config: PipelineConfig, command: str = "") -> Graph:
+    """The nodes of a pipeline, in an order in which they can run one after the other.
+
+    command: the command line that runs it, for the report.
+    """
     nodes = _adopting(_wired(config), config.adopted)
     if config.report is not None:
         nodes["report"] = Node("report", report.STAGE, config.report, {name: name for name in nodes})
-    return {name: _named(node, config) for name, node in nodes.items()}
+    return {name: _named(node, config, command) for name, node in nodes.items()}
 
 
 def _wired(config: PipelineConfig) -> Graph:
@@ -109,13 +112,15 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
     return {name: node for name, node in cut.items() if name in needed}
 
 
-def _named(node: Node, config: PipelineConfig) -> Node:
+def _named(node: Node, config: PipelineConfig, command: str) -> Node:
     """The final stages carry the pipeline's name where the config gives them none."""
     filled: StageConfig = node.config
     if isinstance(filled, RegisterConfig) and filled.name is None:
         filled = filled.model_copy(update={"name": config.name})
     if isinstance(filled, ReportConfig) and filled.title is None:
         filled = filled.model_copy(update={"title": config.name})
+    if isinstance(filled, ReportConfig) and not filled.command:
+        filled = filled.model_copy(update={"command": command})
     return replace(node, config=filled)
 
 
