@@ -1,4 +1,4 @@
-"""stemma chat MODEL_DIR: talk to a model in the terminal."""
+"""stemma chat MODEL: talk to a model in the terminal."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ from typing import Any
 
 import click
 
+from cli.options import root_of, root_option
 from cli.output import as_json
 
 
 @click.command("chat")
-@click.argument("model_dir", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.option("--prompt", help="Ask this, print the answer, and end.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=17, show_default=True)
+@root_option
 @as_json
 def command(
-    model_dir: Path, prompt: str | None, max_new_tokens: int, temperature: float, seed: int, as_json: bool
+    model: str,
+    prompt: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    root: Path | None,
+    as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Talk to a model: an artifact's folder or any Hugging Face folder with safetensors and a chat template."""
+    """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
+    stage id such as rlhf for its newest.
+    """
     from infra.errors import ConfigError, Problem
+    from infra.store.reference import resolve
+    from infra.store.store import Store
 
+    model_dir = Path(model) if Path(model).is_dir() else resolve(Store(root_of(root)), model)[0]
     if not (model_dir / "config.json").is_file():
         raise ConfigError(
             Problem("no_model", str(model_dir), "no config.json: a Hugging Face model folder was expected")

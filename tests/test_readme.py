@@ -1,0 +1,75 @@
+"""Each command that the README and the guides tell a newcomer to type works, in the order they tell it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.command import REPOSITORY, environment
+from tests.pipelines import full_config
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf8")
+
+
+def commands(text: str) -> list[str]:
+    """The lines of the text's bash blocks that call stemma, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.split("   #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith(".venv/bin/stemma ")]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def test_the_make_targets_it_names_exist_and_ci_calls_them() -> None:
+    named = set(re.findall(r"^make ([a-z-]+)", README, flags=re.MULTILINE))
+    assert {"demo", "test"} <= named <= make_targets()
+    ci = (REPOSITORY / ".ci" / "run").read_text()
+    assert "make lint" in ci
+    assert "make test" in ci
+
+
+def test_the_files_it_links_are_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    missing = [link for link in links if not link.startswith("http") and not (REPOSITORY / link).exists()]
+    assert not missing
+
+
+@pytest.fixture(scope="module")
+def after_demo(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """What a newcomer has after `make demo`, at tiny size: a config, its store, and servers that run."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    shutil.copytree(built_full / "store", folder / "store", ignore=shutil.ignore_patterns("lineage", "mlflow"))
+    (folder / "configs").mkdir()
+    (folder / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(full_config(), sort_keys=False))
+    env = environment(STEMMA_ROOT=str(folder / "store"), STEMMA_COURIER="on")
+    stemma = [sys.executable, "-m", "cli.main"]
+    try:
+        subprocess.run([*stemma, "up"], env=env, cwd=folder, check=True, capture_output=True)
+        yield folder, env
+    finally:
+        subprocess.run([*stemma, "down"], env=env, cwd=folder, check=False, capture_output=True)
+
+
+@pytest.mark.cluster
+def test_every_command_of_the_readme_runs(after_demo: tuple[Path, dict[str, str]]) -> None:
+    folder, env = after_demo
+    told = commands(README)
+    assert len(told) >= 8
+    for line in told:
+        words = shlex.split(line)[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", *words], env=env, cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.strip(), f"{line} printed nothing"
