@@ -109,7 +109,7 @@ def _opened(path: Path, encoding: str) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             is_gzip = file.peek(2)[:2] == b"\x1f\x8b"
             with gzip.open(file) if is_gzip else file as stream:
-                probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]  # type: ignore[union-attr]
+                probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
                 if b"\0" in probe and not encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32")):
                     raise stage_error(
                         "binary_source",
