@@ -1,7 +1,8 @@
-"""stemma logs [STAGE]: what a stage printed, the newest build first."""
+"""stemma logs [STAGE]: what a stage said and printed in its newest build."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import click
 from cli.options import root_of, root_option
 from cli.output import as_json
 
+JOURNAL = "journal.jsonl"
+LOG = "stage.log"
+
 
 @click.command("logs")
 @click.argument("stage", required=False)
@@ -18,37 +22,67 @@ from cli.output import as_json
 @root_option
 @as_json
 def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """What a stage printed in its newest build, finished or not; without STAGE the stages that have a log."""
+    """What a stage said (events and progress) and printed in its newest build, finished or not; without STAGE the
+    stages that have a log."""
     from infra.errors import ConfigError, Problem
 
     folder = root_of(root)
-    logs = sorted(
-        [*folder.glob(f"{stage or '*'}/*/aux/stage.log"), *folder.glob(f".work/{stage or '*'}/*/scratch/stage.log")],
+    journals = sorted(
+        [*folder.glob(f"{stage or '*'}/*/aux/{JOURNAL}"), *folder.glob(f".work/{stage or '*'}/*/scratch/{JOURNAL}")],
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )
-    if not logs:
+    if not journals:
         told = f"{stage} has no log in {folder}" if stage else f"no stage has a log in {folder}"
         raise ConfigError(Problem("no_log", stage or "", told, "stemma logs lists the stages that have one"))
     if stage is None:
-        found = [{"stage": path.parts[-4], "path": str(path)} for path in logs]
+        found = [{"stage": path.parts[-4], "path": str(path.parent)} for path in journals]
         if not as_json:
             for item in found:
                 click.echo(f"{item['stage']:<24} {item['path']}")
         return {"status": "done", "logs": found}, 0
-    text = logs[0].read_text(encoding="utf8", errors="replace")
+    place = journals[0].parent
+    said, printed = _Tail(place / JOURNAL), _Tail(place / LOG)
+    said_lines, text = said.lines(), "".join(f"{line}\n" for line in printed.lines())
     if not as_json:
-        click.echo(f"{logs[0]}:", err=True)
+        click.echo(f"{place}:", err=True)
+        _print_said(said_lines)
         click.echo(text, nl=False)
-        if follow:
-            _follow(logs[0], len(text.encode()))
-    return {"status": "done", "stage": stage, "path": str(logs[0]), "text": text}, 0
-
-
-def _follow(path: Path, position: int) -> None:
-    with open(path, encoding="utf8", errors="replace") as file:
-        file.seek(position)
-        while True:
-            if text := file.read():
-                click.echo(text, nl=False)
+        while follow:
             time.sleep(0.2)
+            _print_said(said.lines())
+            for line in printed.lines():
+                click.echo(line)
+    return {"status": "done", "stage": stage, "path": str(place), "said": _told(said_lines), "text": text}, 0
+
+
+class _Tail:
+    """The whole lines of a file that were added since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with open(self._path, encoding="utf8", errors="replace") as file:
+            file.seek(self._position)
+            text = file.read()
+        whole, newline, _ = text.rpartition("\n")
+        self._position += len((whole + newline).encode())
+        return whole.splitlines() if newline else []
+
+
+def _told(lines: list[str]) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, lines) if line["kind"] != "metric"]
+
+
+def _print_said(lines: list[str]) -> None:
+    for line in _told(lines):
+        clock = time.strftime("%H:%M:%S", time.localtime(line["time"]))
+        if line["kind"] == "event":
+            click.echo(f"{clock} {line['message']}")
+        else:
+            total = f" of {line['total']:,.0f}" if line["total"] else ""
+            click.echo(f"{clock} {line['done']:,.0f}{total} {line['unit']} {line['note']}".rstrip())
