@@ -49,7 +49,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         chat.conversations([row["prompt"] for row in part], [row["response"] for row in part], max_length)
         for part in (rows, heldout_rows)
     )
-    before = _measure(model, chat, heldout, config, hardware, max_length)
+    before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     loader, epoch_batches = example_loader(train, config.global_batch_examples, config.seed, chat.response_batch)
     batch_tokens = round(config.global_batch_examples * float(np.mean([len(one.ids) for one in train])))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
@@ -62,7 +62,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         hardware,
         run,
     )
-    after = _measure(model, chat, heldout, config, hardware, max_length)
+    after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
 
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)
     export(network, inputs["model"], out_dir, chat.stops)
@@ -108,24 +108,31 @@ def _measure(
     config: SftConfig,
     hardware: Hardware,
     longest: int,
+    run: Run,
+    name: str,
 ) -> _Side:
     losses, text_losses = [], []
     with measuring(model):
         for start in range(0, len(heldout), _BATCH):
+            run.stop_if_cancelled()
             part = heldout[start : start + _BATCH]
+            run.progress(start + len(part), len(heldout), "pairs", f"measuring the {name}")
             batch = {name: value.to(hardware.device) for name, value in chat.response_batch(part).items()}
             each = model.losses(batch).double().cpu()
             losses.append(each.sum(1).numpy())
             ends = np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
             text_losses.append(losses[-1] - ends)
     room = longest - config.answer_max_tokens
+    asked = [one.prompt[-room:] for one in heldout[: config.answers_limit]]
     answers = sample(
         model.model,
-        [one.prompt[-room:] for one in heldout[: config.answers_limit]],
+        asked,
         max_new_tokens=config.answer_max_tokens,
         temperature=0,
         stops=chat.stops,
         hardware=hardware,
+        batch_size=_BATCH,
+        on_batch=lambda done: run.progress(done, len(asked), "answers", f"the {name} answers"),
     )
     tokens = np.array([len(one.response) for one in heldout])
     return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
