@@ -43,9 +43,14 @@ class DocstringSelection(Config):
 
     def source(self, key: str) -> Source:
         """The installed files as one source whose digest comes from the packages' RECORD files."""
-        from corpus.docstrings import digest_of
+        from corpus.docstrings import content_digest, records
 
-        return Source(key, digest=digest_of(self.packages, self.exclude_packages))
+        return Source(
+            key,
+            derive=lambda: content_digest(self.packages, self.exclude_packages),
+            recipe=f"docstrings of {self.packages} without {self.exclude_packages}",
+            watched=records(),
+        )
 
 
 class FileSelection(Config):

@@ -12,12 +12,12 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import re
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -108,10 +108,10 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
     return sorted(files.values(), key=lambda file: hashlib.sha256(file.name.encode()).digest())
 
 
-@cache
-def digest_of(packages: tuple[str, ...] | None, exclude: tuple[str, ...]) -> str:
-    """`content_digest`, remembered for this process: it takes half a second, and several stages ask for the same."""
-    return content_digest(packages, exclude)
+def records() -> tuple[Path, ...]:
+    """The RECORD file of every installed distribution: what is installed has not changed while these have not."""
+    places = {Path(place) for place in sys.path if place}
+    return tuple(sorted(record for place in places for record in place.glob("*.dist-info/RECORD")))
 
 
 def content_digest(packages: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> str:

@@ -6,8 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import asdict
 from typing import Any
 
@@ -57,6 +59,8 @@ class PipelineRun:
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
         self.unreached: set[str] = set()
+        self.side = ThreadPoolExecutor(max_workers=4, thread_name_prefix="page")
+        self.pending: list[Future[object]] = []
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
         self.around = Surroundings(
             store=store,
@@ -145,6 +149,10 @@ class PipelineRun:
         self.errors[name] = error
         self.journal.row(StageRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error)))
 
+    def later(self, call: Callable[[], object]) -> None:
+        """Makes a call to the Prefect server on the side, in the context of the task that asks for it."""
+        self.pending.append(self.side.submit(copy_context().run, call))
+
     def skipped(self, name: str, blockers: list[str]) -> None:
         self.unreached.add(name)
         self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
@@ -202,6 +210,7 @@ class PipelineRun:
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
         self._show_in_page()
+        wait(self.pending)
         self.journal.end(document)
         if status == "done":
             built = sum(row.status == "built" for row in self.journal.rows.values())

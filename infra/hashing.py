@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -25,12 +26,14 @@ class HashBook:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._deriving = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(self._connect()) as book, book:
             book.execute(
                 "CREATE TABLE IF NOT EXISTS files"
                 " (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
             )
+            book.execute("CREATE TABLE IF NOT EXISTS derived (state TEXT PRIMARY KEY, digest TEXT)")
 
     def sha256(self, paths: Iterable[Path], *, read_all: bool = False) -> dict[Path, str]:
         """The hash of each file; `read_all` reads every byte even where the times say that nothing changed.
@@ -58,9 +61,23 @@ class HashBook:
 
         Raises StageError `missing_source`, naming the file.
         """
-        if source.digest is not None:
-            return source.digest
+        if source.derive is not None:
+            return self._derived(source, source.derive)
         return digest_files((path.name, sha) for path, sha in self.source_files(source).items())
+
+    def _derived(self, source: Source, derive: Callable[[], str]) -> str:
+        """A digest that takes long to find is remembered until one of the watched files changes."""
+        stats = [(path, os.stat(path)) for path in source.watched]
+        seen = [f"{path}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}" for path, s in stats]
+        state = hashlib.sha256("\n".join([source.recipe, *seen]).encode()).hexdigest()
+        # Several stages ask for the same at once: the first one finds it, the others read it.
+        with self._deriving, closing(self._connect()) as book:
+            row = book.execute("SELECT digest FROM derived WHERE state = ?", (state,)).fetchone()
+            if row is None:
+                row = (derive(),)
+                with book:
+                    book.execute("INSERT OR REPLACE INTO derived VALUES (?, ?)", (state, row[0]))
+        return str(row[0])
 
     def source_files(self, source: Source) -> dict[Path, str]:
         """The files of a source with their hashes. Raises StageError `missing_source`, naming the file."""

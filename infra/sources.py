@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,12 +39,16 @@ class Source:
 
     key: the dotted config key that names it, for error messages, e.g. `ingest.sources.0`.
     paths: its files; a path that does not exist is kept, so that whoever reads it can say so.
-    digest: the content digest of a source that has no files of its own (the docstrings of installed packages).
+    derive: finds the content digest of a source that has no files of its own (the docstrings of installed packages).
+    recipe: what `derive` does, in words that change when its answer may.
+    watched: files that stay the same, in size and times, as long as the answer of `derive` does.
     """
 
     key: str
     paths: tuple[Path, ...] = ()
-    digest: str | None = None
+    derive: Callable[[], str] | None = None
+    recipe: str = ""
+    watched: tuple[Path, ...] = ()
 
 
 def expand(patterns: Iterable[str]) -> tuple[Path, ...]:

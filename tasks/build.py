@@ -81,7 +81,7 @@ def ask(node: Node, inputs: Mapping[str, Manifest], store: Store) -> Asked:
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     sources = {source.key: store.hashes.digest(source) for source in node.sources()}
     name = fingerprint(node.id, node.stage.version, identity, digests, sources)
-    return Asked(node.id, node.stage.version, identity, digests, sources, name)
+    return Asked(node.id, node.stage.version, identity, digests, sources, name, node.config.model_dump(mode="json"))
 
 
 def ensure(

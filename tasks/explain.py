@@ -49,6 +49,8 @@ class Asked:
     inputs: Mapping[str, str]
     sources: Mapping[str, str]
     fingerprint: str
+    config: Mapping[str, Any]
+    """All keys, those at their defaults too."""
 
 
 def changes(asked: Asked, others: Iterable[Manifest]) -> list[Change]:
@@ -65,9 +67,12 @@ def _differences(asked: Asked, other: Manifest) -> list[Change]:
     if asked.version != other.version:
         found.append(Change("version", "version", other.version, asked.version))
     old, new = flatten(other.identity), flatten(asked.identity)
+    old_all, new_all = flatten(other.config), flatten(asked.config)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            found.append(Change("config", f"{asked.stage}.{key}", old.get(key), new.get(key)))
+            # A key at its default is no part of the identity: its value stands in the whole config.
+            before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
+            found.append(Change("config", f"{asked.stage}.{key}", before, after))
     before = {name: item.digest for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in asked.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -36,6 +37,7 @@ class PipelineRun(Protocol):
     def done(self, name: str, done: Done) -> None: ...
     def failed(self, name: str, error: StemmaError) -> None: ...
     def skipped(self, name: str, blockers: list[str]) -> None: ...
+    def later(self, call: Callable[[], object]) -> None: ...
 
 
 def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
@@ -107,5 +109,6 @@ class _Page:
         if builder and self._run.around.flow_run_url:
             link = f"{self._run.around.flow_run_url.rsplit('/', 1)[0]}/{builder}"
             key = f"built-by-{self._node.id.replace('_', '-')}"
-            create_link_artifact(link, link_text="the run that built it", key=key, description=headline)
+            show = partial(create_link_artifact, link, link_text="the run that built it", key=key, description=headline)
+            self._run.later(show)
         return Completed(name="Cached", message=f"reused {done.manifest.fingerprint}: {headline}")

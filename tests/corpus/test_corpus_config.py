@@ -59,6 +59,6 @@ def test_files_are_sources_by_content_and_docstrings_by_digest(tmp_path):
         ]
     )
     files, docstrings = config.sources()
-    assert [path.name for path in files.paths] == ["a.txt", "b.txt", "gone.txt"] and files.digest is None
-    assert docstrings.paths == () and len(docstrings.digest) == 64
+    assert [path.name for path in files.paths] == ["a.txt", "b.txt", "gone.txt"] and files.derive is None
+    assert docstrings.paths == () and docstrings.derive is not None and len(docstrings.derive()) == 64
     assert (files.key, docstrings.key) == ("ingest.read.0", "ingest.read.1")

@@ -110,3 +110,20 @@ def test_a_source_is_its_files_wherever_they_lie(tmp_path: Path, book: HashBook)
 def test_a_missing_source_is_named(tmp_path: Path, book: HashBook) -> None:
     with pytest.raises(StageError, match=r"ingest\.read\.0.*gone\.txt"):
         book.digest(Source("ingest.read.0", (tmp_path / "gone.txt",)))
+
+
+def test_a_derived_digest_is_found_once_until_a_watched_file_changes(tmp_path: Path) -> None:
+    watched = tmp_path / "RECORD"
+    watched.write_text("one")
+    calls: list[int] = []
+
+    def derive() -> str:
+        calls.append(len(calls))
+        return f"digest {len(calls)}"
+
+    source = Source("key", derive=derive, recipe="count", watched=(watched,))
+    assert [HashBook(tmp_path / "book.sqlite").digest(source) for _ in range(3)] == ["digest 1"] * 3
+    watched.write_text("another")
+    assert HashBook(tmp_path / "book.sqlite").digest(source) == "digest 2"
+    other = Source("key", derive=derive, recipe="other", watched=(watched,))
+    assert HashBook(tmp_path / "book.sqlite").digest(other) == "digest 3"
