@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from prefect import allow_failure
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import Cancelled as CancelledState
@@ -29,6 +29,7 @@ from flows.selection import Selection
 from infra.errors import Cancelled, Problem, StemmaError
 from infra.lineage import messages
 from infra.lineage.courier import ensure_courier
+from infra.lineage.ledger import run_url
 from infra.project import code_state, lock_hash
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -233,6 +234,8 @@ class PipelineRun:
         ]
         if rows and self.around.flow_run_url:
             create_table_artifact(table=rows, key="stages", description=f"Stages of {self.config.name}")
+        if url := run_url(self.store.root, self.journal.run_id):
+            create_link_artifact(url, link_text="this run in MLflow", key="mlflow", description="Metrics and lineage")
         report = self.manifests.get("report")
         if report and self.around.flow_run_url:
             path = self.store.path(report) / "report.html"

@@ -7,11 +7,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.command import environment, stemma, write_config
+from infra.run import read_journal
+from tests.command import environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
+from tests.processes import running_stage, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000
@@ -93,6 +96,42 @@ def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offere
         for path in (folder / "store" / "clean").glob("*/manifest.json")
     ]
     assert 440 in settings
+
+
+def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, str], browser_page: Page) -> None:
+    """A stage is killed once; the page's Retry builds it and reuses what was finished before."""
+    folder, address = deployed
+    env = environment(STEMMA_COURIER="on")
+    root, config = folder / "store", folder / "config.yaml"
+    process = start("run", config, "--root", root, "--set", "clean.min_characters=77", env=env)
+    child = wait_until(lambda: running_stage(root, "clean"))
+    assert isinstance(child, psutil.Process)
+    child.kill()
+    failed = finish(process)
+    assert failed.statuses()["clean"] == "failed"
+    flow_run = f"{address}/api/flow_runs/{failed.document['flow_run_id']}"
+    run_folder = root / "runs" / failed.document["run_id"]
+    # Until its process is gone, Prefect still waits to judge how it ended, and would judge the retry.
+    pid = read_journal(run_folder / "journal.jsonl")[0]["pid"]
+    wait_until(lambda: not psutil.pid_exists(pid))
+    page = browser_page
+
+    page.goto(failed.document["flow_run_url"])
+    page.get_by_role("button", name="Retry").first.click()
+    page.get_by_role("button", name="Retry").last.click()
+
+    def retried() -> bool:
+        state = page.request.get(flow_run).json()
+        return state["run_count"] == 2 and state["state_type"] == "COMPLETED"
+
+    wait_until(retried)
+    result = json.loads((run_folder / "result.json").read_text())
+    assert {row["stage"]: row["status"] for row in result["stages"]} == {
+        "ingest": "reused",
+        "validate": "reused",
+        "clean": "built",
+        "tokenizer": "reused",
+    }
 
 
 def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: Page) -> None:

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.command import environment, finish, start, stemma, write_config
-from tests.pipelines import data_config
-
-
-def wait_until(what: Callable[[], object], timeout_s: float = 120) -> object:
-    """Polls until `what()` is true and returns it."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"still not: {what}")
-
-
-def running_stage(store: Path, stage: str) -> psutil.Process | None:
-    """The process that builds a stage of this store now."""
-    for job in (store / ".work" / stage).glob("*/scratch/job.json"):
-        for process in psutil.process_iter(["cmdline"]):
-            if str(job) in (process.info["cmdline"] or []):
-                return process
-    return None
-
-
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+from tests.pipelines import data_config, full_config
+from tests.processes import gone, progress_of, running_stage, wait_until
 
 
 @pytest.fixture
@@ -131,3 +108,26 @@ def test_a_private_server_is_started_when_none_runs(config: Path, tmp_path: Path
     answer = stemma("run", config, "--root", tmp_path / "store", "--until", "ingest", env=variables)
     assert answer.code == 0, answer.document["errors"]
     assert "private server" in answer.stderr
+
+
+def test_training_killed_midway_continues_from_its_last_checkpoint(
+    env: dict[str, str], built_full: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    longer = full_config()
+    longer["pretrain"] |= {"duration": "600 batches", "checkpoint_every": "20 batches", "evaluate_every": "600 batches"}
+    config = write_config(tmp_path / "config.yaml", longer)
+    first = start("run", config, "--root", store, "--until", "pretrain", env=env)
+    child = wait_until(lambda: running_stage(store, "pretrain"))
+    assert isinstance(child, psutil.Process)
+    wait_until(lambda: progress_of(store, "pretrain") >= 60)
+    first.kill()
+    first.communicate()
+
+    second = stemma("run", config, "--root", store, "--until", "pretrain", env=env)
+
+    assert second.with_status("built") == {"pretrain"}, second.document["errors"]
+    assert "continuing pretrain at batch" in second.stderr
+    manifest = json.loads((Path(second.rows()["pretrain"]["path"]) / "manifest.json").read_text())
+    assert manifest["result"]["figures"]["batches"] == 600

@@ -1,0 +1,42 @@
+"""Watching what the command under test starts: its stages' processes, and how far they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from infra.run import read_journal
+
+
+def wait_until(what: Callable[[], object], timeout_s: float = 120) -> object:
+    """Polls until `what()` is true and returns it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"still not: {what}")
+
+
+def running_stage(store: Path, stage: str) -> psutil.Process | None:
+    """The process that builds a stage of this store now."""
+    for job in (store / ".work" / stage).glob("*/scratch/job.json"):
+        for process in psutil.process_iter(["cmdline"]):
+            if str(job) in (process.info["cmdline"] or []):
+                return process
+    return None
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def progress_of(store: Path, stage: str) -> float:
+    """How far the newest unfinished build of a stage says it is, in its own unit."""
+    done = 0.0
+    for journal in (store / ".work" / stage).glob("*/scratch/journal.jsonl"):
+        done = max([done, *(line["done"] for line in read_journal(journal) if line["kind"] == "progress")])
+    return done
