@@ -81,7 +81,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     unigram, bigram = (model_of(counted, vocab_size).loss(validation) for model_of in (Unigram, Bigram))
     bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])
     figures = {
-        **loss.figures("validation_loss"),
+        **loss.as_figures("validation_loss"),
         "validation_perplexity": perplexity(loss.value),
         "bits_per_byte": loss.value / math.log(2) / bytes_per_token,
         "unigram_loss": unigram,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from evaluation.statistics import binomial_p_value, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.adapter import Plan, fit
@@ -29,7 +30,7 @@ from training.export import export
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import choose_attention, limit_length
-from training.statistics import bootstrap_mean, p_above_chance, wilson
+from training.statistics import bootstrap_mean
 
 _BATCH = 32
 
@@ -143,13 +144,13 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     margins = scores[:, 0] - scores[:, 1]
     right = int((margins > 0).sum())
     accuracy = wilson(right, len(margins))
-    p_value = p_above_chance(right, len(margins))
+    p_value = binomial_p_value(right, len(margins))
     export(scorer.model, inputs["model"], out_dir)
     figures = {
-        **accuracy.figures("heldout_accuracy"),
+        **accuracy.as_figures("heldout_accuracy"),
         "heldout_pairs": float(len(margins)),
         "p_value": p_value,
-        **bootstrap_mean(margins, config.seed).figures("margin"),
+        **bootstrap_mean(margins, config.seed).as_figures("margin"),
         "heldout_loss": float(np.logaddexp(0, -margins).mean()),
         "batches": float(done.batches),
     }

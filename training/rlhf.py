@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from evaluation.statistics import wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.adapter import Plan, fit
@@ -39,7 +40,7 @@ from training.rollouts import (
     scores_of,
     token_logprobs,
 )
-from training.statistics import bootstrap_mean, bootstrap_ratio, wilson
+from training.statistics import bootstrap_mean, bootstrap_ratio
 
 
 class PolicyAndValue(ComposerModel):
@@ -164,17 +165,17 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     gain = bootstrap_mean(scores["rlhf"] - scores["sft"], config.seed)
     divergence = bootstrap_mean(kl, config.seed)
     figures = {
-        **bootstrap_mean(scores["sft"], config.seed).figures("heldout_reward_sft"),
-        **bootstrap_mean(scores["rlhf"], config.seed).figures("heldout_reward_rlhf"),
-        **gain.figures("reward_gain"),
-        **divergence.figures("kl_to_sft"),
+        **bootstrap_mean(scores["sft"], config.seed).as_figures("heldout_reward_sft"),
+        **bootstrap_mean(scores["rlhf"], config.seed).as_figures("heldout_reward_rlhf"),
+        **gain.as_figures("reward_gain"),
+        **divergence.as_figures("kl_to_sft"),
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
         "heldout_prompts": float(len(prompts)),
         "batches": float(done.batches),
     }
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
-        figures |= wilson(int(side.finished.sum()), len(side.ids)).figures(f"ends_share_{name}")
+        figures |= wilson(int(side.finished.sum()), len(side.ids)).as_figures(f"ends_share_{name}")
     return Result(
         figures, f"held-out reward {gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f}), KL {divergence.value:.1f}"
     )

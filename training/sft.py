@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluation.statistics import wilson
 from infra.run import Result, Run
 from training.adapter import Plan, fit
 from training.chat import Chat, Conversation, read_rows
@@ -23,7 +24,7 @@ from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import LanguageModel, choose_attention, limit_length, load
 from training.sampling import sample
-from training.statistics import bootstrap_ratio, wilson
+from training.statistics import bootstrap_ratio
 
 _BATCH = 32
 
@@ -72,10 +73,10 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     figures = {
         "heldout_loss_base": float(before.losses.sum() / before.tokens.sum()),
         "heldout_loss_sft": float(after.losses.sum() / after.tokens.sum()),
-        **improvement.figures("improvement"),
-        **text.figures("improvement_text"),
-        **ends["base"].figures("ends_share_base"),
-        **ends["sft"].figures("ends_share_sft"),
+        **improvement.as_figures("improvement"),
+        **text.as_figures("improvement_text"),
+        **ends["base"].as_figures("ends_share_base"),
+        **ends["sft"].as_figures("ends_share_sft"),
         "heldout_pairs": float(len(heldout)),
         "batches": float(done.batches),
         "tokens": float(done.tokens),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from evaluation.statistics import wilson
 from training.config import ScheduleConfig
 from training.loss import IGNORE, chunked_cross_entropy
 from training.ngram import Bigram, Unigram
@@ -24,7 +25,7 @@ from training.ppo import (
     value_loss,
     whiten,
 )
-from training.statistics import bootstrap_mean, wilson
+from training.statistics import bootstrap_mean
 
 t = torch.tensor
 RANDOM = np.random.default_rng(5)
