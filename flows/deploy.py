@@ -12,11 +12,12 @@ from prefect.schedules import Cron
 
 from flows.config import PipelineConfig, dump
 from flows.graph import graph
+from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
 from infra.config import StageConfig
+from infra.project import code_state
 
 WORK_POOL = "stemma"
-WHOLE = "pipeline"
 
 
 def deploy_pipeline(
@@ -67,6 +68,7 @@ def _apply(
         description=description or None,
         parameters=parameters,
         schedule=schedule,
+        version=str(code_state()["commit"]) or None,
         work_pool_name=WORK_POOL,
         entrypoint_type=EntrypointType.MODULE_PATH,
         tags=["stemma"],

@@ -18,6 +18,9 @@ from typing import Any, Literal
 
 from infra.run import read_journal
 
+WHOLE = "pipeline"
+"""The deployment of a whole pipeline: `<pipeline>/pipeline`."""
+
 PRIVATE = "STEMMA_PRIVATE_SERVER"
 """Set in the environment of a run whose Prefect server goes when it ends, and so has no page to link to."""
 

@@ -7,15 +7,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig, dump
-from flows.journal import PRIVATE, RunJournal
+from flows.journal import PRIVATE, WHOLE, RunJournal
 from flows.selection import Selection
 from infra.errors import Problem, StemmaError
+from infra.project import code_state
 from infra.servers.environment import OFFLINE, QUIET
 from infra.servers.state import prefect_api_url, recorded
 
@@ -89,12 +90,24 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
 def _on_worker(request: Request, journal: RunJournal) -> dict[str, Any]:
     from prefect.client.orchestration import get_client
 
-    from flows.deploy import deploy_pipeline
-
-    deployment = deploy_pipeline(request.pipeline, request.root, request.config_path)
     with get_client(sync_client=True) as client, _interrupts() as interrupted:
+        deployment = _deployment(request, client)
         run = client.create_flow_run_from_deployment(deployment, parameters=request.parameters(journal.run_id))
         return _follow(request, journal, client, run.id, interrupted)
+
+
+def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
+    """The pipeline's deployment, made anew only if it is not there or was made by other code."""
+    from prefect.exceptions import ObjectNotFound
+
+    code = code_state()
+    with suppress(ObjectNotFound):
+        found = client.read_deployment_by_name(f"{request.pipeline.name}/{WHOLE}")
+        if code["commit"] and not code["dirty"] and found.version == code["commit"]:
+            return found.id
+    from flows.deploy import deploy_pipeline
+
+    return deploy_pipeline(request.pipeline, request.root, request.config_path)
 
 
 def _follow(
