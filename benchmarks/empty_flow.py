@@ -19,14 +19,19 @@ def empty() -> None:
 
 def on_worker() -> None:
     from prefect.client.orchestration import get_client
-    from prefect.deployments.runner import EntrypointType
+    from prefect.exceptions import ObjectNotFound
 
-    from benchmarks.empty_flow import empty as importable
-
-    deployment = importable.to_deployment(
-        name="empty", work_pool_name="stemma", entrypoint_type=EntrypointType.MODULE_PATH
-    ).apply()
     with get_client(sync_client=True) as client:
+        try:
+            deployment = client.read_deployment_by_name("empty/empty").id
+        except ObjectNotFound:
+            from prefect.deployments.runner import EntrypointType
+
+            from benchmarks.empty_flow import empty as importable
+
+            deployment = importable.to_deployment(
+                name="empty", work_pool_name="stemma", entrypoint_type=EntrypointType.MODULE_PATH
+            ).apply()
         run = client.create_flow_run_from_deployment(deployment)
         while not (state := client.read_flow_run(run.id).state) or not state.is_final():
             time.sleep(0.05)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.deployments.runner import EntrypointType
+from prefect.exceptions import ObjectNotFound
 from prefect.schedules import Cron
 
 from flows.config import PipelineConfig, dump
@@ -25,11 +29,11 @@ def deploy_pipeline(
 ) -> UUID:
     """Makes or updates the deployment `<pipeline>/pipeline`, whose form is the config file's content.
 
-    cron: when it runs by itself; None leaves it without a schedule. timezone: an IANA name, UTC by default.
+    cron: when it runs by itself; None leaves its schedule as it is. timezone: an IANA name, UTC by default.
     """
     parameters = {"config": dump(config), "root": str(root), "config_path": config_path}
-    schedule = Cron(cron, timezone=timezone) if cron else None
-    return _apply(pipeline_flow, config, WHOLE, parameters, config.description, schedule)
+    schedules = [Cron(cron, timezone=timezone)] if cron else _schedules(f"{config.name}/{WHOLE}")
+    return _apply(pipeline_flow, config, WHOLE, parameters, config.description, schedules)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
@@ -51,8 +55,20 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "root": str(root),
         }
         told = f"The stage {node.id} of {config.name} alone, with what its form says."
-        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, told, None)
+        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, told, [])
     return made
+
+
+def _schedules(deployment: str) -> list[Any]:
+    """The schedules that a deployment has by now; Prefect would drop them when it is made again without."""
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
+        found = client.read_deployment_by_name(deployment)
+        kept = ("schedule", "active", "parameters", "slug", "max_scheduled_runs")
+        return [
+            DeploymentScheduleCreate(**{key: getattr(item, key) for key in kept if hasattr(item, key)})
+            for item in found.schedules
+        ]
+    return []
 
 
 def _apply(
@@ -61,13 +77,13 @@ def _apply(
     name: str,
     parameters: dict[str, Any],
     description: str,
-    schedule: Any,
+    schedules: list[Any],
 ) -> UUID:
     deployment: Any = flow.with_options(name=config.name).to_deployment(
         name=name,
         description=description or None,
         parameters=parameters,
-        schedule=schedule,
+        schedules=schedules,
         version=str(code_state()["commit"]) or None,
         work_pool_name=WORK_POOL,
         entrypoint_type=EntrypointType.MODULE_PATH,

@@ -36,7 +36,7 @@ def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         services = stemma("up", "--root", root, env=env).document["services"]
         page = next(service["url"] for service in services if service["name"] == "prefect")
-        answer = stemma("deploy", config, "--root", root, env=env)
+        answer = stemma("deploy", config, "--root", root, "--cron", "0 3 * * *", env=env)
         assert answer.code == 0, answer.document["errors"]
         names = {deployment["name"] for deployment in answer.document["deployments"]}
         assert names == {f"chronicle/{name}" for name in ("pipeline", "ingest", "validate", "clean", "tokenizer")}
@@ -135,10 +135,14 @@ def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, s
 
 
 def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: Page) -> None:
-    folder, _ = deployed
+    folder, address = deployed
     answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=environment(STEMMA_COURIER="on"))
     assert answer.with_status("reused") == {"ingest", "validate", "clean", "tokenizer"}
     assert "on the worker" in answer.stderr
+    # A run by hand leaves the schedule as it was, and so does deploying again.
+    stemma("deploy", folder / "config.yaml", "--root", folder / "store", env=env)
+    deployment = browser_page.request.get(f"{address}/api/deployments/name/chronicle/pipeline").json()
+    assert [schedule["schedule"]["cron"] for schedule in deployment["schedules"]] == ["0 3 * * *"]
 
     browser_page.goto(f"{answer.document['flow_run_url']}?tab=Task%20Runs")
     expect(browser_page.get_by_text("Cached").first).to_be_visible(timeout=PATIENCE_MS)
