@@ -136,7 +136,8 @@ def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, s
 
 def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: Page) -> None:
     folder, address = deployed
-    answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=environment(STEMMA_COURIER="on"))
+    env = environment(STEMMA_COURIER="on")
+    answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=env)
     assert answer.with_status("reused") == {"ingest", "validate", "clean", "tokenizer"}
     assert "on the worker" in answer.stderr
     # A run by hand leaves the schedule as it was, and so does deploying again.
