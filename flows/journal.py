@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,8 +103,9 @@ class RunJournal:
 
 
 def new_run_id() -> str:
-    """Sorts by time, and never comes again: 20261121-071500-1f2e3d4c."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+    """Sorts by time to the microsecond, and never comes again: 20261121-071500-123456-1f2e3d."""
+    now = datetime.now(UTC)
+    return f"{now:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:6]}"
 
 
 def latest(runs: Path, pipeline: str) -> Iterator[RunJournal]:

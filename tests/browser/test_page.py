@@ -140,6 +140,10 @@ def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: 
     answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=env)
     assert answer.with_status("reused") == {"ingest", "validate", "clean", "tokenizer"}
     assert "on the worker" in answer.stderr
+    artifacts = browser_page.request.post(f"{address}/api/artifacts/filter", data={"limit": 200}).json()
+    links = [item for item in artifacts if str(item["key"]).startswith("built-by-")]
+    assert {item["key"] for item in links} == {f"built-by-{stage}" for stage in answer.statuses()}
+    assert all("/runs/flow-run/" in item["data"] for item in links)
     # A run by hand leaves the schedule as it was, and so does deploying again.
     stemma("deploy", folder / "config.yaml", "--root", folder / "store", env=env)
     deployment = browser_page.request.get(f"{address}/api/deployments/name/chronicle/pipeline").json()

@@ -100,12 +100,12 @@ def test_every_section_of_a_whole_pipeline_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", list(INPUTS))
 def test_any_stage_may_be_missing(missing: str, tmp_path: Path) -> None:
-    Page(page_of(tmp_path, set(INPUTS) - {missing}))
+    assert Page(page_of(tmp_path, set(INPUTS) - {missing})).tags.count("body") == 1
 
 
 @pytest.mark.parametrize("ids", [[], ["ingest"], ["pretrain"], ["sft"], ["safety_base", "pretrain"]])
 def test_little_is_enough(ids: list[str], tmp_path: Path) -> None:
-    Page(page_of(tmp_path, ids))
+    assert Page(page_of(tmp_path, ids)).tags.count("body") == 1
 
 
 def test_folders_without_manifests_are_enough(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_folders_without_manifests_are_enough(tmp_path: Path) -> None:
         (folder / "manifest.json").unlink()
     (tmp_path / "out").mkdir()
     report(ReportConfig(), folders, tmp_path / "out", Run(tmp_path / "work"))
-    Page((tmp_path / "out/report.html").read_text())
+    assert Page((tmp_path / "out/report.html").read_text()).tags.count("body") == 1
 
 
 def with_figures(folder: Path, **figures: float) -> None:

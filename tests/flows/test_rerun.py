@@ -69,7 +69,7 @@ def test_a_changed_source_that_cleans_to_the_same_text_stops_there(run: Run, dat
 
 
 def move_elsewhere(folder: Path) -> None:
-    config = edit(folder, lambda config: config.update(launch={"processes": 1, "microbatch": 2, "threads": 1}))
+    config = edit(folder, lambda config: config.update(launch={"processes": 2, "device": "cpu", "microbatch": 2}))
     data = yaml.safe_load(config.read_text())
     text = "# a comment\n" + yaml.safe_dump(dict(reversed(data.items())))
     config.write_text(text.replace("0.5", "5e-1"))
