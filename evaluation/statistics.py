@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,9 +116,14 @@ def paired_bootstrap(
     return bootstrap(a - b, confidence=confidence, resamples=resamples, seed=seed)
 
 
-def binomial_p_value(successes: int, n: int, chance: float = 0.5) -> float:
-    """The exact two-sided p-value of a number of successes if each had the probability `chance`; 1 with n = 0."""
-    return float(stats.binomtest(successes, n, chance).pvalue) if n else 1.0
+def binomial_p_value(
+    successes: int, n: int, chance: float = 0.5, alternative: Literal["two-sided", "greater"] = "two-sided"
+) -> float:
+    """The exact p-value of a number of successes if each had the probability `chance`; 1 with n = 0.
+
+    alternative: what is claimed, other than chance or better than chance.
+    """
+    return float(stats.binomtest(successes, n, chance, alternative).pvalue) if n else 1.0
 
 
 def two_proportion_p_value(successes_a: int, n_a: int, successes_b: int, n_b: int) -> float:

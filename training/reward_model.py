@@ -144,7 +144,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     margins = scores[:, 0] - scores[:, 1]
     right = int((margins > 0).sum())
     accuracy = wilson(right, len(margins))
-    p_value = binomial_p_value(right, len(margins))
+    p_value = binomial_p_value(right, len(margins), alternative="greater")
     export(scorer.model, inputs["model"], out_dir)
     figures = {
         **accuracy.as_figures("heldout_accuracy"),
