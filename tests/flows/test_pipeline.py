@@ -82,8 +82,9 @@ def test_held_out_pairs_are_not_in_the_training_text(folders: dict[str, Path]) -
 def test_the_report_stands_alone_and_shows_all_three_models(folders: dict[str, Path]) -> None:
     page = (folders["report"] / "report.html").read_text()
     assert "<svg" in page
-    for forbidden in ("<script src", "<link ", "@import", 'src="http'):
+    for forbidden in ("<script", "<link ", 'http-equiv="refresh', "@import", 'src="http'):
         assert forbidden not in page
+    assert "default-src 'none'" in page  # and the browser would refuse what slipped through
     for label in ("base", "sft", "rlhf"):
         assert label in page.lower()
 

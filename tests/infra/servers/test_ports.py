@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 
+import psutil
 import pytest
 
 from infra.errors import StageError
@@ -23,6 +24,8 @@ def test_an_asked_for_port_in_use_is_refused_naming_who_holds_it(taken: int) -> 
     [problem] = caught.value.problems
     assert problem.code == "port_in_use"
     assert f"port {taken} is in use by pid {os.getpid()}" in problem.message
+    # By its command too, whatever started the tests.
+    assert psutil.Process().cmdline()[0] in problem.message
 
 
 def test_without_a_wish_the_next_free_port_is_taken(taken: int) -> None:
