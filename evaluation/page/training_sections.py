@@ -59,7 +59,7 @@ def pretraining(family: Family) -> Section:
                 chart,
                 (f"It rises to {peak:.2g} by batch {compact(at)}" if at > rate[0][0] else f"It starts at {peak:.2g}")
                 + f" and ends at {rate[-1][1]:.2g}.",
-                "The peak was set in the config, not searched for.",
+                "The peak was set in the config; how it was chosen, this page cannot know.",
             )
         )
     lead = []
