@@ -1,21 +1,30 @@
 """Runs one stage function by hand, without flows, store or servers.
 
 python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
+
+A training stage takes `--launch processes=2 --launch sharding=fsdp` and the like, or is started by torchrun or srun.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from infra.config import StageConfig
 from infra.errors import StemmaError
+from infra.launch.config import LaunchConfig
+from infra.launch.ranks import own_process_group
+from infra.launch.training import run_ranks
+from infra.process import hold_lifeline
 from infra.run import Result, Run
 
 C = TypeVar("C", bound=StageConfig)
@@ -26,24 +35,73 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
     parser = argparse.ArgumentParser(description=(function.__doc__ or "").strip().split("\n")[0])
     parser.add_argument("--config", type=Path, help="a YAML file with this stage's section; defaults where left out")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=DIR", help="an input artifact")
+    parser.add_argument("--launch", action="append", default=[], metavar="KEY=VALUE", help="a key of `launch:`")
     parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for the result")
     options = parser.parse_args()
-    if options.out.exists() and any(options.out.iterdir()):
+    rank = int(os.environ.get("RANK", "0"))
+    if rank == 0 and options.out.exists() and any(options.out.iterdir()):
         parser.error(f"--out {options.out} is not empty")
-    pairs = [text.partition("=") for text in options.input]
-    if any(not folder for _, _, folder in pairs):
-        parser.error("--input wants NAME=DIR")
-    options.out.mkdir(parents=True, exist_ok=True)
-    section = yaml.safe_load(options.config.read_text(encoding="utf8")) if options.config else {}
-    run = Run.alone(options.out.parent / f"{options.out.name}.work")
+    inputs, settings = (_pairs(parser, texts) for texts in (options.input, options.launch))
+    is_cancelled, listen = _on_sigterm()
     try:
+        launch = LaunchConfig(**{key: yaml.safe_load(value) for key, value in settings.items()})
+        if launch.ranks > 1 and "RANK" not in os.environ:
+            sys.exit(_all_ranks(launch, _work(options.out), is_cancelled))
+        section = yaml.safe_load(options.config.read_text(encoding="utf8")) if options.config else {}
         config = config_class.model_validate(section or {})
-        result = function(config, {name: Path(folder) for name, _, folder in pairs}, options.out, run)
+        hold_lifeline()
+        work = _work(options.out)
+        out = options.out if rank == 0 else work / f"rank{rank}.out"
+        out.mkdir(parents=True, exist_ok=True)
+        journal = sys.stderr if rank == 0 else None
+        run = Run(work, launch, journal=journal, is_cancelled=is_cancelled, listen=listen)
+        result = function(config, {name: Path(folder) for name, folder in inputs.items()}, out, run)
     except ValidationError as error:
         sys.exit(str(error))
     except StemmaError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    if rank:
+        shutil.rmtree(out)
+        return
     print(result.headline)
     for name, value in result.figures.items():
         print(f"{name}: {value:.6g}")
+
+
+def _pairs(parser: argparse.ArgumentParser, texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if any(not value for _, _, value in pairs):
+        parser.error("expected NAME=VALUE after --input and --launch")
+    return {name: value for name, _, value in pairs}
+
+
+def _on_sigterm() -> tuple[Callable[[], bool], Callable[[], None]]:
+    """Whether SIGTERM has come, by which schedulers announce that they take the machine back; and to listen anew."""
+    told = False
+
+    def tell(*_: Any) -> None:
+        nonlocal told
+        told = True
+        if "RANK" not in os.environ:  # a rank may hear it from the scheduler and from its launcher
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends a stage that does not look
+
+    def listen() -> None:
+        signal.signal(signal.SIGTERM, tell)
+
+    listen()
+    return lambda: told, listen
+
+
+def _work(out: Path) -> Path:
+    return out.parent / f"{out.name}.work"
+
+
+def _all_ranks(launch: LaunchConfig, work: Path, is_cancelled: Callable[[], bool]) -> int:
+    """Runs this very command once a rank; the exit code of the first that failed."""
+    own_process_group()
+    ended = run_ranks(
+        [sys.executable, *sys.orig_argv[1:]], launch, work, is_cancelled, Run(work, journal=sys.stderr).event
+    )
+    codes = [one.code for one in ended if one.code]
+    return codes[0] if codes else 0

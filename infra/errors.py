@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from infra.secrets import hide
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -19,6 +21,11 @@ class Problem:
     path: str
     message: str
     fix: str = ""
+
+    def __post_init__(self) -> None:
+        """A message may quote what some library said, such as an address with its password."""
+        for name in ("path", "message", "fix"):
+            object.__setattr__(self, name, hide(getattr(self, name)))
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""

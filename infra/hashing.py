@@ -13,7 +13,7 @@ from pathlib import Path
 
 from infra.errors import stage_error
 from infra.identity import digest_files
-from infra.sources import Source
+from infra.sources import Place, Source
 
 _QUERY_ROWS = 500
 
@@ -63,7 +63,7 @@ class HashBook:
         """
         if source.derive is not None:
             return self._derived(source, source.derive)
-        return digest_files((path.name, sha) for path, sha in self.source_files(source).items())
+        return digest_files((place.name, sha) for place, sha in self.source_files(source).items())
 
     def _derived(self, source: Source, derive: Callable[[], str]) -> str:
         """A digest that takes long to find is remembered until one of the watched files changes."""
@@ -79,14 +79,18 @@ class HashBook:
                     book.execute("INSERT OR REPLACE INTO derived VALUES (?, ?)", (state, row[0]))
         return str(row[0])
 
-    def source_files(self, source: Source) -> dict[Path, str]:
-        """The files of a source with their hashes. Raises StageError `missing_source`, naming the file."""
+    def source_files(self, source: Source) -> dict[Place, str]:
+        """The files of a source with their hashes, its objects on S3 with what stands for theirs.
+
+        Raises StageError `missing_source`, naming the file.
+        """
         for path in source.paths:
             if not path.is_file():
                 raise stage_error(
                     "missing_source", source.key, f"no such file: {path}", "correct the path in the config"
                 )
-        return self.sha256(source.paths)
+        found: dict[Place, str] = {item: item.content_tag for item in source.objects}
+        return found | dict[Place, str](self.sha256(source.paths).items())
 
     def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
         rows: dict[str, tuple] = {}

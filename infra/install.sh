@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv and installs exactly requirements.lock into it, every file checked against its hash.
-#   infra/install.sh        install
-#   infra/install.sh lock   write requirements.lock anew from pyproject.toml
+#   infra/install.sh           install
+#   infra/install.sh packages  install what the lock names, without this project: for the layers of an image
+#   infra/install.sh lock      write requirements.lock anew from pyproject.toml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -42,5 +43,6 @@ if ! .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/pyth
   echo "uv could not install; trying pip" >&2
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 fi
+[ "${1:-}" = packages ] && exit
 .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable . ||
   .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .

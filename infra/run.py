@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,8 @@ from typing import Any, TextIO
 
 from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
+from infra.secrets import Hider
+from infra.workers import Mapper
 
 FLUSH_EVERY_S = 0.5
 
@@ -44,6 +45,8 @@ class Run:
     work_dir: a folder that survives crashes; checkpoints and other unfinished work belong there, and a later build of
         the same fingerprint finds them again.
     launch: where and how to run; never part of identity.
+    listen: installs the signal handlers behind `cancelled` again, for a library that took them when it was imported.
+    mapper: what brings partitions to workers (see `infra.partitions`); None for processes of this machine.
     """
 
     def __init__(
@@ -53,19 +56,19 @@ class Run:
         *,
         journal: TextIO | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
+        listen: Callable[[], None] = lambda: None,
+        mapper: Mapper | None = None,
     ) -> None:
         self.work_dir = work_dir
+        self.mapper = mapper
         self.launch = launch or LaunchConfig()
+        self.listen = listen
         self._journal = journal
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._flushed_at = 0.0
+        self._hider = Hider()
         work_dir.mkdir(parents=True, exist_ok=True)
-
-    @classmethod
-    def alone(cls, work_dir: Path, launch: LaunchConfig | None = None) -> Run:
-        """A run for a person at a terminal: what the stage says is printed to stderr as JSON lines."""
-        return cls(work_dir, launch, journal=sys.stderr)
 
     @property
     def cancelled(self) -> bool:
@@ -79,7 +82,7 @@ class Run:
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Figures of one step, e.g. {"train/loss": 3.1, "train/lr": 6e-4}; `step` counts batches or documents."""
-        self._write("metric", step=step, values={name: _json_number(value) for name, value in values.items()})
+        self._write("metric", step=step, values={name: json_number(value) for name, value in values.items()})
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         self.metrics({name: value}, step)
@@ -96,7 +99,8 @@ class Run:
         if self._journal is None:
             return
         now = time.time()
-        line = json.dumps({"kind": kind, "time": round(now, 3), **fields}, allow_nan=False)
+        said = {key: self._hider.hide(value) if isinstance(value, str) else value for key, value in fields.items()}
+        line = json.dumps({"kind": kind, "time": round(now, 3), **said}, allow_nan=False)
         with self._lock:
             self._journal.write(line + "\n")
             if flush or now - self._flushed_at > FLUSH_EVERY_S:
@@ -108,7 +112,7 @@ class Run:
             self._journal.flush()
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """JSON has no NaN or infinity: they are written as the strings that float() reads back."""
     value = float(value)
     return value if math.isfinite(value) else str(value)

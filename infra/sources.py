@@ -6,9 +6,12 @@ import glob
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from pydantic import AfterValidator, ValidationInfo
+
+from infra.errors import stage_error
+from infra.s3 import SCHEME, S3Object, list_objects, open_object
 
 FOLDER = "folder"
 
@@ -20,7 +23,7 @@ class _SourcePathMark:
 SOURCE_PATH = _SourcePathMark()
 
 
-def _absolute(value: str, info: ValidationInfo) -> str:
+def absolute(value: str, info: ValidationInfo) -> str:
     """Paths in a config are relative to the config file's folder, which the loader gives as validation context."""
     try:
         expanded = Path(value).expanduser()
@@ -30,7 +33,27 @@ def _absolute(value: str, info: ValidationInfo) -> str:
     return str(Path(folder) / expanded) if folder else str(expanded)
 
 
-SourcePath = Annotated[str, SOURCE_PATH, AfterValidator(_absolute)]
+def _absolute_or_url(value: str, info: ValidationInfo) -> str:
+    if "://" not in value:
+        return absolute(value, info)
+    if not value.startswith(SCHEME) or not value.removeprefix(SCHEME).partition("/")[0]:
+        raise ValueError(f"expected a local path or s3://bucket/key, not {value}")
+    return value
+
+
+def _absolute_if_there(value: str, info: ValidationInfo) -> str:
+    path = absolute(value, info)
+    return path if Path(path).exists() or value.startswith((".", "/", "~")) else value
+
+
+Place = Path | S3Object
+"""Where the bytes of a source lie; both kinds have a `name`."""
+
+SourcePath = Annotated[str, SOURCE_PATH, AfterValidator(absolute)]
+SourceLocation = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_or_url)]
+"""A path or an s3:// URL."""
+SourceDataset = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_if_there)]
+"""A folder, or the name of a dataset on the hub."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +62,7 @@ class Source:
 
     key: the dotted config key that names it, for error messages, e.g. `ingest.sources.0`.
     paths: its files; a path that does not exist is kept, so that whoever reads it can say so.
+    objects: its objects on S3.
     derive: finds the content digest of a source that has no files of its own (the docstrings of installed packages).
     recipe: what `derive` does, in words that change when its answer may.
     watched: files that stay the same, in size and times, as long as the answer of `derive` does.
@@ -49,12 +73,16 @@ class Source:
     derive: Callable[[], str] | None = None
     recipe: str = ""
     watched: tuple[Path, ...] = ()
+    objects: tuple[S3Object, ...] = ()
 
 
 def expand(patterns: Iterable[str]) -> tuple[Path, ...]:
-    """The files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself."""
+    """The files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself. URLs are
+    left out."""
     found: set[Path] = set()
     for pattern in patterns:
+        if pattern.startswith(SCHEME):
+            continue
         path = Path(pattern)
         if path.is_dir():
             found.update(child for child in path.rglob("*") if child.is_file())
@@ -63,3 +91,37 @@ def expand(patterns: Iterable[str]) -> tuple[Path, ...]:
         else:
             found.update([Path(name) for name in glob.glob(pattern, recursive=True)] or [path])
     return tuple(sorted(found))
+
+
+def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:
+    """The objects behind the s3:// URLs among the patterns, sorted.
+
+    Raises StageError `missing_source` for a URL with nothing behind it, and what `infra.s3.list_objects` raises.
+    """
+    found: set[S3Object] = set()
+    for url in patterns:
+        if url.startswith(SCHEME):
+            objects = list_objects(url)
+            if not objects:
+                raise stage_error("missing_source", url, f"no such object: {url}", "correct the path in the config")
+            found.update(objects)
+    return tuple(sorted(found))
+
+
+def open_place(place: Place) -> BinaryIO:
+    """The bytes of a file or object. Raises StageError `missing_source`; reading an object, what `infra.s3` raises."""
+    if isinstance(place, S3Object):
+        return open_object(place)
+    try:
+        return place.open("rb")
+    except FileNotFoundError:
+        raise stage_error("missing_source", str(place), "no such file", "correct the path in the config") from None
+    except IsADirectoryError:
+        raise stage_error("missing_source", str(place), "expected a file, found a folder") from None
+
+
+def size_of(place: Place) -> int:
+    """Bytes of a file or object; 0 for a file that is not there."""
+    if isinstance(place, S3Object):
+        return place.size
+    return place.stat().st_size if place.is_file() else 0

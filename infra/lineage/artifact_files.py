@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlparse
 
+from infra.files import link_or_copy
 from infra.lineage.tracking import artifacts_folder
 
 
@@ -44,14 +45,7 @@ def put_links(source: Path, folder: Path) -> None:
         if path.is_file() and relative.parts[0] != "aux":
             target = folder / relative
             target.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, target, _link_or_copy)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+            _replace(path, target, link_or_copy)
 
 
 def _replace(source: Path, target: Path, put: Callable[[Path, Path], object]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.lineage.courier_lock import lineage_folder
 from infra.lineage.page import run_path
-from infra.servers.state import mlflow_url
+from infra.servers.settings import mlflow_page
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -51,9 +51,20 @@ def mlflow_run_id(root: Path | str, build_id: str) -> str | None:
 
 def run_url(root: Path | str, build_id: str) -> str | None:
     """The page of a build's run in the MLflow server of `up`; None while it does not run or knows no such run yet."""
-    server = mlflow_url(root)
+    server = mlflow_page(root)
     run = _row(root, "SELECT experiment_id, run_id FROM runs WHERE build_id = ?", build_id) if server else None
     return f"{server}/{run_path(run[0], run[1])}" if run and run[1] else None
+
+
+def file_url(root: Path | str, pipeline_build_id: str, stage: str, name: str) -> str | None:
+    """The page of a file in the artifacts of a stage's newest run within a pipeline's; None as for `run_url`."""
+    server = mlflow_page(root)
+    query = """
+        SELECT experiment_id, run_id FROM runs WHERE parent_id = ? AND json_extract(about, '$.stage') = ?
+        ORDER BY rowid DESC
+        """
+    run = _row(root, query, pipeline_build_id, stage) if server else None
+    return f"{server}/{run_path(run[0], run[1], name)}" if run and run[1] else None
 
 
 def _row(root: Path | str, query: str, *values: str) -> tuple | None:

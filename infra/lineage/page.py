@@ -100,9 +100,10 @@ def stage_note(about: Mapping[str, Any], parent_url: str | None, finished: Stage
     return "\n\n".join(lines)[:MAX_NOTE]
 
 
-def run_path(experiment_id: str, run_id: str) -> str:
-    """The address of a run within the page, wherever its server is."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}{VIEW}"
+def run_path(experiment_id: str, run_id: str, file: str = "") -> str:
+    """The address of a run, or of a file that lies among its artifacts, within the page, wherever its server is."""
+    below = f"/artifacts/{file}" if file else ""
+    return f"#/experiments/{experiment_id}/runs/{run_id}{below}{VIEW}"
 
 
 def slug(text: str) -> str:

@@ -21,6 +21,7 @@ from infra.lineage.messages import (
     StageStarted,
 )
 from infra.lineage.tracking import database_uri, mlflow_folder
+from infra.servers.settings import settings_of
 from infra.servers.state import mlflow_url
 from infra.store.layout import Layout
 from infra.store.manifest import Manifest
@@ -72,6 +73,9 @@ def rebuild(root: Path | str) -> int:
 
 
 def _set_aside(root: Path) -> None:
+    if postgres := settings_of(root).postgres:
+        postgres.prepare()
+        postgres.set_mlflow_aside()
     suffix = time.strftime("%Y%m%d-%H%M%S")
     for path in (mlflow_folder(root) / "mlflow.db", ledger_path(root)):
         if path.exists():

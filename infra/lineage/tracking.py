@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from infra.servers.settings import settings_of
 from infra.servers.state import mlflow_url
 
 
@@ -20,6 +21,9 @@ def artifacts_folder(root: Path | str) -> Path:
 
 
 def database_uri(root: Path | str) -> str:
+    """The database that `up` was last told to use; SQLite in the store by default."""
+    if postgres := settings_of(root).postgres:
+        return postgres.mlflow_uri
     return f"sqlite:///{mlflow_folder(root) / 'mlflow.db'}"
 
 
@@ -29,7 +33,12 @@ def tracking_uri(root: Path | str) -> str:
 
 
 def check_database(root: Path | str) -> None:
-    """Raises sqlite3.DatabaseError, naming the file, where MLflow would try for two minutes before it said so."""
+    """Looks into the SQLite file, if that is what is used.
+
+    Raises sqlite3.DatabaseError, naming the file, where MLflow would try for two minutes before it said so.
+    """
+    if not database_uri(root).startswith("sqlite"):
+        return
     path = mlflow_folder(root) / "mlflow.db"
     try:
         with closing(sqlite3.connect(path, timeout=60)) as connection:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.servers import state
+from infra.servers.credentials import client_variables
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +38,7 @@ def environment(root: Path | str, prefect_api_url: str | None = None) -> dict[st
 
     prefect_api_url: the Prefect server to talk to; by default the one that `up` started, if it runs.
     """
-    variables = QUIET | OFFLINE | _reach() | {"PREFECT_HOME": str(prefect_home(root))}
+    variables = QUIET | OFFLINE | _reach() | client_variables() | {"PREFECT_HOME": str(prefect_home(root))}
     api_url = prefect_api_url or state.prefect_api_url(root)
     if api_url:
         variables |= {"PREFECT_API_URL": api_url, "PREFECT_UI_URL": api_url.removesuffix("/api")}
@@ -45,9 +46,10 @@ def environment(root: Path | str, prefect_api_url: str | None = None) -> dict[st
 
 
 def server_environ(variables: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a server that we start: ours, without what the user has set for other servers."""
+    """The whole environment of a server that we start: ours, without what the user has set for other servers,
+    and with the credentials for ours."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
-    return inherited | QUIET | OFFLINE | _reach() | dict(variables)
+    return inherited | QUIET | OFFLINE | _reach() | client_variables() | dict(variables)
 
 
 def prefect_home(root: Path | str) -> Path:

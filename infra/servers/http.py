@@ -1,11 +1,18 @@
-"""Small questions to servers on this machine, past any proxy."""
+"""Small questions to servers, past any proxy.
+
+python -m infra.servers.http URL    ends with 0 if it answers, for health checks
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any
+
+from infra.servers.credentials import credentials
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -20,7 +27,19 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
-    """The JSON answer to a JSON POST. Raises OSError if there is none."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with _opener.open(request, timeout=timeout_s) as response:
-        return json.load(response)
+    """The JSON answer to a JSON POST with our credentials. Raises PermissionError for 401, OSError without answer."""
+    headers = {"Content-Type": "application/json"}
+    if known := credentials():
+        headers["Authorization"] = known.header
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with _opener.open(request, timeout=timeout_s) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            raise PermissionError(f"{url} refuses these credentials") from error
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(0 if answers(sys.argv[1]) else 1)

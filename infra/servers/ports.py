@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -21,14 +22,14 @@ QUIET_PORTS = (20_000, 32_000)
 
 
 @contextmanager
-def reserved_port(preferred: int, *, asked_for: bool = False) -> Iterator[int]:
+def reserved_port(preferred: int, *, asked_for: bool = False, host: str = HOST) -> Iterator[int]:
     """A free port that no other `up` on this machine takes while the block runs: `preferred`, or the next free one.
 
     Raises StageError `port_in_use`, naming the holder, if the user asked for this very port.
     """
     for port in range(preferred, min(preferred + TRIES, 65536)):
         with _claim(port) as claimed:
-            if claimed and is_free(port):
+            if claimed and is_free(port, host):
                 yield port
                 return
         if asked_for:
@@ -38,12 +39,18 @@ def reserved_port(preferred: int, *, asked_for: bool = False) -> Iterator[int]:
     raise stage_error("port_in_use", "", f"no free port from {preferred} on", "ask for another port")
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
+def is_free(port: int, host: str = HOST) -> bool:
+    """Raises StageError `bad_address` for a host that is no address of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
-        except OSError:
+            probe.bind((host, port))
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                told = f"{host} is no address of this machine"
+                raise stage_error(
+                    "bad_address", "--host", told, f"0.0.0.0 is all of them, {HOST} this machine"
+                ) from None
             return False
         return True
 

@@ -10,33 +10,36 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
-from infra.errors import StageError, stage_error
+from infra.errors import ConfigError, Problem, StageError, stage_error
 from infra.process import end_group, group_alive, signal_group, started_at
 from infra.servers.environment import server_environ
 from infra.servers.logs import last_lines
 from infra.servers.ports import reserved_port
+from infra.servers.settings import Settings, chosen, settings_of
 from infra.servers.specs import (
     DEFAULT_PORTS,
     NAMES,
     TITLES,
     Spec,
     courier_spec,
-    mlflow_spec,
-    prefect_spec,
+    server_spec,
     spec_of,
     worker_spec,
 )
-from infra.servers.state import Service, record, recorded, servers_folder
+from infra.servers.state import Service, make_servers_folder, record, recorded, servers_folder
 
 START_TIMEOUT_S = 180.0
 GRACE_S = 15.0
 MARK = "STEMMA_SERVICE"
 
 Say = Callable[[str], None]
+State = Literal["answers", "silent", "gone"]
 
 # Kept so that a starter that lives on (a test, a notebook) reaps the ones that end.
 _started: list[subprocess.Popen[bytes]] = []
@@ -47,19 +50,32 @@ def up(
     *,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
+    host: str | None = None,
     say: Say = lambda line: None,
 ) -> list[Service]:
     """Starts what does not run yet, side by side, and returns when everything answers.
 
     prefect_port, mlflow_port: by default the one it had last, else 4200 and 5000, else the next free one.
+    host: the address to listen on; by default the one it had last, else loopback.
     say: told what happens, line by line. Processes are detached and outlive the caller.
 
+    Credentials and the database come from the environment, see `infra.servers.credentials` and `.database`.
+
     Raises StageError: `port_in_use` for a port that was asked for, with its holder; `service_failed` with the end of
-    the log. What runs is left running.
+    the log; `database_unreachable`. ConfigError: `no_credentials` for an address that others reach; `already_up` where
+    what runs was set up otherwise. What runs is left running.
     """
     root = Path(root).absolute()
     with _locked(root):
-        return _Starter(root, {"prefect": prefect_port, "mlflow": mlflow_port}, say).start()
+        before = settings_of(root)
+        settings = chosen(before, host)
+        _check_running(root, before, settings)
+        if settings.database != before.database and (servers_folder(root) / "settings.json").exists():
+            say(f"the database is now {settings.database}; what {before.database} knows stays there")
+        if postgres := settings.postgres:
+            postgres.prepare()
+        settings.write(root)
+        return _Starter(root, settings, {"prefect": prefect_port, "mlflow": mlflow_port}, say).start()
 
 
 def down(root: Path | str, *, say: Say = lambda line: None) -> list[Service]:
@@ -76,23 +92,43 @@ def down(root: Path | str, *, say: Say = lambda line: None) -> list[Service]:
 
 def services(root: Path | str) -> list[Service]:
     """What `up` has started and now answers."""
+    return [service for service, state in states(root) if state == "answers"]
+
+
+def states(root: Path | str) -> list[tuple[Service, State]]:
+    """What `up` has started, each with how it is now."""
     root = Path(root).absolute()
     known = recorded(root)
-    answering = _answering(root, known)
-    return [service for service in known.values() if service.name in answering]
+    answering = _answering(root, known, settings_of(root))
+    return [
+        (service, "answers" if service.name in answering else "silent" if service.alive else "gone")
+        for service in known.values()
+    ]
+
+
+def _check_running(root: Path, before: Settings, asked: Settings) -> None:
+    """Servers cannot change their address, database or door while they run."""
+    running = [service for service in recorded(root).values() if service.alive]
+    differing = [name for name in ("host", "database", "guarded") if getattr(asked, name) != getattr(before, name)]
+    if running and differing:
+        told = "; ".join(f"{name} {getattr(before, name)}, not {getattr(asked, name)}" for name in differing)
+        raise ConfigError(
+            Problem("already_up", str(root), f"the servers run with {told}", "stemma down, then up again")
+        )
 
 
 class _Starter:
     """One call of `up`, under the lock."""
 
-    def __init__(self, root: Path, asked_ports: dict[str, int | None], say: Say) -> None:
+    def __init__(self, root: Path, settings: Settings, asked_ports: dict[str, int | None], say: Say) -> None:
         self.root = root
+        self.settings = settings
         self.asked_ports = asked_ports
         self.say = say
         self.known = recorded(root)
 
     def start(self) -> list[Service]:
-        answering = _answering(self.root, self.known)
+        answering = _answering(self.root, self.known, self.settings)
         waiting: dict[str, Spec] = {}
         with ExitStack() as ports:
             urls: dict[str, str] = {}
@@ -101,7 +137,7 @@ class _Starter:
                 if service and service.alive and self._still_wanted(service, urls):
                     urls[name] = service.url
                     if name not in answering:
-                        waiting[name] = spec_of(service, self.root, urls["prefect"])
+                        waiting[name] = spec_of(service, self.root, urls["prefect"], self.settings)
                     continue
                 if service:
                     _end(self.root, [service], self.say)
@@ -116,18 +152,19 @@ class _Starter:
 
     def _still_wanted(self, service: Service, urls: dict[str, str]) -> bool:
         """A worker that polls a server which now has another address is of no use."""
-        return service.name != "worker" or service.url == worker_spec(self.root, urls["prefect"]).url
+        return service.name != "worker" or service.url == worker_spec(self.root, urls["prefect"], self.settings).url
 
     def _spec(self, name: str, urls: dict[str, str], ports: ExitStack) -> Spec:
         if name == "worker":
-            return worker_spec(self.root, urls["prefect"])
+            return worker_spec(self.root, urls["prefect"], self.settings)
         if name == "courier":
             return courier_spec(self.root)
-        asked = self.asked_ports[name]
-        last = self.known.get(name)
-        preferred = asked or (int(last.url.rpartition(":")[2]) if last else DEFAULT_PORTS[name])
-        port = ports.enter_context(reserved_port(preferred, asked_for=asked is not None))
-        return prefect_spec(self.root, port) if name == "prefect" else mlflow_spec(self.root, port)
+        asked = self.asked_ports.get(name)
+        preferred = asked or self.settings.ports.get(name, DEFAULT_PORTS[name])
+        port = ports.enter_context(reserved_port(preferred, asked_for=asked is not None, host=self.settings.host))
+        self.settings = replace(self.settings, ports={**self.settings.ports, name: port})
+        self.settings.write(self.root)
+        return server_spec(name, self.root, port, self.settings)
 
     def _launch(self, spec: Spec) -> Service:
         self.say(f"starting {TITLES[spec.name]}")
@@ -175,17 +212,25 @@ def log_path(root: Path | str, name: str) -> Path:
     return servers_folder(root) / f"{name}.log"
 
 
-def _answering(root: Path, known: dict[str, Service]) -> set[str]:
+def _answering(root: Path, known: dict[str, Service], settings: Settings) -> set[str]:
     prefect_url = known["prefect"].url if "prefect" in known else ""
     alive = [service for service in known.values() if service.alive]
     with ThreadPoolExecutor(max_workers=len(NAMES)) as pool:
-        answers = pool.map(lambda service: spec_of(service, root, prefect_url).answers(service), alive)
-        return {service.name for service, answered in zip(alive, answers, strict=True) if answered}
+        found = pool.map(lambda service: _answers(spec_of(service, root, prefect_url, settings), service), alive)
+        return {service.name for service, answered in zip(alive, found, strict=True) if answered}
+
+
+def _answers(spec: Spec, service: Service) -> bool:
+    """Without credentials for it, nothing can be asked of a guarded server."""
+    try:
+        return spec.answers(service)
+    except ConfigError:
+        return False
 
 
 def _end(root: Path, services: Iterable[Service], say: Say) -> list[Service]:
     """Workers before servers, so that a worker's last report finds its server."""
-    order = {"worker": 0, "courier": 0, "prefect": 1, "mlflow": 1}
+    order = {"worker": 0, "courier": 0, "metrics": 0, "prefect": 1, "mlflow": 1}
     ours = [service for service in services if _is_ours(root, service)]
     for turn in (0, 1):
         batch = [service for service in ours if order[service.name] == turn]
@@ -216,8 +261,6 @@ def _mark(root: Path, name: str) -> str:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    folder = servers_folder(root)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
+    with open(make_servers_folder(root) / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

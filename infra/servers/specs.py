@@ -7,21 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from infra.lineage.courier_lock import courier_pid
+from infra.servers.credentials import credentials
+from infra.servers.door import not_let_in
 from infra.servers.environment import prefect_home
 from infra.servers.http import answers, post
-from infra.servers.ports import HOST
+from infra.servers.settings import Settings
 from infra.servers.state import Service
 
 WORK_POOL = "stemma"
-NAMES = ("prefect", "mlflow", "worker", "courier")
-DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000}
+NAMES = ("prefect", "mlflow", "worker", "courier", "metrics")
+DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000, "metrics": 9464}
 TITLES = {
     "prefect": "the Prefect server",
     "mlflow": "the MLflow server",
     "worker": "the Prefect worker",
     "courier": "the lineage courier",
+    "metrics": "the metrics for Prometheus",
 }
 
 
@@ -36,49 +40,73 @@ class Spec:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def prefect_spec(root: Path, port: int) -> Spec:
-    url = f"http://{HOST}:{port}"
+def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
+    url = f"http://{settings.reach}:{port}"
+    page = f"http://{settings.page}:{port}"
+    variables = prefect_server_variables(prefect_home(root), url, page)
+    if postgres := settings.postgres:
+        variables |= postgres.prefect_variables()
+    if known := credentials():
+        variables["PREFECT_SERVER_API_AUTH_STRING"] = known.auth_string
     return Spec(
         "prefect",
         url,
-        (sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)),
+        (sys.executable, "-m", "prefect", "server", "start", "--host", settings.host, "--port", str(port)),
         lambda service: answers(f"{service.url}/api/health"),
-        prefect_server_variables(prefect_home(root), url),
+        variables,
     )
 
 
-def prefect_server_variables(home: Path, url: str) -> dict[str, str]:
+def prefect_server_variables(home: Path, url: str, page: str = "") -> dict[str, str]:
+    """url: where programs of this machine find the server; page: where browsers do, the same by default."""
+    page = page or url
     return {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"{url}/api",
-        "PREFECT_UI_URL": url,
-        "PREFECT_SERVER_UI_API_URL": f"{url}/api",
+        "PREFECT_UI_URL": page,
+        # A browser finds the API wherever it found the page.
+        "PREFECT_SERVER_UI_API_URL": "/api",
+        # Pages of other servers may not call the API from a browser on this machine.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(dict.fromkeys((page, url))),
         # By default the page is unpacked into site-packages, where servers of other stores write too.
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "page"),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_METRICS_ENABLED": "true",
+        # How soon a run that waits for another of its pipeline looks again; 30 s by default.
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
     }
 
 
-def mlflow_spec(root: Path, port: int) -> Spec:
+def mlflow_spec(root: Path, port: int, settings: Settings) -> Spec:
     return Spec(
         "mlflow",
-        f"http://{HOST}:{port}",
-        (sys.executable, "-m", "infra.lineage.server", str(root), "--host", HOST, "--port", str(port)),
+        f"http://{settings.reach}:{port}",
+        (sys.executable, "-m", "infra.lineage.server", str(root), "--host", settings.host, "--port", str(port)),
         lambda service: answers(f"{service.url}/health"),
+        # MLflow refuses requests that call it by a name it does not know, and pages from anywhere else.
+        {
+            "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
+                f"{name}{end}" for name in settings.names for end in ("", f":{port}")
+            ),
+            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in settings.names),
+        },
     )
 
 
-def worker_spec(root: Path, prefect_url: str) -> Spec:
+def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
+    page = f"http://{settings.page}:{prefect_url.rpartition(':')[2]}"
     return Spec(
         "worker",
         f"{prefect_url}/work-pools/work-pool/{WORK_POOL}",
         (sys.executable, "-m", "infra.servers.worker", WORK_POOL),
         lambda service: _worker_polls(service, prefect_url),
         {
+            "PREFECT_HOME": str(prefect_home(root)),
             "PREFECT_API_URL": f"{prefect_url}/api",
-            "PREFECT_UI_URL": prefect_url,
+            "PREFECT_UI_URL": page,
             "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         },
     )
 
@@ -92,24 +120,38 @@ def courier_spec(root: Path) -> Spec:
     )
 
 
-def spec_of(service: Service, root: Path, prefect_url: str) -> Spec:
+def metrics_spec(root: Path, port: int, settings: Settings) -> Spec:
+    url = f"http://{settings.reach}:{port}"
+    return Spec(
+        "metrics",
+        f"{url}/metrics",
+        (sys.executable, "-m", "infra.metrics.server", str(root), "--host", settings.host, "--port", str(port)),
+        lambda service: answers(f"{url}/health"),
+    )
+
+
+def server_spec(name: str, root: Path, port: int, settings: Settings) -> Spec:
+    """The spec of a service that listens on a port."""
+    return {"prefect": prefect_spec, "mlflow": mlflow_spec, "metrics": metrics_spec}[name](root, port, settings)
+
+
+def spec_of(service: Service, root: Path, prefect_url: str, settings: Settings) -> Spec:
     """The spec of a service that was started earlier."""
-    port = int(service.url.rpartition(":")[2]) if service.name in DEFAULT_PORTS else 0
-    match service.name:
-        case "prefect":
-            return prefect_spec(root, port)
-        case "mlflow":
-            return mlflow_spec(root, port)
-        case "worker":
-            return worker_spec(root, prefect_url)
-        case _:
-            return courier_spec(root)
+    if service.name in DEFAULT_PORTS:
+        return server_spec(service.name, root, port_of(service), settings)
+    return worker_spec(root, prefect_url, settings) if service.name == "worker" else courier_spec(root)
+
+
+def port_of(service: Service) -> int:
+    return urlsplit(service.url).port or 0
 
 
 def _worker_polls(service: Service, prefect_url: str) -> bool:
     """True if the worker has reported to the server since its process started."""
     try:
         workers = post(f"{prefect_url}/api/work_pools/{WORK_POOL}/workers/filter", {})
+    except PermissionError:
+        raise not_let_in() from None
     except OSError:
         return False
     beats = [worker["last_heartbeat_time"] for worker in workers if worker["status"] == "ONLINE"]

@@ -55,19 +55,50 @@ def recorded(root: Path | str) -> dict[str, Service]:
 
 
 def record(root: Path | str, services: Iterable[Service]) -> None:
+    text = json.dumps([asdict(service) for service in services], indent=1) + "\n"
+    write_private(servers_folder(root) / "services.json", text)
+
+
+def make_servers_folder(root: Path | str) -> Path:
+    """The folder of logs, databases and state, which only its owner can look into."""
     folder = servers_folder(root)
-    hidden = folder / f".services.json.{os.getpid()}"
-    hidden.write_text(json.dumps([asdict(service) for service in services], indent=1) + "\n")
-    hidden.replace(folder / "services.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file whole, readable for its owner only."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden.unlink(missing_ok=True)
+    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.replace(path)
 
 
 def prefect_api_url(root: Path | str) -> str | None:
-    """The API of the Prefect server that `up` started, if its process lives."""
-    service = recorded(root).get("prefect")
-    return f"{service.url}/api" if service and service.alive else None
+    """The API of the Prefect server: the one at STEMMA_PREFECT_URL, else what `up` started, if its process lives."""
+    url = _elsewhere("STEMMA_PREFECT_URL") or _started_here(root, "prefect")
+    return f"{url}/api" if url else None
 
 
 def mlflow_url(root: Path | str) -> str | None:
-    """The page and API of the MLflow server that `up` started, if its process lives."""
-    service = recorded(root).get("mlflow")
-    return service.url if service and service.alive else None
+    """The MLflow server: the one at STEMMA_MLFLOW_URL, else what `up` started, if its process lives."""
+    return _elsewhere("STEMMA_MLFLOW_URL") or _started_here(root, "mlflow") or None
+
+
+def works_elsewhere() -> bool:
+    """True where the servers, and the workers with them, run somewhere else than under `up` on this machine."""
+    return bool(_elsewhere("STEMMA_PREFECT_URL"))
+
+
+def _elsewhere(variable: str) -> str:
+    return os.environ.get(variable, "").rstrip("/")
+
+
+def _started_here(root: Path | str, name: str) -> str:
+    service = recorded(root).get(name)
+    return service.url if service and service.alive else ""

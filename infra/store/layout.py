@@ -37,6 +37,11 @@ class Layout:
     def work(self, stage: str, fingerprint: str) -> Path:
         return self.root / ".work" / stage / fingerprint
 
+    def unfinished(self, stage: str) -> list[Path]:
+        """The work folders of a stage's builds that have not ended in an artifact."""
+        folder = self.root / ".work" / stage
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
     def stages(self) -> list[str]:
         """The stage folders that hold artifacts."""
         return sorted(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.hashing import HashBook
 from infra.identity import digest_files
 from infra.store.layout import MANIFEST, Layout
@@ -133,14 +134,23 @@ class Store:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def disk_error(error: OSError, stage: str, folder: Path) -> Exception:
+def is_full(error: BaseException) -> bool:
+    """True for what a full disk, or a used up quota, makes of a write, through SQLite too."""
+    return getattr(error, "errno", None) in DISK_FULL or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def disk_error(error: OSError | sqlite3.OperationalError, stage: str, folder: Path) -> Exception:
     """The error a user should read for a failed write: a full disk is named as such, anything else stays as it is."""
-    if error.errno not in DISK_FULL:
+    if not is_full(error):
         return error
+    return full_disk(stage, folder, str(getattr(error, "filename", None) or folder))
+
+
+def full_disk(stage: str, folder: Path, path: str = "") -> StageError:
     free_mb = shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e6
     return stage_error(
         "disk_full",
-        str(error.filename or folder),
+        path or str(folder),
         f"the disk is full ({free_mb:.0f} MB free) while {stage} was being written",
         "free some space and run again: finished stages are reused",
     )

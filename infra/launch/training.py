@@ -1,0 +1,78 @@
+"""Runs the ranks of one node from their start to their end, and again where one hangs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.errors import stage_error
+from infra.launch.config import LaunchConfig
+from infra.launch.heartbeat import FOLDER
+from infra.launch.ranks import GRACE_S, Ended, Ranks
+from infra.launch.watchdog import Hang, find_hang, stacks
+
+# So long after the first, others that failed with it are still waited for: the first to exit need not be the cause.
+SETTLE_S = 1.0
+
+
+def run_ranks(
+    command: Sequence[str],
+    launch: LaunchConfig,
+    work_dir: Path,
+    stop: Callable[[], bool],
+    say: Callable[[str, str], None],
+) -> list[Ended]:
+    """Those ranks of this node that ended by themselves; when this returns, none is left.
+
+    stop: asked while they run; once it is true they get SIGTERM, save, and end, and are killed a little after
+        `launch.grace_s` if they have not.
+    say: told of each new start, as (name of the event, message), while no rank runs.
+
+    Raises StageError `hang` when ranks hung more than `launch.restarts` times, and where the environment does not say
+    which of several nodes this is.
+    """
+    for restarts in range(launch.restarts + 1):
+        ended, hang = _run_once(command, launch, work_dir / "heartbeats", stop)
+        if hang is None:
+            return ended
+        if restarts < launch.restarts:
+            tries = f"{restarts + 1} of {launch.restarts}"
+            say("restarted", f"{hang}; starting all ranks again from the newest checkpoint ({tries})")
+    raise stage_error(
+        "hang",
+        "launch.hang_s",
+        f"{hang}, after {launch.restarts} new starts",
+        "the stacks of all ranks are in the stage's log; raise launch.hang_s if the batches are as long as that",
+    )
+
+
+def _run_once(
+    command: Sequence[str], launch: LaunchConfig, heartbeats: Path, stop: Callable[[], bool]
+) -> tuple[list[Ended], Hang | None]:
+    shutil.rmtree(heartbeats, ignore_errors=True)
+    heartbeats.mkdir(parents=True)
+    ranks = Ranks(command, launch, os.environ | {FOLDER: str(heartbeats)})
+    hang: Hang | None = None
+
+    def stop_or_hang() -> bool:
+        nonlocal hang
+        hang = find_hang(heartbeats, ranks.pids(), launch.hang_s)
+        return hang is not None or stop()
+
+    try:
+        ended = ranks.wait(stop_or_hang)
+        if hang is not None:
+            sys.stderr.write(stacks(heartbeats, ranks.pids()) + "\n")
+            return ended, hang
+        if any(one.code for one in ended):
+            return ranks.settle(SETTLE_S), None
+        if len(ended) < launch.processes:
+            ranks.terminate()
+            return ranks.settle(launch.grace_s), None
+        return ended, None
+    finally:
+        # What hangs hears nothing.
+        ranks.end(0 if hang else GRACE_S)

@@ -1,0 +1,215 @@
+"""Objects on S3 (any server that speaks its protocol): listed, opened as files, and tried again when the server fails.
+
+Credentials, region, server (`AWS_ENDPOINT_URL`) and number of tries (`AWS_MAX_ATTEMPTS`) come from the environment,
+never from a config.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from infra.errors import StageError, stage_error
+
+SCHEME = "s3://"
+BUFFER_BYTES = 1 << 20
+CONNECT_TIMEOUT_S = 10
+READ_TIMEOUT_S = 60
+TRIES = 6
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 20.0
+_PASSING = {
+    "SlowDown",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "Throttling",
+    "ThrottlingException",
+    "InternalError",
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, order=True)
+class S3Object:
+    """One object, as it was when it was listed."""
+
+    bucket: str
+    key: str
+    size: int
+    etag: str
+
+    @property
+    def name(self) -> str:
+        return self.key.rsplit("/", 1)[-1]
+
+    @property
+    def content_tag(self) -> str:
+        """Stands for the bytes without reading them; see docs/decisions for what that trusts."""
+        return f"etag:{self.etag}:{self.size}"
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.key}"
+
+
+def list_objects(url: str) -> list[S3Object]:
+    """The objects behind s3://bucket/key, s3://bucket/folder or a glob; none where nothing matches.
+
+    Raises StageError, naming the URL: `source_unreachable`, `s3_refused`, `s3_credentials`, `missing_source` (bucket).
+    """
+    bucket, _, pattern = url.removeprefix(SCHEME).partition("/")
+    literal = _before_wildcard(pattern)
+    found = [item for item in _persistently(url, lambda: _list(bucket, literal)) if not item.key.endswith("/")]
+    if literal != pattern:
+        return [item for item in found if fnmatch.fnmatchcase(item.key, pattern)]
+    folder = f"{pattern.rstrip('/')}/" if pattern else ""
+    return [item for item in found if item.key == pattern or item.key.startswith(folder)]
+
+
+def open_object(item: S3Object) -> io.BufferedReader:
+    """The bytes of an object as a seekable file. Reads that fail on the way are tried again from where they broke.
+
+    Reading raises StageError: `missing_source` for an object that is gone, `source_changed` for one that is another by
+    now, `source_unreachable` when the server goes on failing.
+    """
+    return io.BufferedReader(_ObjectReader(item), BUFFER_BYTES)
+
+
+class _ObjectReader(io.RawIOBase):
+    def __init__(self, item: S3Object) -> None:
+        self._item = item
+        self._position = 0
+        self._body: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._item.size}[whence]
+        if start + offset != self._position:
+            self._drop()
+            self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if self._position >= self._item.size:
+            return 0
+        data = _persistently(str(self._item), lambda: self._read(len(buffer)), self._drop)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._body is None:
+            answer = _client().get_object(
+                Bucket=self._item.bucket,
+                Key=self._item.key,
+                IfMatch=f'"{self._item.etag}"',
+                Range=f"bytes={self._position}-",
+            )
+            self._body = answer["Body"]
+        data = bytes(self._body.read(size))
+        if not data:
+            raise ConnectionError(f"the answer ended at byte {self._position:,} of {self._item.size:,}")
+        return data
+
+    def _drop(self) -> None:
+        if self._body is not None:
+            with suppress(Exception):
+                self._body.close()
+            self._body = None
+
+
+def _before_wildcard(pattern: str) -> str:
+    ends = [pattern.index(mark) for mark in "*?[" if mark in pattern]
+    return pattern[: min(ends)] if ends else pattern
+
+
+def _list(bucket: str, prefix: str) -> list[S3Object]:
+    pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return [
+        S3Object(bucket, row["Key"], row["Size"], row["ETag"].strip('"'))
+        for page in pages
+        for row in page.get("Contents", [])
+    ]
+
+
+def _persistently(place: str, call: Callable[[], T], before_retry: Callable[[], None] = lambda: None) -> T:
+    """What `call` returns, tried again with growing pauses (exponential, with full jitter) while the fault may pass."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from urllib3.exceptions import HTTPError
+
+    tries = int(os.environ.get("AWS_MAX_ATTEMPTS", TRIES))
+    for pause in _pauses(tries):
+        try:
+            return call()
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise stage_error(
+                "s3_credentials", place, str(error), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            ) from None
+        except ClientError as error:
+            refused = _refusal(place, error)
+            if refused:
+                raise refused from None
+            last = f"{error.response['Error'].get('Code')}: {error.response['Error'].get('Message')}"
+        except (BotoCoreError, HTTPError, OSError) as error:
+            last = f"{type(error).__name__}: {error}"
+        before_retry()
+        if pause is not None:
+            time.sleep(pause)
+    raise stage_error(
+        "source_unreachable", place, f"the server failed {tries} times, at last with {last}", "run again when it is up"
+    )
+
+
+def _pauses(tries: int) -> Iterator[float | None]:
+    for number in range(tries - 1):
+        yield random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**number))
+    yield None
+
+
+def _refusal(place: str, error: Any) -> StageError | None:
+    """What an answer means that will be the same next time; None for one that may pass."""
+    code = str(error.response["Error"].get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in ("PreconditionFailed", "412"):
+        return stage_error("source_changed", place, "the object was changed after it was listed", "run again")
+    if status == 404:
+        what = "bucket" if code == "NoSuchBucket" else "object"
+        return stage_error("missing_source", place, f"no such {what}: {place}", "correct the path in the config")
+    if status >= 500 or status == 429 or code in _PASSING:
+        return None
+    message = f"the server refused: {code}: {error.response['Error'].get('Message', '')}"
+    return stage_error("s3_refused", place, message, "look at the credentials and the bucket's policy")
+
+
+@cache
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    # We try again ourselves, since a body that breaks midway is past the client's own tries.
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=float(os.environ.get("STEMMA_S3_READ_TIMEOUT_S", READ_TIMEOUT_S)),
+        retries={"total_max_attempts": 1},
+    )
+    return boto3.client("s3", config=config)

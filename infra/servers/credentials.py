@@ -1,0 +1,73 @@
+"""Who may talk to the servers: one name and password for Prefect and MLflow, from the environment and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import dataclass
+
+from infra.errors import ConfigError, Problem
+
+AUTH = "STEMMA_AUTH"
+OFF = "off"
+SHORTEST_PASSWORD = 12
+"""MLflow's own least length."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.user!r}, …)"
+
+    @property
+    def auth_string(self) -> str:
+        """`user:password`, as Prefect wants it."""
+        return f"{self.user}:{self.password}"
+
+    @property
+    def header(self) -> str:
+        """The value of an HTTP Authorization header."""
+        return f"Basic {base64.b64encode(self.auth_string.encode()).decode()}"
+
+
+def credentials() -> Credentials | None:
+    """What STEMMA_AUTH holds, None where it is not set or `off`. Raises ConfigError for what is no user:password."""
+    text = os.environ.get(AUTH, "")
+    if text in ("", OFF):
+        return None
+    user, colon, password = text.partition(":")
+    if not (colon and user and len(password) >= SHORTEST_PASSWORD):
+        told = f"user:password with a password of {SHORTEST_PASSWORD} characters or more was expected"
+        raise ConfigError(Problem("bad_credentials", AUTH, told, how_to_set()))
+    return Credentials(user, password)
+
+
+SERVERS_ONLY = (
+    AUTH,
+    "STEMMA_DATABASE_URL",
+    "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_KEY",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+"""Variables that a stage has no use for: its process talks to no server of ours."""
+
+
+def how_to_set() -> str:
+    return f'export {AUTH}="$USER:$(openssl rand -hex 16)", and keep it where only you can read it'
+
+
+def client_variables() -> dict[str, str]:
+    """What Prefect's and MLflow's own clients read; empty without credentials."""
+    known = credentials()
+    if known is None:
+        return {}
+    return {
+        "PREFECT_API_AUTH_STRING": known.auth_string,
+        "MLFLOW_TRACKING_USERNAME": known.user,
+        "MLFLOW_TRACKING_PASSWORD": known.password,
+    }

@@ -1,0 +1,143 @@
+"""Where Prefect and MLflow keep what they know: SQLite in the store, or PostgreSQL with a schema for each."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from infra.errors import ConfigError, Problem, stage_error
+
+DATABASE = "STEMMA_DATABASE_URL"
+SQLITE = "sqlite"
+EXPECTED = "postgresql://USER:PASSWORD@HOST:5432/NAME, or sqlite, was expected"
+PREFECT_SCHEMA = "prefect"
+MLFLOW_SCHEMA = "mlflow"
+CONNECT_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """One PostgreSQL database. url: with its password, unless libpq finds that elsewhere (PGPASSFILE)."""
+
+    url: str
+
+    def __repr__(self) -> str:
+        return f"Postgres({self.told!r})"
+
+    @property
+    def told(self) -> str:
+        """The URL without its password, for files and people."""
+        parts = urlsplit(self.url)
+        user = f"{parts.username}@" if parts.username else ""
+        return f"postgresql://{user}{_place(parts)}{parts.path}"
+
+    @property
+    def mlflow_uri(self) -> str:
+        # %3D is an equals sign within the query's value.
+        return f"{self._with_driver('psycopg2')}?options=-csearch_path%3D{MLFLOW_SCHEMA}"
+
+    def prefect_variables(self) -> dict[str, str]:
+        return {
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": self._with_driver("asyncpg"),
+            "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": f"{PREFECT_SCHEMA}, public",
+        }
+
+    def prepare(self) -> None:
+        """Makes the two schemas.
+
+        Raises StageError `database_unreachable` where the database does not let us in, and ConfigError for one that
+        cannot hold every character.
+        """
+        with self._connected() as cursor:
+            cursor.execute("SHOW server_encoding")
+            encoding = cursor.fetchone()[0]
+            if encoding != "UTF8":
+                told = f"the database has the encoding {encoding}; UTF8 was expected"
+                fix = "createdb --encoding UTF8 --template template0 NAME"
+                raise ConfigError(Problem("bad_database", self.told, told, fix))
+            for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):
+                cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+
+    def set_mlflow_aside(self) -> None:
+        """Renames MLflow's schema, and makes an empty one in its place."""
+        with self._connected() as cursor:
+            cursor.execute(f"ALTER SCHEMA {MLFLOW_SCHEMA} RENAME TO {MLFLOW_SCHEMA}_{time.strftime('%Y%m%d_%H%M%S')}")
+            cursor.execute(f"CREATE SCHEMA {MLFLOW_SCHEMA}")
+
+    def size_bytes(self) -> int:
+        with self._connected() as cursor:
+            cursor.execute("SELECT pg_database_size(current_database())")
+            return int(cursor.fetchone()[0])
+
+    def _with_driver(self, driver: str) -> str:
+        return f"postgresql+{driver}://{self.url.partition('://')[2]}"
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        import psycopg2
+
+        try:
+            connection = psycopg2.connect(self.url, connect_timeout=CONNECT_TIMEOUT_S)
+        except psycopg2.OperationalError as error:
+            # Its words name host, port and user, never the password.
+            reason = " ".join(str(error).split())
+            raise stage_error(
+                "database_unreachable", self.told, reason, f"is PostgreSQL up, and is {DATABASE} right?"
+            ) from None
+        try:
+            with connection, connection.cursor() as cursor:
+                yield cursor
+        finally:
+            connection.close()
+
+
+def asked() -> str | None:
+    """What STEMMA_DATABASE_URL says: `sqlite`, a PostgreSQL URL, or None where it is not set.
+
+    Raises ConfigError for anything else, without repeating it: it may hold a password.
+    """
+    text = os.environ.get(DATABASE, "").strip()
+    if not text or text == SQLITE:
+        return text or None
+    try:
+        parts = urlsplit(text)
+        fits = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number
+        fits = False
+    if not (fits and parts.scheme in ("postgresql", "postgres") and re.fullmatch(r"/[^/?#]+", parts.path)):
+        raise ConfigError(Problem("bad_database", DATABASE, EXPECTED))
+    if parts.query or parts.fragment:
+        raise ConfigError(Problem("bad_database", DATABASE, f"{EXPECTED}, without ? or #"))
+    return f"postgresql://{text.partition('://')[2]}"
+
+
+def database(recorded: str) -> Postgres | None:
+    """The database that a store was set up with, with the environment's password for it; None for SQLite.
+
+    recorded: `sqlite`, or a URL without password.
+    """
+    if recorded == SQLITE:
+        return None
+    url = asked()
+    if url and url != SQLITE and Postgres(url).told == recorded:
+        return Postgres(url)
+    return Postgres(recorded)
+
+
+def described(url: str) -> str:
+    """What may be written down and shown of an answer of `asked`."""
+    return url if url == SQLITE else Postgres(url).told
+
+
+def password_of(url: str) -> str:
+    return unquote(urlsplit(url).password or "")
+
+
+def _place(parts: SplitResult) -> str:
+    return parts.netloc.rpartition("@")[2]

@@ -1,0 +1,50 @@
+"""One service in the foreground, for a container or a supervisor that is not ours.
+
+    STEMMA_AUTH=… python -m infra.servers.foreground prefect --root /store --host 0.0.0.0
+
+The servers of an installation in parts find each other by STEMMA_PREFECT_URL and STEMMA_MLFLOW_URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from infra.servers.environment import server_environ
+from infra.servers.ports import HOST
+from infra.servers.settings import chosen, settings_of
+from infra.servers.specs import DEFAULT_PORTS, NAMES, Spec, courier_spec, server_spec, worker_spec
+from infra.servers.state import make_servers_folder, prefect_api_url
+
+
+def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
+    """What to run, set up as `up` would. Raises ConfigError for an open address without credentials."""
+    settings = chosen(settings_of(root), host)
+    make_servers_folder(root)
+    settings.write(root)
+    if name in DEFAULT_PORTS:
+        if settings.postgres:
+            settings.postgres.prepare()
+        return server_spec(name, root, port or DEFAULT_PORTS[name], settings)
+    if name == "courier":
+        return courier_spec(root)
+    api = prefect_api_url(root) or f"http://{HOST}:{DEFAULT_PORTS['prefect']}/api"
+    return worker_spec(root, api.removesuffix("/api"), settings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args()
+    root = options.root.absolute()
+    spec = spec_for(options.name, root, options.host, options.port)
+    # In our place: signals and the exit code are the service's own.
+    os.execve(spec.command[0], spec.command, server_environ(spec.variables))
+
+
+if __name__ == "__main__":
+    main()

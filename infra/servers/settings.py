@@ -1,0 +1,124 @@
+"""How the servers of a store are set up: <root>/servers/settings.json, which says no secret."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from infra.errors import ConfigError, Problem
+from infra.servers.credentials import AUTH, OFF, credentials, how_to_set
+from infra.servers.database import SQLITE, Postgres, asked, database, described
+from infra.servers.ports import HOST
+from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, write_private
+
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """host: the address that Prefect and MLflow listen on. database: `sqlite`, or a PostgreSQL URL without password.
+    guarded: whether they ask for credentials. ports: by service, kept so that links stay true."""
+
+    host: str = HOST
+    database: str = SQLITE
+    guarded: bool = False
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> str:
+        """The host under which programs of this machine find the servers."""
+        return _bracketed(HOST if self.host in EVERYWHERE else self.host)
+
+    @property
+    def page(self) -> str:
+        """The host under which people find them."""
+        if given := _given_names():
+            return given[0]
+        return _bracketed(socket.getfqdn() if self.host in EVERYWHERE else self.host)
+
+    def page_of(self, url: str) -> str:
+        """The address that people open for one that our programs use."""
+        return url.replace(f"//{self.reach}:", f"//{self.page}:", 1)
+
+    @property
+    def names(self) -> list[str]:
+        """All that people may call the servers by."""
+        found = [*_given_names(), HOST, "localhost", "[::1]", self.reach, self.page]
+        if self.host in EVERYWHERE:
+            addresses = (address for card in psutil.net_if_addrs().values() for address in card)
+            found += [
+                _bracketed(item.address) for item in addresses if item.family in (socket.AF_INET, socket.AF_INET6)
+            ]
+            found.append(socket.gethostname())
+        return list(dict.fromkeys(found))
+
+    @property
+    def postgres(self) -> Postgres | None:
+        return database(self.database)
+
+    def write(self, root: Path | str) -> None:
+        write_private(servers_folder(root) / "settings.json", json.dumps(asdict(self), indent=1) + "\n")
+
+
+def settings_of(root: Path | str) -> Settings:
+    """What the store was last set up with, the defaults for a new one."""
+    try:
+        return Settings(**json.loads((servers_folder(root) / "settings.json").read_text()))
+    except FileNotFoundError:
+        return Settings()
+
+
+def prefect_page(root: Path | str) -> str | None:
+    """What people open to see Prefect's page; None while the server of `up` does not run."""
+    url = prefect_api_url(root)
+    return settings_of(root).page_of(url.removesuffix("/api")) if url else None
+
+
+def mlflow_page(root: Path | str) -> str | None:
+    """What people open to see MLflow's page; None while the server of `up` does not run."""
+    url = mlflow_url(root)
+    return settings_of(root).page_of(url) if url else None
+
+
+def chosen(before: Settings, host: str | None) -> Settings:
+    """What `up` is to use: what was asked for now, else what was used before, so that a reboot changes nothing.
+
+    Raises ConfigError where that would open a server without credentials.
+    """
+    known = credentials()
+    host = host or before.host
+    url = asked()
+    closed_before = before.guarded and os.environ.get(AUTH) != OFF
+    if known is None and not is_loopback(host):
+        told = f"{host} is reached from other machines, and the servers have no credentials to ask for"
+        raise ConfigError(Problem("no_credentials", "--host", told, f"{how_to_set()}; or leave --host at {HOST}"))
+    if known is None and closed_before:
+        told = "these servers were started with credentials, and would now start without"
+        fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
+        raise ConfigError(Problem("no_credentials", AUTH, told, fix))
+    return Settings(host, described(url) if url else before.database, known is not None, before.ports)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _given_names() -> list[str]:
+    """Names that only the network knows, e.g. of a container or behind a proxy: STEMMA_NAMES=stemma.lab,mlflow."""
+    return [name for name in os.environ.get("STEMMA_NAMES", "").split(",") if name]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

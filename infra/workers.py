@@ -1,0 +1,104 @@
+"""Calls a function on many things at once, on processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol
+
+from infra.errors import stage_error
+
+POLL_S = 0.2
+
+
+class Mapper(Protocol):
+    """Calls a function on each item, somewhere."""
+
+    def __call__(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        stop_if_cancelled: Callable[[], None],
+        on_done: Callable[[int, Any], None],
+    ) -> None:
+        """on_done: told the index of each item with what the function returned, as they come, in this thread."""
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def map_locally(workers: int | None) -> Mapper:
+    """A mapper on `workers` processes of this machine; None takes one for each core. One worker is this process."""
+
+    def mapper(
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        stop_if_cancelled: Callable[[], None],
+        on_done: Callable[[int, Any], None],
+    ) -> None:
+        count = min(workers or core_count(), len(items))
+        if count > 1:
+            _map_on_processes(count, function, items, stop_if_cancelled, on_done)
+            return
+        for index, item in enumerate(items):
+            stop_if_cancelled()
+            on_done(index, function(item))
+
+    return mapper
+
+
+def _map_on_processes(
+    workers: int,
+    function: Callable[[Any], Any],
+    items: Sequence[Any],
+    stop_if_cancelled: Callable[[], None],
+    on_done: Callable[[int, Any], None],
+) -> None:
+    # Not fork: the parent has threads.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_the_parent) as pool:
+        futures = {pool.submit(function, item): index for index, item in enumerate(items)}
+        left = set(futures)
+        try:
+            while left:
+                done, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                stop_if_cancelled()
+                if any(future.exception() for future in done):
+                    pool.shutdown(cancel_futures=True)
+                    raise _first_error(list(futures))
+                for future in done:
+                    on_done(futures[future], future.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _first_error(futures: list[Future[Any]]) -> BaseException:
+    """The error of the first item that has one. Items start in order, so it is the same for any number of workers."""
+    errors = (future.exception() for future in futures if not future.cancelled())
+    error = next(error for error in errors if error is not None)
+    if isinstance(error, BrokenProcessPool):
+        return stage_error(
+            "killed",
+            "launch.workers",
+            "a worker process was killed; most often the machine was out of memory",
+            "fewer workers need less",
+        )
+    return error
+
+
+def _end_with_the_parent() -> None:
+    """In a worker: a parent that was killed cannot tell it to stop."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
