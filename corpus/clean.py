@@ -1,111 +1,109 @@
-"""Drops duplicates and texts that break a quality rule, and keeps count of why.
+"""Drops texts that break a rule, changes others, and keeps account of why.
 
 python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
 """
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from corpus.config import CleanConfig
-from corpus.documents import Document, DocumentWriter, count_documents, read_documents
-from corpus.rules import Rule, broken_rule, rules_of
+from corpus.cleaning.config import CleanConfig
+from corpus.cleaning.partition import CHANGED, DROPPED, clean_partition, merge_samples, write_json
+from corpus.cleaning.rules import Rule
+from corpus.cleaning.steps import steps_of
+from corpus.documents import concatenate, document_parts, link_parts, read_documents
+from corpus.sources import SourceCounts, read_sources, write_sources
 from infra.errors import stage_error
+from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
-
-EXACT = Rule("drop_exact_duplicates", "Lee et al., 2022", lambda measured: 1, high=0)
-DROPPED = pa.schema(
-    [
-        *((name, pa.string()) for name in ("id", "source", "rule", "paper")),
-        *((name, pa.float64()) for name in ("value", "low", "high")),
-        ("text", pa.string()),
-    ]
-)
-BATCH = 500
 
 
 def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet, and aux/dropped.parquet with the rule that each dropped text broke, the value
-    measured and its limits; aux/counts.json counts them by rule.
+    """Writes documents/part-*.parquet and sources.json, a partition at a time.
 
-    Memory grows by one number a document, for the exact duplicates.
+    aux/dropped.parquet has every dropped text with its rule, the value measured and its limits, aux/changed.parquet the
+    ids of those that were changed; aux/counts.json counts by rule, aux/samples.json shows some of each kind.
     Raises StageError `nothing_left`, naming the rule that took most, if no document is kept.
     """
-    total = count_documents(inputs["documents"])
-    rules = rules_of(config)
-    seen: set[int] = set()
+    parts = document_parts(inputs["documents"])
+    classifier, learned = _learn(config, inputs["documents"], run)
+    # Here, so that native code is compiled once and not by every worker.
+    rules = [rule for step in steps_of(config, classifier) for rule in step.rules]
+    sizes = [pq.read_metadata(part).num_rows for part in parts]
+    summaries = [
+        dict(summary)
+        for summary in map_partitions(
+            run,
+            "clean",
+            partial(clean_partition, config=config, classifier=classifier),
+            parts,
+            unit="documents",
+            sizes=sizes,
+        )
+    ]
+    folders = [partition_folder(run, "clean", index) for index in range(len(parts))]
+    total, documents, size = (sum(summary[key] for summary in summaries) for key in ("read", "documents", "bytes"))
+    dropped: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    (out_dir / "aux").mkdir(parents=True, exist_ok=True)
-    with (
-        DocumentWriter(out_dir / "documents") as writer,
-        pq.ParquetWriter(out_dir / "aux" / "dropped.parquet", DROPPED, compression="zstd") as dropped,
-    ):
-        rows: list[dict[str, object]] = []
-        for number, document in enumerate(read_documents(inputs["documents"]), 1):
-            broken = _broken(document, config, rules, seen)
-            if broken is None:
-                writer.write(document)
-            else:
-                counts[broken[0].name] += 1
-                rows.append(_row(document, *broken))
-            if len(rows) == BATCH:
-                dropped.write_table(pa.Table.from_pylist(rows, DROPPED))
-                rows = []
-            if number % BATCH == 0:
-                run.stop_if_cancelled()
-                run.progress(number, total, "documents", f"{sum(counts.values()):,} dropped")
-        dropped.write_table(pa.Table.from_pylist(rows, DROPPED))
-    if not writer.documents:
-        _explain_emptiness(counts, total, rules)
-    names = ([EXACT.name] if config.drop_exact_duplicates else []) + [rule.name for rule in rules]
-    by_rule = {name: counts[name] for name in names}
-    report = {"read": total, "kept": writer.documents, "dropped": by_rule, "kept_bytes": writer.text_bytes}
-    (out_dir / "aux" / "counts.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
-    run.progress(total, total, "documents", f"{total - writer.documents:,} dropped")
-    figures = {
-        "documents": writer.documents,
-        "text_bytes": writer.text_bytes,
-        "dropped": total - writer.documents,
-        **{f"dropped_{name}": count for name, count in by_rule.items()},
+    for summary in summaries:
+        dropped.update(summary["dropped"])
+        counts.update(summary["counts"])
+    if not documents:
+        _explain_emptiness(dropped, total, rules)
+    link_parts(folders, out_dir)
+    if classifier:
+        shutil.copytree(classifier, out_dir / "classifier")
+    kept = SourceCounts.sum(summary["sources"] for summary in summaries)
+    write_sources(out_dir, read_sources(inputs["documents"]), kept)
+    concatenate([folder / "dropped.parquet" for folder in folders], out_dir / "aux" / "dropped.parquet", DROPPED)
+    concatenate([folder / "changed.parquet" for folder in folders], out_dir / "aux" / "changed.parquet", CHANGED)
+    changed = sum(summary["changed"] for summary in summaries)
+    by_rule = {rule.name: dropped[rule.name] for rule in rules}
+    figures = {"documents": documents, "text_bytes": size, "dropped": dropped.total(), "changed": changed}
+    report = {
+        "read": total,
+        "kept": documents,
+        "kept_bytes": size,
+        "dropped": by_rule,
+        "changed": changed,
+        "counts": dict(sorted(counts.items())),
+        **({"classifier": learned} if learned else {}),
+        "rules": {rule.name: {"paper": rule.paper, "limit": str(rule)} for rule in rules},
     }
-    return Result(figures, f"kept {writer.documents:,} of {total:,} documents, {writer.text_bytes / 1e6:.1f} MB")
+    write_json(out_dir / "aux" / "counts.json", report)
+    write_json(out_dir / "aux" / "samples.json", merge_samples(summaries))
+    headline = f"kept {documents:,} of {total:,} documents, {size / 1e6:.1f} MB"
+    return Result(figures | learned | {f"dropped_{name}": count for name, count in by_rule.items()}, headline)
 
 
-def _broken(document: Document, config: CleanConfig, rules: list[Rule], seen: set[int]) -> tuple[Rule, float] | None:
-    if config.drop_exact_duplicates:
-        number = int(document.id, 16)
-        if number in seen:
-            return EXACT, 1
-        seen.add(number)
-    return broken_rule(document.text, rules)
+def _learn(config: CleanConfig, documents: Path, run: Run) -> tuple[Path | None, dict[str, float]]:
+    """The folder of the trained quality classifier, with what was measured of it."""
+    if config.classifier is None:
+        return None, {}
+    from corpus.cleaning.classifier import train_classifier
+
+    folder = run.work_dir / "classifier"
+    figures = train_classifier(config.classifier, read_documents(documents), folder)
+    accuracy = figures["classifier_heldout_accuracy"]
+    run.event("classifier", f"the quality classifier is right on {accuracy:.1%} of the held-out documents", **figures)
+    return folder, figures
 
 
-def _row(document: Document, rule: Rule, value: float) -> dict[str, object]:
-    return {
-        "id": document.id,
-        "source": document.source,
-        "rule": rule.name,
-        "paper": rule.paper,
-        "value": float(value),
-        "low": rule.low,
-        "high": rule.high,
-        "text": document.text,
-    }
-
-
-def _explain_emptiness(counts: Counter[str], total: int, rules: list[Rule]) -> None:
-    name, count = counts.most_common(1)[0]
-    rule = next((str(rule) for rule in rules if rule.name == name), name)
+def _explain_emptiness(dropped: Counter[str], total: int, rules: list[Rule]) -> None:
+    name, count = dropped.most_common(1)[0]
+    rule = next(rule for rule in rules if rule.name == name)
+    took = "all of them" if count == total else f"{count:,}"
+    others = ", ".join(f"{other} {number:,}" for other, number in dropped.most_common(4)[1:])
     raise stage_error(
         "nothing_left",
         f"clean.{name}",
-        f"no document is left of {total:,}; the rule {rule} took most of them: {count:,}",
+        f"no document is left of {total:,}; the rule {rule} took {took}" + (f"; then {others}" if others else ""),
         "loosen it, or set it to null",
     )
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from infra.config import Config, StageConfig, outside_identity
-from infra.sources import Source, SourcePath, expand
+from infra.project import PROJECT
+from infra.sources import Place, Source, SourceDataset, SourceLocation, SourcePath, expand, expand_objects
+
+if TYPE_CHECKING:
+    from corpus.suites import Suite
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -24,6 +31,20 @@ def _at_least_one(items: tuple[T, ...]) -> tuple[T, ...]:
 
 
 SomeOf = Annotated[tuple[T, ...], AfterValidator(_at_least_one)]
+
+
+def _known_encoding(value: str) -> str:
+    import codecs
+
+    try:
+        codecs.lookup(value)
+    except LookupError:
+        raise ValueError(f"encoding: expected one that Python knows, e.g. utf-8 or latin-1, not {value}") from None
+    return value
+
+
+Encoding = Annotated[str, AfterValidator(_known_encoding)]
+EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _known_encoding(value))]
 
 
 class DocstringSelection(Config):
@@ -57,30 +78,39 @@ class FileSelection(Config):
     """Files, folders and globs that are read from disk."""
 
     kind: Literal["files"] = "files"
-    paths: SomeOf[SourcePath] = outside_identity()
-    """Files, folders (all files below) or globs, relative to the config file."""
-    encoding: str = "utf-8"
+    paths: SomeOf[SourceLocation] = outside_identity()
+    """Files, folders (all files below) or globs, relative to the config file; or s3:// URLs of the same.
+    Credentials, region and server of S3 come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)."""
+    encoding: Encoding = "utf-8"
     """Encoding of text and JSON files, e.g. latin-1."""
 
-    @model_validator(mode="after")
-    def _encoding_exists(self) -> FileSelection:
-        import codecs
-
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError:
-            raise ValueError(
-                f"encoding: expected one that Python knows, e.g. utf-8 or latin-1, not {self.encoding}"
-            ) from None
-        return self
+    def places(self) -> tuple[Place, ...]:
+        """The files and objects that there are now. Raises StageError as `infra.sources.expand_objects` does."""
+        return (*expand(self.paths), *expand_objects(self.paths))
 
     def source(self, key: str) -> Source:
-        return Source(key, paths=expand(self.paths))
+        return Source(key, paths=expand(self.paths), objects=expand_objects(self.paths))
 
 
-class DocstringDocuments(DocstringSelection):
+class SourceDescription(Config):
+    """What a corpus should know of each of its sources."""
+
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """How the mixture, the reports and the documents call this source; by default its kind, from the second of a
+    kind on with a number."""
+    licence: str = ""
+    """Its licence, e.g. CC-BY-SA-4.0; goes into the report and the model card."""
+    weight: float = Field(1.0, ge=0)
+    """How often its documents are to be seen, relative to the other sources; read by the stage `mix`."""
+    language: str = Field("", pattern=r"^([a-z]{2})?$")
+    """ISO 639-1 code of its texts, e.g. en; "" where they are mixed or nobody knows."""
+
+
+class DocstringDocuments(DocstringSelection, SourceDescription):
     """Docstrings of installed packages as documents, each below its name and signature."""
 
+    language: str = Field("en", pattern=r"^([a-z]{2})?$")
+    """ISO 639-1 code of the texts; nearly all docstrings are English."""
     limit_mb: float | None = Field(12, gt=0)
     """Megabytes (10^6 bytes of UTF-8) to take, from files in an order that mixes the packages; null takes all."""
     min_characters: int = Field(200, ge=1)
@@ -89,18 +119,65 @@ class DocstringDocuments(DocstringSelection):
     """Whether a document opens with the qualified name and parameters of what it documents."""
 
 
-class FileDocuments(FileSelection):
-    """Documents in text, JSON Lines or Parquet files, gzipped or not."""
+class TextOptions(SourceDescription):
+    """How documents are made of the records of files."""
 
-    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """auto goes by the suffix: .jsonl and .ndjson (also with .gz), .parquet; all others are text."""
+    encoding: EncodingOrAuto = "auto"
+    """Encoding of text and JSON files, e.g. latin-1; bytes that do not fit it are errors. auto takes the byte order
+    mark, what a page declares, UTF-8, or what charset-normalizer finds, in this order."""
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "html", "warc"] = "auto"
+    """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow, .html and
+    .htm, .warc and .wet; all others are text. A .json file may hold one list."""
     text_field: str = "text"
-    """JSON key or Parquet column that holds the text."""
+    """JSON key or column that holds the text; dotted for one inside others, e.g. page.body."""
+    metadata_fields: tuple[str, ...] = ()
+    """JSON keys or columns to keep as metadata, dotted or not; of WARC records url, date and content_type."""
+    content: Literal["plain", "html", "email"] = "plain"
+    """What the text of a record is: plain text, a page (its main text is taken), or an e-mail with its headers (subject
+    and body are taken)."""
+    text_unit: Literal["file", "paragraph", "line"] = "file"
+    """What a document of a text file is: the file, a paragraph between blank lines, or a line."""
     cut_characters: int | None = Field(None, ge=100)
     """Cut longer texts at the first paragraph end after this many characters; by default a text stays whole."""
+    max_document_mb: float = Field(20, gt=0)
+    """Larger documents (10^6 bytes) are put aside: most likely many in one, and held in memory several times."""
+    broken_files: Literal["stop", "quarantine"] = "stop"
+    """What a file does that is binary, truncated or damaged: stop the run, or count as one record that was put aside,
+    with what could be read of it kept."""
 
 
-DocumentSource = Annotated[DocstringDocuments | FileDocuments, Field(discriminator="kind")]
+class FileDocuments(TextOptions, FileSelection):
+    """Documents in text, JSON Lines, Parquet, Arrow, HTML, WARC or WET files, compressed (gzip, zstd, bzip2, xz) or
+    not."""
+
+
+class HuggingFaceDocuments(TextOptions):
+    """A Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on the hub that lies
+    in the local cache. Nothing is fetched during a run."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    dataset: SourceDataset = outside_identity()
+    """A folder, relative to the config file, or a name on the hub, e.g. wikimedia/wikipedia."""
+    subset: str | None = None
+    """The configuration of the dataset, e.g. 20231101.en."""
+    split: str = "train"
+    """The split to read."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; by default main as it was last fetched."""
+
+    def places(self) -> tuple[Place, ...]:
+        """The data files. Raises StageError as `corpus.hub.dataset_files` does."""
+        from corpus.hub import dataset_files
+
+        return dataset_files(self.dataset, self.subset, self.split, self.revision)
+
+    def source(self, key: str) -> Source:
+        from corpus.hub import dataset_files
+
+        return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
+
+
+DocumentSource = Annotated[DocstringDocuments | FileDocuments | HuggingFaceDocuments, Field(discriminator="kind")]
 
 
 class IngestConfig(StageConfig):
@@ -110,6 +187,22 @@ class IngestConfig(StageConfig):
     """Where the text comes from, in this order."""
     max_quarantine_share: Share = 0.01
     """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> IngestConfig:
+        given = [source.name for source in self.read if source.name]
+        if twice := sorted({name for name in given if given.count(name) > 1}):
+            raise ValueError(f"read: expected names that differ; {', '.join(twice)} stands more than once")
+        return self
+
+    def names(self) -> list[str]:
+        """The name of each source: its own, else its kind, with a number where that is taken."""
+        names = [source.name or "" for source in self.read]
+        for index, source in enumerate(self.read):
+            if not names[index]:
+                options = (source.kind if n == 1 else f"{source.kind}-{n}" for n in count(1))
+                names[index] = next(option for option in options if option not in names)
+        return names
 
     def sources(self) -> list[Source]:
         return [source.source(f"ingest.read.{i}") for i, source in enumerate(self.read)]
@@ -207,137 +300,100 @@ class PreferencesConfig(StageConfig):
         return [source.source(f"preferences.read.{i}") for i, source in enumerate(self.read)]
 
 
-class DocumentExpectations(Config):
-    """What must hold of ingested documents."""
-
-    min_rows: int = Field(20, ge=1)
-    """Fewest documents."""
-    max_null_share: Share = 0.0
-    """Largest share of documents without text."""
-    min_characters: int = Field(1, ge=0)
-    """A text shorter than this counts as wrong."""
-    max_characters: int = Field(5_000_000, ge=1)
-    """A text longer than this counts as wrong: most likely a file that should have been cut into documents."""
-    min_length_share: Share = 0.99
-    """Smallest share of texts with a length between the two."""
-    max_duplicate_share: Share = 0.3
-    """Largest share of documents whose text occurred before. Web crawls hold 3 to 14 % near-duplicates (Lee et al.,
-    2022, Deduplicating Training Data Makes Language Models Better); far more is a broken reader."""
-    min_language_like_share: Share = 0.9
-    """Smallest share of texts that look like language: at least 40 % letters, mean word length 2 to 15."""
-    max_replacement_share: Share = 0.01
-    """Largest share of texts with U+FFFD, the trace of a wrong encoding."""
+SUITES = PROJECT / "configs" / "suites"
+DataKind = Literal["documents", "clean", "instructions", "preferences", "shards"]
+DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 
 
-class InstructionExpectations(Config):
-    """What must hold of instruction pairs, training and held-out together where not said otherwise."""
+class SuiteConfig(Config):
+    """A Great Expectations suite in a file, and which of its limits are to be others."""
 
-    min_rows: int = Field(20, ge=1)
-    """Fewest training pairs."""
-    min_heldout_rows: int = Field(1, ge=1)
-    """Fewest held-out pairs."""
-    max_prompt_characters: int = Field(20_000, ge=1)
-    """A longer prompt counts as wrong."""
-    max_response_characters: int = Field(20_000, ge=1)
-    """A longer response counts as wrong."""
-    min_length_share: Share = 0.99
-    """Smallest share of prompts, and of responses, that are not empty and not longer than this."""
-    max_duplicate_share: Share = 0.01
-    """Largest share of pairs that occurred before."""
-    min_prompt_differs_share: Share = 0.99
-    """Smallest share of pairs whose response is not just the prompt again."""
-    min_language_like_share: Share = 0.9
-    """Smallest share of responses with at least one letter among each three characters, or a digit at all."""
+    suite: SourcePath | None = outside_identity(None)
+    """YAML or JSON file; by default the one of this kind of data in configs/suites."""
+    limits: dict[str, int | float] = Field(default_factory=dict)
+    """Limits of the suite by name. They may also stand beside `suite`: {min_rows: 1000}."""
 
-
-class PreferenceExpectations(Config):
-    """What must hold of preference pairs, training and held-out together where not said otherwise."""
-
-    min_rows: int = Field(20, ge=1)
-    """Fewest training pairs."""
-    min_heldout_rows: int = Field(1, ge=1)
-    """Fewest held-out pairs."""
-    max_prompt_characters: int = Field(50_000, ge=1)
-    """A longer prompt counts as wrong: whole dialogues are long."""
-    max_response_characters: int = Field(20_000, ge=1)
-    """A longer chosen or rejected response counts as wrong."""
-    min_length_share: Share = 0.97
-    """Smallest share of prompts, and of either response, that are not empty and not longer than this. In HH-RLHF up to
-    1 % of the last turns are empty."""
-    max_duplicate_share: Share = 0.01
-    """Largest share of pairs that occurred before."""
-    min_chosen_differs_share: Share = 0.98
-    """Smallest share of pairs whose chosen and rejected responses differ. In HH-RLHF up to 1 % are equal."""
-    max_length_ratio: float = Field(3.0, ge=1)
-    """Largest ratio of the mean lengths of chosen and rejected responses, either way round; beyond it a reward model
-    learns length (Singhal et al., 2023, A Long Way to Go)."""
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_limits(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        own = {key: value for key, value in data.items() if key in cls.model_fields}
+        beside = {key: value for key, value in data.items() if key not in cls.model_fields}
+        return {**own, "limits": {**own.get("limits", {}), **beside}} if beside else own
 
 
 class ValidateConfig(StageConfig):
-    """A Great Expectations suite over what was read; which part applies goes by the kind of data."""
+    """Great Expectations suites for each kind of data: documents as they were read, documents that went through the
+    whole chain, instruction pairs, preference pairs, token shards. A kind that is null is not validated."""
 
-    documents: DocumentExpectations = DocumentExpectations()
-    instructions: InstructionExpectations = InstructionExpectations()
-    preferences: PreferenceExpectations = PreferenceExpectations()
+    documents: SuiteConfig | None = SuiteConfig()
+    clean: SuiteConfig | None = SuiteConfig()
+    instructions: SuiteConfig | None = SuiteConfig()
+    preferences: SuiteConfig | None = SuiteConfig()
+    shards: SuiteConfig | None = SuiteConfig()
     max_rows: int = Field(200_000, ge=1)
     """Rows that are looked at: larger data is sampled evenly by id. Its length in rows is always counted whole."""
+    kind: DataKind | None = None
+    """The kind of data at hand. The pipeline fills it in; by hand it is seen from the files, documents being raw."""
 
+    def of(self, kind: DataKind, **limits: float) -> ValidateConfig:
+        """The part that speaks of one kind of data, so that a change elsewhere re-addresses nothing.
 
-class CleanConfig(StageConfig):
-    """Rules that drop documents, each on its own switch: null turns a rule off. A document is dropped by the first rule
-    that it breaks, in the order of the keys."""
+        limits: what takes the place of the suite's limits where the config does not move them.
+        """
+        chosen = self._chosen(kind)
+        if limits and chosen.suite is None:
+            chosen = chosen.model_copy(update={"limits": {**limits, **chosen.limits}})
+        return ValidateConfig(**{kind: chosen}, max_rows=self.max_rows, kind=kind)
 
-    drop_exact_duplicates: bool = True
-    """Keep the first of equal texts (C4, Raffel et al., 2020; Lee et al., 2022)."""
-    min_characters: int | None = Field(100, ge=1)
-    """Shortest text. C4 asks for at least 3 sentences on a page and 5 words in a line; docstrings are shorter than
-    pages."""
-    max_characters: int | None = Field(1_000_000, ge=1)
-    """Longest text. Gopher (Rae et al., 2021) drops documents of over 100,000 words."""
-    mean_word_length: tuple[float, float] | None = (3.0, 10.0)
-    """Smallest and largest mean word length in characters (Gopher)."""
-    min_alphabetic_word_share: Share | None = 0.6
-    """Smallest share of words with a letter in them. Gopher: 0.8; technical text holds more numbers and operators."""
-    max_symbol_word_ratio: Share | None = 0.1
-    """Largest ratio of hash signs, and of ellipses, to words (Gopher)."""
-    max_bullet_line_share: Share | None = 0.9
-    """Largest share of lines that open with a bullet point (Gopher)."""
-    max_ellipsis_line_share: Share | None = 0.3
-    """Largest share of lines that end with an ellipsis (Gopher)."""
-    max_repeated_line_share: Share | None = 0.3
-    """Largest share of lines that occurred before in the same text (Gopher)."""
-    max_repeated_line_character_share: Share | None = 0.2
-    """Largest share of the characters that lie in such lines (Gopher)."""
-    min_stop_words: int | None = Field(2, ge=1)
-    """Fewest of the, be, to, of, and, that, have, with (Gopher: two). English only: turn it off for other languages."""
-    drop_lorem_ipsum: bool = True
-    """Drop texts with "lorem ipsum" (C4)."""
+    def read(self, kind: DataKind) -> Suite:
+        """The suite of a kind of data. Raises what `corpus.suites.read_suite` raises."""
+        from corpus.suites import read_suite
 
-    @model_validator(mode="after")
-    def _ranges_are_ordered(self) -> CleanConfig:
-        if self.mean_word_length and self.mean_word_length[0] > self.mean_word_length[1]:
-            raise ValueError("mean_word_length: expected [smallest, largest]")
-        if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
-            raise ValueError(f"min_characters: expected at most max_characters ({self.max_characters})")
-        return self
+        return read_suite(self._file(kind), self._chosen(kind).limits, f"validate.{kind}")
+
+    def sources(self) -> list[Source]:
+        return [Source(f"validate.{self.kind}.suite", paths=(self._file(self.kind),))] if self.kind else []
+
+    def _chosen(self, kind: DataKind) -> SuiteConfig:
+        chosen: SuiteConfig | None = getattr(self, kind)
+        return chosen or SuiteConfig()
+
+    def _file(self, kind: DataKind) -> Path:
+        suite = self._chosen(kind).suite
+        return Path(suite) if suite else SUITES / f"{kind}.yaml"
 
 
 class TokenizerConfig(StageConfig):
-    """Trains a byte-level BPE tokenizer on the documents that are not held out, or takes over a finished one."""
+    """Trains a byte-level tokenizer on the documents that are not held out, or takes over a finished one."""
 
+    kind: Literal["bpe", "unigram", "wordpiece"] = "bpe"
+    """Byte-pair encoding as GPT-2 has it (Sennrich et al., 2016; Radford et al., 2019), a unigram language model (Kudo,
+    2018) or WordPiece (Schuster & Nakajima, 2012), all over bytes: any text comes back whole."""
     vocab_size: int = Field(4096, ge=300)
     """Entries, special tokens and the 256 bytes included. GPT-2 (Radford et al., 2019) has 50,257."""
     min_frequency: int = Field(2, ge=1)
-    """A pair of tokens must occur this often to be merged."""
-    train_mb: float | None = Field(1000, gt=0)
-    """Megabytes (10^6 bytes of UTF-8) of text to train on, from the start; null takes all. Memory grows with it."""
+    """A pair of tokens must occur this often to be merged. Bears on nothing in a unigram model."""
+    train_mb: float | None = Field(200, gt=0)
+    """Megabytes (10^6 bytes of UTF-8) of text to train on, an even sample of all documents; null takes all. Memory
+    grows with it."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     pretrained: SourcePath | None = outside_identity(None)
-    """A Hugging Face tokenizer folder to take over instead of training one; the keys above are then not read."""
+    """A Hugging Face tokenizer folder to take over instead of training one. Tokens of the chat format that it lacks are
+    added, and its chat template becomes ours."""
+    baselines: tuple[SourcePath, ...] = outside_identity(())
+    """Hugging Face tokenizer folders to measure beside this tokenizer."""
+    compare: bool = True
+    """Whether a tokenizer that is no BPE trained here is measured beside one, of the same size on the same text."""
 
     def sources(self) -> list[Source]:
-        return [Source("tokenizer.pretrained", paths=expand([self.pretrained]))] if self.pretrained else []
+        taken = [Source("tokenizer.pretrained", paths=expand([self.pretrained]))] if self.pretrained else []
+        baselines = [
+            Source(f"tokenizer.baselines.{i}", paths=expand([folder])) for i, folder in enumerate(self.baselines)
+        ]
+        return [*taken, *baselines]
 
 
 class ShardConfig(StageConfig):
@@ -349,7 +405,8 @@ class ShardConfig(StageConfig):
     """Share of groups that goes to validation; the same in tokenizer, shard, instructions and preferences."""
     shard_mb: float = Field(64, gt=0)
     """Megabytes (2^20 bytes) a shard file before compression."""
-    compression: Literal["zstd"] | None = None
-    """Compression of shard files; streaming decompresses them as they are read."""
-    workers: int = outside_identity(2, ge=1)
-    """Threads that tokenise. The shards are the same for any number."""
+    compression: Annotated[str, Field(pattern=r"^(zstd|br|bz2)(:\d+)?$")] | None = None
+    """Compression of shard files, with its level or without: zstd, zstd:7, br, bz2. streaming unpacks them as they are
+    read. gz is not among them, since its files hold the time of day."""
+    hashes: tuple[Literal["blake2b", "sha256", "xxh128", "xxh3_64", "xxh64"], ...] = ("xxh3_64",)
+    """Hashes of each shard file in its index, which streaming checks with `validate_hash` after a download."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.errors import stage_error
+from infra.files import link_or_copy
 
-SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "source", "group")])
+SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "source", "group", "language", "metadata")])
 BATCH_BYTES = 4_000_000
-PART_BYTES = 256_000_000
+PART_BYTES = 16_000_000
+"""Text in a part. A part is also a partition of the stages that follow: small enough for memory several times over."""
 READ_ROWS = 256
 
 
@@ -23,20 +25,25 @@ class Document(NamedTuple):
     """One text.
 
     id: the first 16 hex digits of the text's SHA-256.
-    source: where it comes from: a file's name, or e.g. "docstrings/numpy/linalg/_linalg.py:norm".
+    source: the name of its source and where in it, e.g. "books/austen-emma.txt" or
+        "docstrings/numpy/linalg/_linalg.py:norm"; see `corpus.sources.source_name`.
     group: documents of one group lie on the same side of the held-out split.
+    language: ISO 639-1 code, "" where nobody said or found out.
+    metadata: what else its record had, as the text of a JSON object; "" for nothing.
     """
 
     id: str
     text: str
     source: str
     group: str
+    language: str = ""
+    metadata: str = ""
 
 
-def make_document(text: str, source: str, group: str | None = None) -> Document:
+def make_document(text: str, source: str, group: str | None = None, language: str = "", metadata: str = "") -> Document:
     """A document with its id; a group of None or "" is the document by itself."""
     identity = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Document(identity, text, source, group or identity)
+    return Document(identity, text, source, group or identity, language, metadata)
 
 
 class DocumentWriter:
@@ -91,6 +98,13 @@ class DocumentWriter:
             self._file, self._bytes_in_part = None, 0
 
 
+def write_part(table: pa.Table, folder: Path) -> None:
+    """Writes a table of documents as the one part of `folder`/documents."""
+    (folder / "documents").mkdir(parents=True, exist_ok=True)
+    file = folder / "documents" / "part-00000.parquet"
+    pq.write_table(table.cast(SCHEMA), file, compression="zstd", use_dictionary=False)
+
+
 def document_parts(artifact: Path) -> list[Path]:
     """The Parquet parts of a documents artifact, in order. Raises StageError `no_documents` if there are none."""
     parts = sorted((artifact / "documents").glob("part-*.parquet"))
@@ -106,6 +120,40 @@ def count_documents(artifact: Path) -> int:
 def read_documents(artifact: Path) -> Iterator[Document]:
     """All documents of an artifact in order, a few hundred in memory at a time."""
     for part in document_parts(artifact):
-        with pq.ParquetFile(part) as file:
-            for batch in file.iter_batches(READ_ROWS, columns=SCHEMA.names):
-                yield from map(Document._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        yield from read_part(part)
+
+
+def read_part(part: Path) -> Iterator[Document]:
+    """The documents of one part in order, a few hundred in memory at a time."""
+    with pq.ParquetFile(part) as file:
+        for batch in file.iter_batches(READ_ROWS, columns=SCHEMA.names):
+            yield from map(Document._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def link_parts(folders: Iterable[Path], out_dir: Path) -> list[Path]:
+    """Makes out_dir/documents from the documents/ of partition folders, in their order, the parts numbered anew.
+
+    Parts without rows are left out. Files are hard-linked where the file system can, else copied.
+    """
+    (out_dir / "documents").mkdir(parents=True, exist_ok=True)
+    linked: list[Path] = []
+    for folder in folders:
+        for part in sorted((folder / "documents").glob("part-*.parquet")):
+            if pq.read_metadata(part).num_rows:
+                linked.append(out_dir / "documents" / f"part-{len(linked):05}.parquet")
+                link_or_copy(part, linked[-1])
+    return linked
+
+
+def concatenate(files: Iterable[Path], out: Path, schema: pa.Schema) -> int:
+    """Joins Parquet tables into one, a batch at a time; files that do not exist count as empty. Returns the rows."""
+    rows = 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        for file in files:
+            if file.exists():
+                with pq.ParquetFile(file) as table:
+                    for batch in table.iter_batches():
+                        writer.write_batch(batch)
+                        rows += batch.num_rows
+    return rows

@@ -7,89 +7,189 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from corpus.config import DocstringDocuments, FileDocuments, IngestConfig
+from corpus.config import DocstringDocuments, IngestConfig
 from corpus.docstrings import Unparsed, group_of, read_docstrings
-from corpus.documents import Document, DocumentWriter, make_document
-from corpus.quarantine import Quarantine, Rejected
-from corpus.readers import by_name, read_texts
+from corpus.documents import Document, DocumentWriter, link_parts, make_document
+from corpus.quarantine import Rejected, Tally
+from corpus.readers.plan import Piece, partitions_of
+from corpus.readers.texts import read_texts
+from corpus.sources import SourceCounts, SourceFacts, write_sources
+from infra.pace import report
+from infra.partitions import Summary, map_partitions, partition_folder
 from infra.run import Result, Run
-from infra.sources import expand
 
-PROGRESS_EVERY = 500
+STEP = "read"
+QUARANTINE = "quarantine.jsonl"
+ALL_DOCSTRINGS_MB = 60.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One partition: some pieces of the source with this index in `read`; the docstrings are one by themselves."""
+
+    source: int
+    pieces: tuple[Piece, ...]
+    megabytes: float
 
 
 def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet (id, text, source, group), aux/quarantine.jsonl and aux/sources.json.
+    """Writes documents/part-*.parquet and sources.json; aux/quarantine.jsonl and aux/sources.json.
 
     Of each source, the records read and those quarantined add up to all that it has.
-    Raises StageError: what `corpus.readers.read_texts`, `corpus.docstrings.installed_files` and
-    `corpus.quarantine.Quarantine.finish_source` raise.
+    Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.docstrings.installed_files` and
+    `corpus.quarantine.Tally.check` raise.
     """
-    rows = []
-    with (
-        Quarantine(out_dir / "aux" / "quarantine.jsonl", config.max_quarantine_share) as quarantine,
-        DocumentWriter(out_dir / "documents") as writer,
-    ):
-        for index, source in enumerate(config.read):
-            key = f"ingest.read.{index}"
-            quarantine.start_source(key)
-            documents_before, bytes_before = writer.documents, writer.text_bytes
-            origins: Counter[str] = Counter()
-            for item in _items(source, key):
-                if isinstance(item, Rejected):
-                    quarantine.add(item)
-                    continue
-                writer.write(item)
-                origins[_origin(item, source)] += 1
-                if writer.documents % PROGRESS_EVERY == 0:
-                    run.stop_if_cancelled()
-                    run.progress(writer.documents, None, "documents", f"{writer.text_bytes / 1e6:.1f} MB")
-            read = writer.documents - documents_before
-            rows.append(
-                {
-                    "source": key,
-                    "kind": source.kind,
-                    "documents": read,
-                    "quarantined": quarantine.finish_source(read),
-                    "bytes": writer.text_bytes - bytes_before,
-                    "origins": dict(sorted(origins.items())),
-                }
-            )
-    (out_dir / "aux" / "sources.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf8")
-    run.progress(writer.documents, writer.documents, "documents", f"{writer.text_bytes / 1e6:.1f} MB")
-    figures = {"documents": writer.documents, "text_bytes": writer.text_bytes, "quarantined": quarantine.total}
-    return Result(figures, f"{writer.documents:,} documents, {writer.text_bytes / 1e6:.1f} MB of text")
+    readings = _readings(config)
+    sizes = [reading.megabytes for reading in readings]
+    found = map_partitions(run, STEP, partial(read_partition, config), readings, unit="MB of files", sizes=sizes)
+    folders = [partition_folder(run, STEP, index) for index in range(len(readings))]
+    by_source: list[list[Summary]] = [[] for _ in config.read]
+    for reading, summary in zip(readings, found, strict=True):
+        by_source[reading.source].append(summary)
+
+    rows = [_row(config, index, summaries) for index, summaries in enumerate(by_source)]
+    aux = out_dir / "aux"
+    aux.mkdir(parents=True, exist_ok=True)
+    _join_quarantines(readings, found, folders, aux / QUARANTINE)
+    for row, summaries in zip(rows, by_source, strict=True):
+        Tally.sum(summary["quarantined"] for summary in summaries).check(
+            row["records"], config.max_quarantine_share, row["source"]
+        )
+    (aux / "sources.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf8")
+    link_parts(folders, out_dir)
+    facts = {
+        name: SourceFacts(source.licence, source.weight, source.language)
+        for name, source in zip(config.names(), config.read, strict=True)
+    }
+    write_sources(out_dir, facts, SourceCounts.sum(summary["counts"] for summary in found))
+    figures = {name: sum(row[name] for row in rows) for name in ("documents", "bytes", "quarantined", "repaired")}
+    figures["text_bytes"] = figures.pop("bytes")
+    return Result(figures, f"{figures['documents']:,} documents, {figures['text_bytes'] / 1e6:.1f} MB of text")
 
 
-def _items(source: DocstringDocuments | FileDocuments, key: str) -> Iterator[Document | Rejected]:
+def read_partition(config: IngestConfig, reading: Reading, out: Path) -> Summary:
+    """Writes documents/ and quarantine.jsonl of one partition, and counts what it read."""
+    counts, tally, origins = SourceCounts(), Tally(), Counter[str]()
+    records, repaired = 0, 0
+    with DocumentWriter(out / "documents") as writer, (out / QUARANTINE).open("w", encoding="utf8") as quarantine:
+        for item in _items(config, reading):
+            if isinstance(item.what, Rejected):
+                tally.add(item.what)
+                quarantine.write(item.what.as_line(piece=item.piece))
+                continue
+            writer.write(item.what)
+            counts.add(item.what)
+            origins[item.origin] += 1
+            records += item.is_new_record
+            repaired += item.is_repaired
+            report(out, min(writer.text_bytes / 1e6, reading.megabytes), writer.text_bytes)
+    return {
+        "records": records,
+        "documents": writer.documents,
+        "bytes": writer.text_bytes,
+        "repaired": repaired,
+        "quarantined": tally.as_json(),
+        "origins": dict(origins),
+        "counts": counts.as_json(),
+        "lines": [piece.span.lines if piece.span else 0 for piece in reading.pieces],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A document, or a record that was put aside; and the package or file that it is counted under."""
+
+    what: Document | Rejected
+    piece: int = 0
+    origin: str = ""
+    is_new_record: bool = True
+    is_repaired: bool = False
+
+
+def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
+    source, name = config.read[reading.source], config.names()[reading.source]
     if isinstance(source, DocstringDocuments):
-        yield from _docstring_documents(source)
+        yield from _docstrings(source, name)
         return
-    for path in by_name(expand(source.paths)):
-        for item in read_texts(source, path, key):
-            yield item if isinstance(item, Rejected) else make_document(item.text, item.file.name)
+    for number, piece in enumerate(reading.pieces):
+        origin = piece.place.name
+        for text in read_texts(source, piece, f"ingest.read.{reading.source}"):
+            if isinstance(text, Rejected):
+                yield _Item(text, number)
+                continue
+            metadata = json.dumps(text.metadata, ensure_ascii=False, default=str) if text.metadata else ""
+            document = make_document(text.text, f"{name}/{origin}", None, source.language, metadata)
+            yield _Item(document, number, origin, text.part == 0, text.is_repaired)
 
 
-def _docstring_documents(source: DocstringDocuments) -> Iterator[Document | Rejected]:
+def _docstrings(source: DocstringDocuments, name: str) -> Iterator[_Item]:
     limit = float("inf") if source.limit_mb is None else source.limit_mb * 1e6
     taken = 0
     for item in read_docstrings(source.packages, source.exclude_packages):
         if isinstance(item, Unparsed):
-            yield Rejected(item.source, item.line, item.reason)
+            yield _Item(Rejected(item.source, item.line, item.reason))
         elif len(item.text) >= source.min_characters:
             text = f"{item.signature}\n\n{item.text}" if source.signatures else item.text
-            yield make_document(text, f"docstrings/{item.source}", group_of(item.text))
+            document = make_document(text, f"{name}/{item.source}", group_of(item.text), source.language)
+            yield _Item(document, origin=item.source.partition("/")[0])
             taken += len(text.encode())
             if taken >= limit:
                 return
 
 
-def _origin(document: Document, source: DocstringDocuments | FileDocuments) -> str:
-    """The package or file that a document is counted under."""
-    return document.source.split("/")[1] if source.kind == "docstrings" else document.source
+def _readings(config: IngestConfig) -> list[Reading]:
+    readings = []
+    for index, source in enumerate(config.read):
+        if isinstance(source, DocstringDocuments):
+            readings.append(Reading(index, (), source.limit_mb or ALL_DOCSTRINGS_MB))
+            continue
+        for pieces in partitions_of(source, source.places()):
+            readings.append(Reading(index, tuple(pieces), sum(piece.size for piece in pieces) / 1e6))
+    return readings
+
+
+def _row(config: IngestConfig, index: int, summaries: Sequence[Summary]) -> dict[str, Any]:
+    """What is told of a source in aux/sources.json."""
+    origins: Counter[str] = Counter()
+    for summary in summaries:
+        origins.update(summary["origins"])
+    tally = Tally.sum(summary["quarantined"] for summary in summaries)
+    totals = ("documents", "records", "bytes", "repaired")
+    return {
+        "source": f"ingest.read.{index}",
+        "name": config.names()[index],
+        "kind": config.read[index].kind,
+        **{name: sum(summary[name] for summary in summaries) for name in totals},
+        "quarantined": tally.total,
+        "reasons": dict(tally.counts.most_common()),
+        "origins": dict(sorted(origins.items())),
+    }
+
+
+def _join_quarantines(
+    readings: Sequence[Reading], found: Sequence[Summary], folders: Sequence[Path], out: Path
+) -> None:
+    """Joins the rows of all partitions; lines of a file that was read in parts are counted from its start."""
+    before = 0
+    with out.open("w", encoding="utf8") as joined:
+        for reading, summary, folder in zip(readings, found, folders, strict=True):
+            offsets = []
+            for piece, lines in zip(reading.pieces, summary["lines"], strict=True):
+                before = before if piece.span and piece.span.start else 0
+                offsets.append(before)
+                before += lines
+            for line in (folder / QUARANTINE).read_text(encoding="utf8").splitlines():
+                row = json.loads(line)
+                piece_number = row.pop("piece")
+                if row["line"] and offsets:
+                    row["line"] += offsets[piece_number]
+                joined.write(json.dumps({"source": f"ingest.read.{reading.source}", **row}) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from corpus.config import PairFiles
 from corpus.quarantine import Quarantine, Rejected
-from corpus.readers import Record, by_name, read_records
+from corpus.readers.json_lines import read_records
+from corpus.readers.record import Record, by_name
 from corpus.split import is_heldout
 from infra.errors import stage_error
 from infra.run import Run
-from infra.sources import expand
 
 PROGRESS_EVERY = 500
 
@@ -43,8 +43,8 @@ class Pair(NamedTuple):
 
 def records_of_files(source: PairFiles, fields: dict[str, str], key: str) -> Iterator[Record | Rejected]:
     """The objects of pair files that hold a string in each field; `fields` maps config keys to the fields they name."""
-    for path in by_name(expand(source.paths)):
-        yield from read_records(path, source.encoding, tuple(fields.values()), key, tuple(fields))
+    for place in by_name(source.places()):
+        yield from read_records(place, source.encoding, tuple(fields.values()), key, tuple(fields))
 
 
 def prompt_of(record: Record, source: PairFiles) -> str:

@@ -17,7 +17,7 @@ from corpus.dialogue import split_dialogues
 from corpus.docstrings import Unparsed
 from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
-from corpus.readers import Record
+from corpus.readers.record import Record
 from corpus.split import is_heldout
 from corpus.summaries import Summary, read_summaries
 from infra.run import Result, Run

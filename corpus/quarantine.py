@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from infra.errors import stage_error
+
+EMPTY = "the file is empty"
 
 
 @dataclass(frozen=True)
 class Rejected:
     """A record that cannot be read.
 
-    line: its line or, in a Parquet file or JSON list, its row, from 1; 0 stands for the whole file.
+    line: its line or, in a Parquet file, a JSON list or an archive, its row, from 1; 0 stands for the whole file.
+    reason: what is wrong; the part before a colon says the kind of fault.
     """
 
     file: str
@@ -25,18 +31,75 @@ class Rejected:
     def place(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
+    @property
+    def kind(self) -> str:
+        return self.reason.partition(":")[0]
+
+    def as_line(self, **more: Any) -> str:
+        return json.dumps({**more, "file": self.file, "line": self.line, "reason": self.reason}) + "\n"
+
+
+class Tally:
+    """How many records were put aside for which kind of reason, with an example; adds up over partitions."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, Rejected] = {}
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def add(self, rejected: Rejected) -> None:
+        self.counts[rejected.kind] += 1
+        self.examples.setdefault(rejected.kind, rejected)
+
+    def as_json(self) -> dict[str, Any]:
+        examples = {kind: [item.file, item.line, item.reason] for kind, item in self.examples.items()}
+        return {"counts": dict(self.counts), "examples": examples}
+
+    @classmethod
+    def sum(cls, parts: Iterable[Mapping[str, Any]]) -> Tally:
+        total = cls()
+        for part in parts:
+            total.counts.update(part["counts"])
+            for kind, example in part["examples"].items():
+                total.examples.setdefault(kind, Rejected(*example))
+        return total
+
+    def check(self, read: int, max_share: float, key: str) -> None:
+        """Looks at a whole source, of which `read` records were good.
+
+        key: its dotted config key.
+        Raises StageError `too_much_quarantined` with the most frequent reason and an example where the share of what
+        was put aside is over the limit, and `empty_source` where there was nothing to read at all.
+        """
+        if read == 0 and set(self.counts) <= {EMPTY}:
+            place = self.examples[EMPTY].place if self.counts else key
+            raise stage_error("empty_source", place, f"there is nothing to read here ({key})", "give it some text")
+        total = read + self.total
+        if self.total <= max_share * total:
+            return
+        kind, count = self.counts.most_common(1)[0]
+        example = self.examples[kind]
+        raise stage_error(
+            "too_much_quarantined",
+            example.place,
+            f"{self.total:,} of {total:,} records of {key} cannot be read ({self.total / total:.2%}), allowed are "
+            f"{max_share:.2%}; most of them, {count:,}, like this one: {example.reason}",
+            f"mend the files, or raise {key.split('.')[0]}.max_quarantine_share",
+        )
+
 
 class Quarantine:
-    """Counts what is read and what is put aside of each source, and writes the latter to a JSON Lines file."""
+    """Writes what is put aside of each source to a JSON Lines file, and counts it."""
 
     def __init__(self, path: Path, max_share: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.total = 0
-        self._path = path
         self._max_share = max_share
         self._file = path.open("w", encoding="utf8")
-        self._first: Rejected | None = None
-        self._in_source = 0
+        self._tally = Tally()
 
     def __enter__(self) -> Quarantine:
         return self
@@ -47,36 +110,14 @@ class Quarantine:
         self._file.close()
 
     def start_source(self, key: str) -> None:
-        self._key, self._first, self._in_source = key, None, 0
+        self._key, self._tally = key, Tally()
 
     def add(self, rejected: Rejected) -> None:
         self.total += 1
-        self._in_source += 1
-        self._first = self._first or rejected
-        line = {"source": self._key, "file": rejected.file, "line": rejected.line, "reason": rejected.reason}
-        self._file.write(json.dumps(line) + "\n")
+        self._tally.add(rejected)
+        self._file.write(rejected.as_line(source=self._key))
 
     def finish_source(self, read: int) -> int:
-        """How many records of the source were put aside, after `read` good ones.
-
-        Raises StageError `too_much_quarantined` naming the first bad file:line where their share is over the limit, and
-        `empty_source` where there was nothing to read at all.
-        """
-        if read == 0 and (self._first is None or self._first.reason == EMPTY):
-            place = self._first.place if self._first else self._key
-            raise stage_error(
-                "empty_source", place, f"there is nothing to read here ({self._key})", "give it some text"
-            )
-        if self._first is not None and self._in_source > self._max_share * (read + self._in_source):
-            total = read + self._in_source
-            raise stage_error(
-                "too_much_quarantined",
-                self._first.place,
-                f"{self._first.reason}; {self._in_source:,} of {total:,} records of {self._key} cannot be read "
-                f"({self._in_source / total:.2%}), allowed are {self._max_share:.2%}",
-                f"mend the file, or raise {self._key.split('.')[0]}.max_quarantine_share",
-            )
-        return self._in_source
-
-
-EMPTY = "the file is empty"
+        """How many records of the source were put aside, after `read` good ones. Raises StageError as `Tally.check`."""
+        self._tally.check(read, self._max_share, self._key)
+        return self._tally.total

@@ -6,166 +6,152 @@ python -m corpus.shard --config shard.yaml --input documents=DIR --input tokeniz
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from corpus.chat_template import END_OF_TEXT
 from corpus.config import ShardConfig
-from corpus.documents import Document, count_documents, read_documents
-from corpus.split import is_heldout
+from corpus.documents import document_parts
+from corpus.encode import end_of_text, load_tokenizer, unknown_id
+from corpus.packing import Form, Side, Slice, in_order, slices_of, write_shards
+from corpus.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
+from infra.files import link_or_copy
+from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-BATCH_DOCUMENTS = 256
+STEP = "tokenise"
+SIDES = ("train", "validation")
+# A worker needs some seconds to import streaming, in which it could have packed one or two shards.
+SHARDS_AN_ITEM = 4
+INDEX_ROWS = 100_000
+INDEX_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("side", pa.string()),
+        ("source", pa.string()),
+        ("language", pa.string()),
+        ("tokens", pa.uint32()),
+        ("bytes", pa.uint32()),
+    ]
+)
 
 
 def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train/ and validation/ as MDS folders and meta.json.
+    """Writes train/ and validation/ as MDS folders, index.parquet and meta.json.
 
-    Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary, and `starts`, uint32: the positions
-    in it at which a document begins, the first always 0, so that attention can be kept within documents. Every document
-    ends with <|endoftext|>; the tokens after the last full sequence of a side are left out and counted in meta.json.
-    Special tokens that a text happens to spell are encoded as ordinary text.
-    Raises StageError: `too_little_text` where a side has no full sequence; `no_end_of_text` for a tokenizer without it.
+    Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary; `starts`, uint32: the positions in
+    it at which a document begins, the first always 0, so that attention can be kept within documents; and `sources`,
+    uint16: the number, in meta.json, of the source of the document at each start. Every document ends with
+    <|endoftext|>; the tokens after the last full sequence of a side are left out and counted in meta.json. Special
+    tokens that a text happens to spell are encoded as ordinary text. index.parquet has a row a document, in the order
+    of the shards.
+    Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
+    `no_end_of_text` for a tokenizer without it.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = str(config.workers > 1).lower()
-    os.environ["RAYON_NUM_THREADS"] = str(config.workers)
-    from streaming import MDSWriter
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
-    if end_of_text is None:
-        raise stage_error("no_end_of_text", str(inputs["tokenizer"]), f"expected the token {END_OF_TEXT} in it")
+    folder = inputs["tokenizer"]
+    tokenizer = load_tokenizer(folder)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    columns = {"tokens": f"ndarray:{dtype.__name__}:{config.sequence_length}", "starts": "ndarray:uint32"}
-
-    with ExitStack() as stack:
-        sides = {}
-        for name in ("train", "validation"):
-            writer = MDSWriter(
-                out=str(out_dir / name),
-                columns=columns,
-                size_limit=int(config.shard_mb * 2**20),
-                compression=config.compression,
-            )
-            sides[name] = Packer(stack.enter_context(writer), config.sequence_length, dtype)
-        _tokenise(inputs["documents"], tokenizer, end_of_text, sides, config, run)
-        for name, side in sides.items():
-            if side.sequences == 0:
-                raise stage_error(
-                    "too_little_text",
-                    "shard.sequence_length",
-                    f"the {name} side has {side.documents:,} documents with {len(side.rest):,} tokens, expected at "
-                    f"least one sequence of {config.sequence_length:,}",
-                    "give it more text, or shorten the sequences",
-                )
-    meta = _meta(sides, tokenizer, config, vocab_size, end_of_text, dtype.__name__)
-    (out_dir / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf8")
-    names = ("train_tokens", "validation_tokens", "train_bytes", "validation_bytes", "documents")
-    headline = f"{meta['train_tokens']:,} training tokens, {meta['validation_tokens']:,} for validation"
-    return Result({name: float(meta[name]) for name in names}, headline)
-
-
-@dataclass
-class Packer:
-    """Joins the tokens of documents and cuts them into sequences of `length`, which go to the writer."""
-
-    writer: Any
-    length: int
-    dtype: type[np.generic]
-    rest: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    documents: int = 0
-    text_bytes: int = 0
-    sequences: int = 0
-
-    def add(self, document: Document, tokens: list[int]) -> None:
-        self.documents += 1
-        self.text_bytes += len(document.text.encode())
-        self.starts.append(len(self.rest))
-        self.rest += tokens
-        end = len(self.rest) - len(self.rest) % self.length
-        for begin in range(0, end, self.length):
-            self._write(begin)
-        if end:
-            self.rest = self.rest[end:]
-            self.starts = [start - end for start in self.starts if start >= end]
-
-    def _write(self, begin: int) -> None:
-        starts = {0, *(start - begin for start in self.starts if begin <= start < begin + self.length)}
-        self.writer.write(
-            {
-                "tokens": np.array(self.rest[begin : begin + self.length], self.dtype),
-                "starts": np.array(sorted(starts), np.uint32),
-            }
-        )
-        self.sequences += 1
-
-
-def _tokenise(
-    documents: Path,
-    tokenizer: Tokenizer,
-    end_of_text: int,
-    sides: Mapping[str, Packer],
-    config: ShardConfig,
-    run: Run,
-) -> None:
-    total, done = count_documents(documents), 0
-    for batch in _batches(read_documents(documents)):
-        encodings = tokenizer.encode_batch_fast([document.text for document in batch], add_special_tokens=False)
-        for document, encoding in zip(batch, encodings, strict=True):
-            side = "validation" if is_heldout(document.group, config.heldout_share) else "train"
-            sides[side].add(document, [*encoding.ids, end_of_text])
-        done += len(batch)
-        run.stop_if_cancelled()
-        run.progress(done, total, "documents")
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    iterator = iter(documents)
-    while batch := list(islice(iterator, BATCH_DOCUMENTS)):
-        yield batch
-
-
-def _meta(
-    sides: Mapping[str, Packer],
-    tokenizer: Tokenizer,
-    config: ShardConfig,
-    vocab_size: int,
-    end_of_text: int,
-    dtype: str,
-) -> dict[str, Any]:
-    meta: dict[str, Any] = {
+    form = Form(
+        run.work_dir / STEP,
+        "uint16" if vocab_size <= 1 << 16 else "uint32",
+        config.sequence_length,
+        config.compression,
+        config.hashes,
+    )
+    facts = {
         "vocab_size": vocab_size,
         "sequence_length": config.sequence_length,
-        "token_dtype": dtype,
-        "end_of_text_id": end_of_text,
+        "token_dtype": form.dtype,
+        "end_of_text_id": end_of_text(tokenizer, folder),
+        "unknown_id": unknown_id(tokenizer),
         "heldout_share": config.heldout_share,
-        "documents": sum(side.documents for side in sides.values()),
     }
+    parts = document_parts(inputs["documents"])
+    function = partial(tokenise, str(folder), form.dtype, config.heldout_share)
+    rows = [pq.read_metadata(part).num_rows for part in parts]
+    summaries = map_partitions(run, STEP, function, parts, unit="documents", sizes=rows)
+    index, names = joined_index([partition_folder(run, STEP, number) for number in range(len(parts))], summaries)
+    index = in_order(index)
+    sides: dict[str, Side] = {}
+    for name in SIDES:
+        side = index[index["heldout"] == (name == "validation")]
+        order = run.work_dir / f"order-{name}.npy"
+        np.save(order, side)
+        slices = slices_of(order, side, config.sequence_length, _shard_sequences(config, form.dtype))
+        sides[name] = Side(side, sum(item.sequences for item in slices), form, tokenizer)
+        if not slices:
+            raise stage_error(
+                "too_little_text",
+                "shard.sequence_length",
+                f"the {name} side has {len(side):,} documents with {int(side['tokens'].sum()):,} tokens, expected at "
+                f"least one sequence of {config.sequence_length:,}",
+                "give it more text, or shorten the sequences",
+            )
+        _write_side(name, slices, form, out_dir, run)
+    _write_index(out_dir / "index.parquet", index, names)
+    meta = _meta(facts, sides, names)
+    (out_dir / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf8")
+    figures = ("train_tokens", "validation_tokens", "train_bytes", "validation_bytes", "documents")
+    headline = f"{meta['train_tokens']:,} training tokens, {meta['validation_tokens']:,} for validation"
+    return Result({name: float(meta[name]) for name in figures}, headline)
+
+
+def _shard_sequences(config: ShardConfig, dtype: str) -> int:
+    return max(1, int(config.shard_mb * 2**20) // (config.sequence_length * np.dtype(dtype).itemsize))
+
+
+def _write_side(name: str, slices: list[Slice], form: Form, out_dir: Path, run: Run) -> None:
+    """Writes the shards of a side, each by itself, and joins their indexes."""
+    step = f"pack-{name}"
+    items = [slices[at : at + SHARDS_AN_ITEM] for at in range(0, len(slices), SHARDS_AN_ITEM)]
+    sizes = [sum(one.sequences for one in item) for item in items]
+    map_partitions(run, step, partial(write_shards, form), items, unit="sequences", sizes=sizes)
+    (out_dir / name).mkdir()
+    shards = []
+    for number in range(len(slices)):
+        folder = partition_folder(run, step, number // SHARDS_AN_ITEM) / str(number % SHARDS_AN_ITEM)
+        [entry] = json.loads((folder / "index.json").read_text(encoding="utf8"))["shards"]
+        for file in (entry["raw_data"], entry["zip_data"]):
+            if file is None:
+                continue
+            written, file["basename"] = folder / file["basename"], file["basename"].replace("00000", f"{number:05}")
+            if written.exists():
+                link_or_copy(written, out_dir / name / file["basename"])
+        shards.append(entry)
+    index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    (out_dir / name / "index.json").write_text(index + "\n", encoding="utf8")
+
+
+def _write_index(path: Path, index: Index, names: Names) -> None:
+    with pq.ParquetWriter(path, INDEX_SCHEMA, compression="zstd") as file:
+        for begin in range(0, len(index), INDEX_ROWS):
+            rows = index[begin : begin + INDEX_ROWS]
+            columns = {
+                "id": [f"{number:016x}" for number in rows["id"].tolist()],
+                "side": [SIDES[int(heldout)] for heldout in rows["heldout"].tolist()],
+                "source": [names.sources[number] for number in rows["source"].tolist()],
+                "language": [names.languages[number] for number in rows["language"].tolist()],
+                "tokens": rows["tokens"],
+                "bytes": rows["bytes"],
+            }
+            file.write_table(pa.table(columns, schema=INDEX_SCHEMA))
+
+
+def _meta(facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names) -> dict[str, Any]:
+    meta = {**facts, "documents": sum(side.documents for side in sides.values())}
     for name, side in sides.items():
-        # Bits per byte divides by the bytes that the written tokens stand for, so those of the rest are taken off.
-        rest_bytes = len(tokenizer.decode(side.rest, skip_special_tokens=True).encode())
-        meta |= {
-            f"{name}_tokens": side.sequences * side.length,
-            f"{name}_bytes": side.text_bytes - rest_bytes,
-            f"{name}_sequences": side.sequences,
-            f"{name}_documents": side.documents,
-            f"{name}_left_out_tokens": len(side.rest),
-        }
+        for key in ("tokens", "bytes", "sequences", "documents", "left_out_tokens"):
+            meta[f"{name}_{key}"] = getattr(side, key)
+    meta["sources"] = {
+        source: {"id": number, **{name: side.of_source(number) for name, side in sides.items()}}
+        for number, source in enumerate(names.sources)
+    }
     return meta
 
 

@@ -1,159 +1,90 @@
-"""What must hold of each kind of data, as Great Expectations suites in plain words."""
+"""Great Expectations suites from files: limits filled in, each expectation with a sentence that says what it asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corpus.config import DocumentExpectations, InstructionExpectations, PreferenceExpectations, ValidateConfig
+import yaml
+
+from infra.errors import stage_error
 
 if TYPE_CHECKING:
-    from great_expectations.expectations import Expectation
-    from pandas import DataFrame, Series
+    from great_expectations.expectations.expectation import Expectation
 
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation with the sentence that says what it asks."""
+    """One expectation in the form of Great Expectations' own suite files, with its sentence."""
 
+    type: str
+    kwargs: Mapping[str, Any]
     sentence: str
-    expectation: Expectation
+
+    def expectation(self) -> Expectation:
+        """Raises StageError `bad_suite` where Great Expectations has no such expectation or refuses its arguments."""
+        import great_expectations.expectations as gxe
+
+        found = getattr(gxe, "".join(word.capitalize() for word in self.type.split("_")), None)
+        if found is None:
+            raise stage_error("bad_suite", self.type, "Great Expectations has no such expectation")
+        try:
+            made: Expectation = found(**self.kwargs, meta={"sentence": self.sentence})
+        except (ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise stage_error("bad_suite", self.type, f"Great Expectations refuses its arguments: {reason}") from None
+        return made
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of one kind of data, and the columns that they need besides those of the data."""
+    """The checks of one kind of data."""
 
     name: str
     checks: list[Check]
-    derived: dict[str, Callable[[DataFrame], Series]]
 
 
-def suite_of(kind: str, config: ValidateConfig) -> Suite:
-    """kind: documents, instructions or preferences."""
-    if kind == "documents":
-        return _documents(config.documents)
-    if kind == "instructions":
-        return _instructions(config.instructions)
-    return _preferences(config.preferences)
+def read_suite(path: Path, limits: Mapping[str, float], key: str) -> Suite:
+    """A suite in YAML or JSON: `name`, `expectations` as Great Expectations writes them, and `limits`, whose names
+    stand in arguments as `$name` and in sentences (`meta.sentence`) as `{name}`.
+
+    limits: values that take the place of the file's. key: the config key of the suite, for messages.
+    Raises StageError `missing_suite`, `bad_suite`, `unknown_limit`.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf8"))
+    except OSError as error:
+        raise stage_error("missing_suite", str(path), f"cannot be read: {error.strerror}", f"set {key}.suite") from None
+    except yaml.YAMLError as error:
+        raise stage_error("bad_suite", str(path), " ".join(str(error).split())) from None
+    if not isinstance(content, Mapping) or not isinstance(content.get("expectations"), list):
+        raise stage_error("bad_suite", str(path), "expected a mapping with name and a list of expectations")
+    known = content.get("limits") or {}
+    if unknown := sorted(set(limits) - set(known)):
+        there = ", ".join(known) or "none"
+        raise stage_error(
+            "unknown_limit", f"{key}.{unknown[0]}", f"the suite {path.name} has no such limit", f"it has: {there}"
+        )
+    values = {**known, **limits}
+    try:
+        checks = [_check(item, values) for item in content["expectations"]]
+    except (KeyError, TypeError, ValueError) as error:
+        told = f"each expectation needs type, kwargs, and names of limits that are there: {error!r}"
+        raise stage_error("bad_suite", str(path), told) from None
+    return Suite(str(content.get("name", path.stem)), checks)
 
 
-def _documents(limits: DocumentExpectations) -> Suite:
-    import great_expectations.expectations as gxe
-
-    checks = [
-        _at_least("rows", limits.min_rows, "documents"),
-        Check(
-            f"at most {limits.max_null_share:.1%} of the documents have no text",
-            gxe.ExpectColumnValuesToNotBeNull(column="text", mostly=1 - limits.max_null_share),
-        ),
-        _lengths("text", limits.min_characters, limits.max_characters, limits.min_length_share),
-        Check(
-            f"at most {limits.max_duplicate_share:.1%} of the texts occurred before",
-            gxe.ExpectColumnProportionOfUniqueValuesToBeBetween(
-                column="text", min_value=round(1 - limits.max_duplicate_share, 9)
-            ),
-        ),
-        _mostly_true("language_like", limits.min_language_like_share, "of the texts look like language"),
-        _mostly_true(
-            "cleanly_decoded",
-            1 - limits.max_replacement_share,
-            "of the texts are free of U+FFFD, the trace of a wrong encoding",
-        ),
-    ]
-    derived = {
-        "language_like": lambda rows: rows["text"].fillna("").map(is_language_like),
-        "cleanly_decoded": lambda rows: ~rows["text"].fillna("").str.contains("\ufffd", regex=False),
+def _check(item: Mapping[str, Any], limits: Mapping[str, float]) -> Check:
+    kwargs = {
+        name: limits[value[1:]] if isinstance(value, str) and value.startswith("$") else value
+        for name, value in item["kwargs"].items()
     }
-    return Suite("documents", checks, derived)
+    sentence = (item.get("meta") or {}).get("sentence")
+    told = sentence.format(**limits) if sentence else f"{item['type'].replace('_', ' ')} ({_listed(kwargs)})"
+    return Check(str(item["type"]), kwargs, told)
 
 
-def _instructions(limits: InstructionExpectations) -> Suite:
-    checks = [
-        _at_least("train_rows", limits.min_rows, "training pairs"),
-        _at_least("heldout_rows", limits.min_heldout_rows, "held-out pairs"),
-        _lengths("prompt", 1, limits.max_prompt_characters, limits.min_length_share),
-        _lengths("response", 1, limits.max_response_characters, limits.min_length_share),
-        _unique_pairs(limits.max_duplicate_share),
-        _mostly_true("prompt_differs", limits.min_prompt_differs_share, "of the responses are not the prompt again"),
-        _mostly_true(
-            "language_like", limits.min_language_like_share, "of the responses look like language or a number"
-        ),
-    ]
-    derived = {
-        "prompt_differs": lambda rows: rows["prompt"].str.strip() != rows["response"].str.strip(),
-        "language_like": lambda rows: rows["response"].map(is_answer_like),
-    }
-    return Suite("instructions", checks, derived)
-
-
-def _preferences(limits: PreferenceExpectations) -> Suite:
-    import great_expectations.expectations as gxe
-
-    ratio = limits.max_length_ratio
-    checks = [
-        _at_least("train_rows", limits.min_rows, "training pairs"),
-        _at_least("heldout_rows", limits.min_heldout_rows, "held-out pairs"),
-        _lengths("prompt", 1, limits.max_prompt_characters, limits.min_length_share),
-        _lengths("chosen", 1, limits.max_response_characters, limits.min_length_share),
-        _lengths("rejected", 1, limits.max_response_characters, limits.min_length_share),
-        _unique_pairs(limits.max_duplicate_share),
-        _mostly_true("chosen_differs", limits.min_chosen_differs_share, "of the pairs have two different responses"),
-        Check(
-            f"chosen responses are on average at most {ratio:g} times as long as rejected ones, and vice versa",
-            gxe.ExpectColumnMeanToBeBetween(column="relative_length", min_value=1 / ratio, max_value=ratio),
-        ),
-    ]
-    derived = {
-        "chosen_differs": lambda rows: rows["chosen"].str.strip() != rows["rejected"].str.strip(),
-        # Its mean is the ratio of the two mean lengths.
-        "relative_length": lambda rows: rows["chosen"].str.len() / max(1.0, rows["rejected"].str.len().mean()),
-    }
-    return Suite("preferences", checks, derived)
-
-
-def is_language_like(text: str) -> bool:
-    """At least 40 % letters among the characters that are not space, and words of 2 to 15 characters on average."""
-    words = text.split()
-    characters = sum(map(len, words))
-    if not characters:
-        return False
-    letters = sum(map(str.isalpha, text))
-    return letters >= 0.4 * characters and 2 <= characters / len(words) <= 15
-
-
-def is_answer_like(text: str) -> bool:
-    """At least a third letters, or a digit anywhere: "42" is an answer."""
-    return any(map(str.isdigit, text)) or sum(map(str.isalpha, text)) >= max(1, len(text) / 3)
-
-
-def _at_least(column: str, rows: int, what: str) -> Check:
-    import great_expectations.expectations as gxe
-
-    return Check(f"there are at least {rows:,} {what}", gxe.ExpectColumnMinToBeBetween(column=column, min_value=rows))
-
-
-def _lengths(column: str, low: int, high: int, share: float) -> Check:
-    import great_expectations.expectations as gxe
-
-    return Check(
-        f"at least {share:.1%} of the values of {column} have {low:,} to {high:,} characters",
-        gxe.ExpectColumnValueLengthsToBeBetween(column=column, min_value=low, max_value=high, mostly=share),
-    )
-
-
-def _unique_pairs(max_duplicate_share: float) -> Check:
-    import great_expectations.expectations as gxe
-
-    return Check(
-        f"at most {max_duplicate_share:.1%} of the pairs occurred before",
-        gxe.ExpectColumnProportionOfUniqueValuesToBeBetween(column="id", min_value=round(1 - max_duplicate_share, 9)),
-    )
-
-
-def _mostly_true(column: str, share: float, what: str) -> Check:
-    import great_expectations.expectations as gxe
-
-    arguments: dict[str, Any] = {"column": column, "value_set": [True], "mostly": share}
-    return Check(f"at least {share:.1%} {what}", gxe.ExpectColumnValuesToBeInSet(**arguments))
+def _listed(kwargs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in kwargs.items())

@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE tokenizer with the chat format's special tokens, or takes over a finished one.
+"""Trains a byte-level tokenizer with the chat format's special tokens, or takes over a finished one.
 
 python -m corpus.tokenizer --config tokenizer.yaml --input documents=DIR --out DIR
 """
@@ -6,51 +6,64 @@ python -m corpus.tokenizer --config tokenizer.yaml --input documents=DIR --out D
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from corpus.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from corpus.config import TokenizerConfig
-from corpus.documents import count_documents, read_documents
-from corpus.split import is_heldout
+from corpus.encode import load_tokenizer
+from corpus.tokenizer_report import heldout_sample, report
+from corpus.tokenizer_training import UNKNOWN, special_tokens, train
 from infra.errors import stage_error
 from infra.run import Result, Run
 
-PROGRESS_EVERY = 1000
-SAMPLE_DOCUMENTS = 2000
+OURS = "this tokenizer"
+GPT2_STYLE = "GPT-2-style BPE"
 
 
 def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them.
+    """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them, and
+    aux/compression.json: bytes a token, fertility and share of unknowns by source, beside those of the baselines.
 
-    Training sees no held-out document. Ids 0 to 4 are the special tokens, in the order of SPECIAL_TOKENS.
+    Training sees no held-out document, and the measurement nothing else. Ids 0 to 4 of a tokenizer that is trained here
+    are the special tokens, in the order of SPECIAL_TOKENS.
     Raises StageError: `no_training_text`; `vocab_too_large` if the text is too small for that many entries;
-    `bad_tokenizer` if `pretrained` is not a folder that transformers can load.
+    `bad_tokenizer` if `pretrained` or a baseline is not a folder that transformers can load.
     """
+    documents = inputs["documents"]
+    compared = {f"{Path(folder).name}": _adopted(Path(folder)).backend_tokenizer for folder in config.baselines}
     if config.pretrained is not None:
-        size = _take_over(Path(config.pretrained), out_dir)
-        return Result({"vocab_size": size}, f"{size:,} entries, taken over")
-    trained = _train(config, inputs["documents"], run)
-    trained.save(str(out_dir / "tokenizer.json"))
-    _write_json(out_dir / "tokenizer_config.json", _settings())
-    _write_json(out_dir / "special_tokens_map.json", {f"{name}_token": token for name, token in _ROLES.items()})
-    bytes_per_token = _bytes_per_token(trained, config, inputs["documents"])
-    size = trained.get_vocab_size()
-    figures = {"vocab_size": size, "bytes_per_token": bytes_per_token}
-    return Result(figures, f"{size:,} entries, {bytes_per_token:.2f} bytes a token")
+        size, told = _take_over(Path(config.pretrained), out_dir), "taken over"
+    else:
+        trained = train(config.kind, config, documents, run)
+        trained.save(str(out_dir / "tokenizer.json"))
+        settings = _settings(config.kind)
+        _write_json(out_dir / "tokenizer_config.json", settings)
+        _write_json(out_dir / "special_tokens_map.json", {key: settings[key] for key in settings if key in _ROLE_KEYS})
+        size, told = trained.get_vocab_size(), config.kind
+    if config.compare and (config.kind != "bpe" or config.pretrained is not None):
+        compared[GPT2_STYLE] = train("bpe", config.model_copy(update={"vocab_size": size}), documents, run)
+    sample = heldout_sample(documents, config.heldout_share)
+    found = report({OURS: load_tokenizer(out_dir), **compared}, sample)
+    _write_json(out_dir / "aux" / "compression.json", found)
+    figures = {"vocab_size": size, **{name: found[OURS]["all"][name] for name in _FIGURES}}
+    return Result(figures, f"{size:,} entries, {told}, {figures['bytes_per_token']:.2f} bytes a token")
 
 
-_ROLES = {"bos": END_OF_TEXT, "eos": END_OF_TEXT, "unk": END_OF_TEXT, "pad": PAD}
+_FIGURES = ("bytes_per_token", "fertility", "unknown_share")
+_ROLE_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def _settings() -> dict[str, Any]:
+def _settings(kind: str) -> dict[str, Any]:
+    tokens = special_tokens(kind)
+    unknown = UNKNOWN if UNKNOWN in tokens else END_OF_TEXT
+    roles = dict(zip(_ROLE_KEYS, (END_OF_TEXT, END_OF_TEXT, unknown, PAD), strict=True))
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     return {
-        "added_tokens_decoder": {str(i): {"content": token, **flags} for i, token in enumerate(SPECIAL_TOKENS)},
-        "additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in _ROLES.values()],
-        **{f"{name}_token": token for name, token in _ROLES.items()},
+        "added_tokens_decoder": {str(i): {"content": token, **flags} for i, token in enumerate(tokens)},
+        "additional_special_tokens": [token for token in tokens if token not in roles.values()],
+        **roles,
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         # The tokenizer does not know for how long a sequence the model will be made.
@@ -60,77 +73,30 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _train(config: TokenizerConfig, documents: Path, run: Run) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+# What a Hugging Face tokenizer folder has at least one of.
+_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    taken = 0
 
-    def texts() -> Iterator[str]:
-        nonlocal taken
-        for text in _training_texts(config, documents, run):
-            taken += len(text)
-            yield text
-
-    model.train_from_iterator(texts(), trainer)
-    if not taken:
-        raise stage_error("no_training_text", "tokenizer", "expected documents that are not held out, found none")
-    if model.get_vocab_size() < config.vocab_size:
+def _adopted(folder: Path) -> Any:
+    """The tokenizer in a folder. Raises StageError `bad_tokenizer`."""
+    if not any((folder / name).is_file() for name in _FILES):
         raise stage_error(
-            "vocab_too_large",
-            "tokenizer.vocab_size",
-            f"the text of {taken:,} characters gives {model.get_vocab_size():,} entries, asked were "
-            f"{config.vocab_size:,}",
-            "lower it, lower tokenizer.min_frequency, or give it more text",
-        )
-    return model
-
-
-def _training_texts(config: TokenizerConfig, documents: Path, run: Run) -> Iterator[str]:
-    limit = float("inf") if config.train_mb is None else config.train_mb * 1e6
-    total = count_documents(documents)
-    taken = 0
-    for number, document in enumerate(read_documents(documents), 1):
-        if number % PROGRESS_EVERY == 0:
-            run.stop_if_cancelled()
-            run.progress(number, total, "documents")
-        if is_heldout(document.group, config.heldout_share):
-            continue
-        yield document.text
-        taken += len(document.text.encode())
-        if taken >= limit:
-            return
-
-
-def _bytes_per_token(model: Any, config: TokenizerConfig, documents: Path) -> float:
-    """UTF-8 bytes a token on held-out documents, so that memorised words do not flatter it; 0 without any."""
-    heldout = (d.text for d in read_documents(documents) if is_heldout(d.group, config.heldout_share))
-    texts = list(islice(heldout, SAMPLE_DOCUMENTS))
-    tokens = sum(len(encoding.ids) for encoding in model.encode_batch_fast(texts))
-    return sum(len(text.encode()) for text in texts) / max(1, tokens)
-
-
-def _take_over(folder: Path, out_dir: Path) -> int:
-    if not (folder / "tokenizer.json").is_file():
-        raise stage_error(
-            "bad_tokenizer", str(folder), "expected a Hugging Face tokenizer folder with a tokenizer.json"
+            "bad_tokenizer", str(folder), f"expected a Hugging Face tokenizer folder, with one of {', '.join(_FILES)}"
         )
     from transformers import AutoTokenizer
 
     try:
-        adopted = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        adopted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise stage_error("bad_tokenizer", str(folder), f"transformers cannot load it: {reason}") from None
+    if not adopted.is_fast:
+        raise stage_error("bad_tokenizer", str(folder), "transformers has no fast version of it", "convert it first")
+    return adopted
+
+
+def _take_over(folder: Path, out_dir: Path) -> int:
+    adopted = _adopted(folder)
     adopted.add_special_tokens(
         {"additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in (END_OF_TEXT, PAD)]},
         replace_additional_special_tokens=False,
@@ -142,6 +108,7 @@ def _take_over(folder: Path, out_dir: Path) -> int:
 
 
 def _write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corpus.config import ValidateConfig
-from corpus.documents import count_documents, read_documents
-from corpus.suites import Suite, suite_of
+from corpus.drift import MUCH, compare, profile
+from corpus.suites import Suite
+from corpus.validated_rows import kind_of, load_rows
 from corpus.validation_page import render
 from infra.errors import stage_error
 from infra.run import Result, Run
@@ -24,17 +25,24 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 20
 CHARACTERS_SHOWN = 500
+PROFILE = Path("aux") / "profile.json"
 
 
 def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes verdict.json, aux/validation.html and aux/failing_rows.jsonl.
+    """Writes verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: how lengths, languages and
+    sources are distributed.
 
-    The kind of data is seen from the artifact: documents/, or train.jsonl with responses or with chosen and rejected.
-    Raises StageError: `unknown_data`; `validation_failed` with each failing expectation in plain words.
+    inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind, whose profile
+    the page shows the drift against. It bears on nothing but the page.
+    The event `drift` tells people of a large one.
+    Raises StageError: `unknown_data`; those of `read_suite`; `validation_failed` with each failing expectation in plain
+    words. What was found lies in `out_dir` then, too.
     """
-    kind, rows, total = _load(inputs["data"], config.max_rows)
+    kind = config.kind or kind_of(inputs["data"])
+    suite = config.read(kind)
+    run.progress(0, None, "rows", f"reading {kind}")
+    rows, total = load_rows(kind, inputs["data"], config.max_rows)
     run.progress(0, total, "rows", kind)
-    suite = suite_of(kind, config)
     outcomes = _run(suite, rows)
     verdict = {
         "success": all(outcome["success"] for outcome in outcomes),
@@ -46,44 +54,35 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     failing = [_failing_row(rows, outcome, index) for outcome in outcomes for index in outcome["failing"]]
+    distributions = profile(kind, rows, inputs["data"])
+    drift = compare(_previous(inputs), distributions)
     (out_dir / "verdict.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf8")
+    (out_dir / PROFILE).write_text(json.dumps(distributions, indent=1) + "\n", encoding="utf8")
     with (aux / "failing_rows.jsonl").open("w", encoding="utf8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in failing)
-    (aux / "validation.html").write_text(render(verdict, failing), encoding="utf8")
+    (aux / "validation.html").write_text(render(verdict, failing, drift), encoding="utf8")
     run.progress(total, total, "rows", kind)
+    largest = max(drift, key=lambda one: one.psi, default=None)
+    if largest is not None and largest.psi > MUCH:
+        moved, before, now = largest.moved
+        changed = f"the share of {moved} went from {before:.1%} to {now:.1%}"
+        told = f"{kind} drifted since the last validation: by {largest.name}, {changed}"
+        run.event("drift", told, distribution=largest.name, psi=round(largest.psi, 6))
     failed = [outcome for outcome in outcomes if not outcome["success"]]
     if failed:
         words = "; ".join(f"expected: {outcome['sentence']}, found: {outcome['observed']}" for outcome in failed)
-        message = f"{len(failed)} of {len(outcomes)} expectations of the {suite.name} failed: {words}"
-        raise stage_error("validation_failed", f"validate.{kind}", message, "mend the data, or move the limit")
-    figures = {"rows": total, "expectations": len(outcomes), "failed_expectations": 0}
+        message = f"{len(failed)} of {len(outcomes)} expectations of the suite {suite.name} failed: {words}"
+        fix = f"mend the data, or move the limit; the rows are in {aux}/validation.html and failing_rows.jsonl"
+        raise stage_error("validation_failed", f"validate.{kind}", message, fix)
+    figures: dict[str, float] = {"rows": total, "expectations": len(outcomes), "failed_expectations": 0}
+    if largest is not None:
+        figures["largest_psi"] = round(largest.psi, 6)
     return Result(figures, f"{len(outcomes)} expectations hold of {total:,} rows")
 
 
-def _load(data: Path, max_rows: int) -> tuple[str, DataFrame, int]:
-    """(kind, rows, how many there are in all); of more than `max_rows` an even sample by id."""
-    import pandas as pd
-
-    if (data / "documents").is_dir():
-        total = count_documents(data)
-        documents = (d for d in read_documents(data) if _is_sampled(d.id, max_rows, total))
-        rows = pd.DataFrame(((d.id, d.text, d.source) for d in documents), columns=["id", "text", "source"])
-        return "documents", rows.assign(rows=total), total
-    sides: dict[str, list[dict[str, Any]]] = {}
-    for name in ("train", "heldout"):
-        path = data / f"{name}.jsonl"
-        if not path.is_file():
-            raise stage_error("unknown_data", str(data), "expected documents/, or train.jsonl and heldout.jsonl")
-        with path.open(encoding="utf8") as lines:
-            sides[name] = [json.loads(line) for line in lines]
-    pairs = [*sides["train"], *sides["heldout"]]
-    kind = "preferences" if any("chosen" in pair for pair in pairs) else "instructions"
-    rows = pd.DataFrame([pair for pair in pairs if _is_sampled(pair["id"], max_rows, len(pairs))])
-    return kind, rows.assign(train_rows=len(sides["train"]), heldout_rows=len(sides["heldout"])), len(pairs)
-
-
-def _is_sampled(identity: str, max_rows: int, total: int) -> bool:
-    return total <= max_rows or int(identity, 16) < max_rows / total * 2**64
+def _previous(inputs: Mapping[str, Path]) -> dict[str, dict[str, float]] | None:
+    file = inputs["previous"] / PROFILE if "previous" in inputs else None
+    return json.loads(file.read_text(encoding="utf8")) if file and file.exists() else None
 
 
 def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
@@ -94,13 +93,10 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    frame = rows.assign(**{name: derive(rows) for name, derive in suite.derived.items()})
     asset = context.data_sources.add_pandas("data").add_dataframe_asset("rows")
-    batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
-    for check in suite.checks:
-        check.expectation.meta = {"sentence": check.sentence}
+    batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": rows})
     validated = batch.validate(
-        gx.ExpectationSuite(name=suite.name, expectations=[check.expectation for check in suite.checks]),
+        gx.ExpectationSuite(name=suite.name, expectations=[check.expectation() for check in suite.checks]),
         result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_SHOWN},
     )
     # The results come in an order of their own.
@@ -110,10 +106,12 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
 
 def _outcome(sentence: str, found: ExpectationValidationResult) -> dict[str, Any]:
     if not found.result:
-        raise RuntimeError(f"Great Expectations could not evaluate: {sentence}: {found.exception_info}")
+        told = next(iter(found.exception_info.values()), found.exception_info)
+        reason = told.get("exception_message") if isinstance(told, Mapping) else told
+        raise stage_error("bad_suite", _config(found).type, f"Great Expectations could not evaluate it: {reason}")
     return {
         "expectation": _config(found).type,
-        "column": _config(found).kwargs["column"],
+        "column": _config(found).kwargs.get("column", ""),
         "sentence": sentence,
         "success": bool(found.success),
         "observed": _observed(found.result),
@@ -127,19 +125,30 @@ def _config(found: ExpectationValidationResult) -> Any:
 
 def _observed(result: Mapping[str, Any]) -> str:
     if "observed_value" in result:
-        return f"{result['observed_value']:,.6g}"
+        value = result["observed_value"]
+        return f"{value:,.6g}" if isinstance(value, int | float) else str(value)[:200]
     checked = result["element_count"] - result.get("missing_count", 0)
     missing = f", {result['missing_count']:,} without a value" if result.get("missing_count") else ""
     return f"{result['unexpected_count']:,} of {checked:,} are otherwise{missing}"
 
 
+SHOWN = ("id", "source", "language", "side", "sequence", "smallest_id", "largest_id", "text", "prompt", "response")
+SHOWN_PAIRS = ("chosen", "rejected")
+
+
 def _failing_row(rows: DataFrame, outcome: Mapping[str, Any], index: int) -> dict[str, Any]:
     row = rows.iloc[index]
-    shown = {
-        name: row[name] for name in ("id", "source", "text", "prompt", "response", "chosen", "rejected") if name in row
+    shown = {name: row[name] for name in (*SHOWN, *SHOWN_PAIRS, outcome["column"]) if name in row}
+    texts = {
+        name: value[:CHARACTERS_SHOWN] if isinstance(value, str) else _plain(value) for name, value in shown.items()
     }
-    texts = {name: value[:CHARACTERS_SHOWN] if isinstance(value, str) else None for name, value in shown.items()}
     return {"sentence": outcome["sentence"], "success": outcome["success"], **texts}
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON has it."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if value != value else value
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from corpus.drift import Drift
+
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -12,11 +14,18 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width">
 <title>Validation of {{ verdict.suite }}</title>
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1d2430; }
+:root { color-scheme: light dark; --ink: #1d2430; --paper: #fff; --line: #d7dce3; --good: #14692f; --bad: #a3161b; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dfe4ec; --paper: #14181f; --line: #343b47; --good: #6fd08c; --bad: #ff8b8b; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
+  color: var(--ink); background: var(--paper); }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
-th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid #d7dce3; }
+th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid var(--line); }
 td pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 ui-monospace, monospace; }
-.holds { color: #14692f; } .fails { color: #a3161b; font-weight: 600; }
+td code { font-size: .8em; overflow-wrap: anywhere; }
+.holds { color: var(--good); } .fails { color: var(--bad); font-weight: 600; }
 </style>
 </head>
 <body>
@@ -26,21 +35,40 @@ td pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1
 <p>{{ "{:,}".format(verdict.rows) }} rows
 {%- if verdict.rows_checked < verdict.rows %}, of which {{ "{:,}".format(verdict.rows_checked) }}, an even sample, were
 looked at{% endif %}.</p>
-<table>
+<div class="scroll"><table>
 <thead><tr><th>Expected</th><th>Outcome</th><th>Found</th><th>Great Expectations type</th></tr></thead>
 <tbody>
 {% for item in verdict.expectations %}
 <tr><td>{{ item.sentence }}</td>
 <td class="{{ 'holds' if item.success else 'fails' }}">{{ "holds" if item.success else "fails" }}</td>
-<td>{{ item.observed }}</td><td><code>{{ item.expectation }}({{ item.column }})</code></td></tr>
+<td>{{ item.observed }}</td><td><code>{{ item.expectation }}
+{%- if item.column %}({{ item.column }}){% endif %}</code></td></tr>
 {% endfor %}
 </tbody>
-</table>
+</table></div>
+{% if drift %}
+<h2>Drift against the run before</h2>
+<p>How far each distribution is from the one that the last validation of this data found. PSI is the population
+stability index: under 0.1 there is no change to speak of, over 0.25 a large one. JS is the Jensen-Shannon divergence,
+0 to 1 bit.</p>
+<div class="scroll"><table>
+<thead><tr><th>Distribution</th><th>Change</th><th>PSI</th><th>JS</th><th>What moved most</th></tr></thead>
+<tbody>
+{% for one in drift %}
+<tr><td>{{ one.name }}</td><td class="{{ 'fails' if one.psi > 0.25 else '' }}">{{ one.words }}</td>
+<td>{{ "%.3f"|format(one.psi) }}</td><td>{{ "%.3f"|format(one.jensen_shannon) }}</td>
+<td>{{ one.moved[0] }}: {{ "%.1f"|format(100 * one.moved[1]) }} % → {{ "%.1f"|format(100 * one.moved[2]) }} %</td></tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% else %}
+<p>There is no earlier validation of this data to compare with.</p>
+{% endif %}
 {% if failing %}
 <h2>Rows that are otherwise</h2>
 <p>The first rows that are not as expected, cut after some hundred characters. An expectation can hold all the same, as
 long as there are few of them.</p>
-<table>
+<div class="scroll"><table>
 <thead><tr><th>Expected</th><th>Row</th></tr></thead>
 <tbody>
 {% for row in failing %}
@@ -51,15 +79,16 @@ long as there are few of them.</p>
 </td></tr>
 {% endfor %}
 </tbody>
-</table>
+</table></div>
 {% endif %}
 </body>
 </html>
 """
 
 
-def render(verdict: Mapping[str, Any], failing: Sequence[Mapping[str, Any]]) -> str:
-    """HTML of a verdict and of rows that are not as expected; everything in it is escaped."""
+def render(verdict: Mapping[str, Any], failing: Sequence[Mapping[str, Any]], drift: Sequence[Drift]) -> str:
+    """HTML of a verdict, of rows that are not as expected and of what moved; everything in it is escaped."""
     from jinja2 import Environment
 
-    return Environment(autoescape=True, trim_blocks=True).from_string(_PAGE).render(verdict=verdict, failing=failing)
+    page = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
+    return page.render(verdict=verdict, failing=failing, drift=drift)

@@ -1,0 +1,274 @@
+"""Config of the stage clean: the rules that a document must keep, and what is done to those that stay."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from infra.config import Config, StageConfig, outside_identity
+from infra.sources import Source, SourcePath, expand
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NGramLimits = tuple[tuple[Annotated[int, Field(ge=1)], Share], ...]
+
+
+class GopherQualityConfig(Config):
+    """Rae et al., 2021, Scaling Language Models: Methods, Analysis & Insights from Training Gopher, A1.1, "Quality
+    Filtering". Words are those of spaCy's English tokenizer, as in datatrove. null turns a rule off."""
+
+    min_words: int | None = Field(50, ge=1)
+    """Fewest words that are not only punctuation."""
+    max_words: int | None = Field(100_000, ge=1)
+    """Most words that are not only punctuation."""
+    min_mean_word_length: float | None = Field(3, gt=0)
+    """Smallest mean length of such words, in characters."""
+    max_mean_word_length: float | None = Field(10, gt=0)
+    """Largest mean length of such words, in characters."""
+    max_symbol_word_ratio: Share | None = 0.1
+    """Largest ratio of hash signs, and of ellipses, to words."""
+    max_bullet_line_share: Share | None = 0.9
+    """Largest share of lines that open with a bullet point."""
+    max_ellipsis_line_share: Share | None = 0.3
+    """Largest share of lines that end with an ellipsis."""
+    min_alphabetic_word_share: Share | None = 0.8
+    """Smallest share of words with a letter in them."""
+    min_stop_words: int | None = Field(2, ge=1)
+    """Fewest different ones of the stop words."""
+    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    """Words as they stand in text, case included; those of another language make the rule fit it. At most 64."""
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> GopherQualityConfig:
+        for low, high in (("min_words", "max_words"), ("min_mean_word_length", "max_mean_word_length")):
+            least, most = getattr(self, low), getattr(self, high)
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"{low}: expected at most {high} ({most:g})")
+        if not 1 <= len(self.stop_words) <= 64:
+            raise ValueError("stop_words: expected 1 to 64 words")
+        return self
+
+
+class GopherRepetitionConfig(Config):
+    """Rae et al., 2021, A1.1, "Repetition Removal", table A1. null turns a rule off."""
+
+    max_repeated_line_share: Share | None = 0.3
+    """Largest share of lines that occurred before in the same text."""
+    max_repeated_paragraph_share: Share | None = 0.3
+    """Largest share of paragraphs, which blank lines separate, that occurred before in the same text."""
+    max_repeated_line_character_share: Share | None = 0.2
+    """Largest share of the characters that lie in such lines."""
+    max_repeated_paragraph_character_share: Share | None = 0.2
+    """Largest share of the characters that lie in such paragraphs."""
+    most_common_ngrams: NGramLimits = ((2, 0.20), (3, 0.18), (4, 0.16))
+    """Pairs [n, share]: largest share of the characters that lie in the most common row of n words."""
+    repeated_ngrams: NGramLimits = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
+    """Pairs [n, share]: largest share of the characters that lie in rows of n words that occurred before."""
+
+
+class C4Config(Config):
+    """Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2.2:
+    lines that are no sentences are taken out of a document. Meant for web pages. null turns a rule off."""
+
+    line_ends: tuple[str, ...] = (".", "?", "!", '"', "'")
+    """Characters that a line must end with; an ellipsis does not count. [] takes any line, as FineWeb does."""
+    min_words_in_line: int | None = Field(3, ge=1)
+    """Lines of fewer words, counted by the spaces, are taken out. The paper has 5 at first, 3 in its last version."""
+    max_word_length: int | None = Field(1000, ge=1)
+    """Lines with a longer word are taken out; in the code published with C4, not in the paper."""
+    line_words: tuple[str, ...] = ("javascript",)
+    """Lines that contain one of these, in any case, are taken out."""
+    line_phrases: tuple[str, ...] = (
+        "terms of use",
+        "privacy policy",
+        "cookie policy",
+        "uses cookies",
+        "use of cookies",
+        "use cookies",
+    )
+    """The same for notes on policies; in the code published with C4, not in the paper."""
+    remove_citations: bool = True
+    """Take the marks [1], [edit] and [citation needed] of Wikipedia out of lines."""
+    drop_lorem_ipsum: bool = True
+    """Drop documents with "lorem ipsum" in a line that would stay."""
+    drop_curly_bracket: bool = True
+    """Drop documents with a curly bracket in a line that would stay: most are code."""
+    min_sentences: int | None = Field(5, ge=1)
+    """Fewest sentences in what is left: 3 in the paper's last version, 5 in its first and in datatrove."""
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> C4Config:
+        if any(len(end) != 1 for end in self.line_ends):
+            raise ValueError("line_ends: expected single characters")
+        if len(self.line_words) + len(self.line_phrases) > 60 or not all((*self.line_words, *self.line_phrases)):
+            raise ValueError(
+                "line_words, line_phrases: expected at most 60 words and phrases in all, none of them empty"
+            )
+        return self
+
+
+class FineWebConfig(Config):
+    """Penedo et al., 2024, The FineWeb Datasets: Decanting the Web for the Finest Text Data at Scale, 3.6. Meant for
+    web pages; looks at what C4's rules left. null turns a rule off."""
+
+    min_ended_line_share: Share | None = 0.12
+    """Smallest share of lines that end with a mark that ends a sentence."""
+    max_short_line_share: Share | None = 0.67
+    """Largest share of lines of at most `short_line_length` characters."""
+    short_line_length: int = Field(30, ge=1)
+    max_repeated_line_character_share: Share | None = 0.01
+    """Largest share of the characters that lie in lines that occurred before in the same text; 0.1 in the paper, 0.01
+    in the code published with it (datatrove)."""
+    max_lines_per_word: float | None = Field(0.3, ge=0)
+    """Largest ratio of newlines to words; in the code published with FineWeb (datatrove)."""
+
+
+class PersonalDataKind(Config):
+    """What is done with one kind of personal data, and what takes its place when it is masked."""
+
+    action: Literal["mask", "drop", "keep"] = "mask"
+    """mask puts the replacement in its place, drop drops the document, keep leaves it."""
+    replacement: str
+
+
+def _existing_region(code: str) -> str:
+    from phonenumbers import SUPPORTED_REGIONS
+
+    if code not in SUPPORTED_REGIONS:
+        raise ValueError(f"phone_regions: expected codes such as US or DE, not {code}")
+    return code
+
+
+def _masked(replacement: str) -> PersonalDataKind:
+    return PersonalDataKind(replacement=replacement)
+
+
+class PersonalDataConfig(Config):
+    """Personal data in the text, found by form and checked by what its numbers must fulfil. Replacements look like what
+    they stand for and belong to nobody, as in FineWeb (Penedo et al., 2024, 3.1): a model learns no marker."""
+
+    email: PersonalDataKind = _masked("email@example.com")
+    """E-mail addresses."""
+    ip: PersonalDataKind = _masked("192.0.2.1")
+    """Public IPv4 and IPv6 addresses; private ones name nobody. The default lies in TEST-NET-1 (RFC 5737)."""
+    phone: PersonalDataKind = _masked("555-0100")
+    """Phone numbers that are valid in their country by libphonenumber's rules and written as phone numbers are."""
+    phone_regions: tuple[Annotated[str, AfterValidator(_existing_region)], ...] = ("US",)
+    """Countries (ISO 3166-1 alpha-2) whose numbers are found without a country code too."""
+    card: PersonalDataKind = _masked("0000 0000 0000 0000")
+    """Payment card numbers: an issuer's digits in front and Luhn's check digit (ISO/IEC 7812) behind."""
+    iban: PersonalDataKind = _masked("XX00 0000 0000 0000")
+    """Bank accounts with valid check digits (ISO 13616)."""
+    secret: PersonalDataKind = _masked("<secret>")
+    """Private keys, tokens of known services, passwords in URLs and assignments."""
+
+
+class LanguageConfig(Config):
+    """Language identification by langid.py's model (Lui and Baldwin, 2012), which ships in py3langid and knows 97
+    languages. Fills the documents' `language`."""
+
+    keep: tuple[str, ...] = ()
+    """ISO 639-1 codes of the languages to keep, e.g. [en, de]; [] drops none."""
+    keep_by_source: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The same for single sources, by their names, instead of `keep`."""
+    min_confidence: Share = 0.65
+    """Smallest probability: below it the language counts as unknown, and with a list to keep the document is dropped.
+    FineWeb (Penedo et al., 2024) has 0.65, with another model."""
+
+
+class ClassifierConfig(Config):
+    """A classifier that learns good from bad sources of this corpus and drops what looks bad (Brown et al., 2020,
+    Language Models are Few-Shot Learners, appendix A: curated corpora against unfiltered Common Crawl; Taylor et al.,
+    2022, Galactica). It becomes part of the artifact."""
+
+    good: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of the sources (`ingest.read`, `name`) whose documents are what is wanted, e.g. [wikipedia, books]."""
+    bad: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of the sources that are unfiltered, e.g. [crawl]."""
+    apply_to: tuple[str, ...] | None = None
+    """Names of the sources that are filtered; null: the bad ones."""
+    keep: Literal["pareto", "threshold"] = "pareto"
+    """pareto keeps a document if a draw from numpy's pareto(alpha) is above 1 - score, as GPT-3: mostly good ones, and
+    some of all kinds. threshold keeps what scores at least `min_score`."""
+    alpha: float = Field(9, gt=0)
+    """GPT-3 has 9."""
+    min_score: Share = 0.5
+    max_examples: int = Field(20_000, ge=10)
+    """Most documents of either side to learn from."""
+    features: int = Field(2**18, ge=2**10)
+    """Into how many numbers words and pairs of words are hashed."""
+    strength: float = Field(10, gt=0)
+    """Inverse of the L2 penalty (scikit-learn's C)."""
+    heldout_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the examples that the accuracy is measured on."""
+    seed: int = 17
+    """Decides which examples are taken, which held out, and GPT-3's draws."""
+
+    @model_validator(mode="after")
+    def _sides_differ(self) -> ClassifierConfig:
+        if both := sorted(set(self.good) & set(self.bad)):
+            raise ValueError(f"good: {', '.join(both)} stands in bad too")
+        return self
+
+
+class ToxicityFilterConfig(Config):
+    """Drops documents by a score of toxicity. Word lists and classifiers also take out dialects and what is said by and
+    of minorities (Xu et al., 2021, Detoxifying Language Models Risks Marginalizing Minority Voices): look at
+    aux/dropped.parquet, or balance instead (`counterfactual`)."""
+
+    max_score: Share = 0.9
+    """Largest score of a passage."""
+    window_characters: int = Field(1000, ge=50)
+    """Length of the passages that are scored; a document counts with its most toxic one."""
+    model: SourcePath | None = outside_identity(None)
+    """A Hugging Face sequence classifier's folder; by default the SVM of alt-profanity-check, offline and fast."""
+    label: str = "toxic"
+    """The label of that model whose probability is the score."""
+
+
+class CounterfactualConfig(Config):
+    """Counterfactual data augmentation (Zhao et al., 2018, Gender Bias in Coreference Resolution; Zmigrod et al., 2019,
+    Counterfactual Data Augmentation for Mitigating Gender Stereotypes). English only; the pairs are in
+    corpus/cleaning/data/counterfactual_pairs.tsv."""
+
+    groups: tuple[Literal["gender", "religion", "ethnicity", "names"], ...] = ("gender",)
+    """Which terms are swapped. Swapped names are those of the list, without regard to who bears them."""
+    mode: Literal["add", "replace"] = "add"
+    """add keeps the document and adds its counterfactual, in the same group of the held-out split; replace puts the
+    counterfactual in its place, so that with a share of 0.5 the corpus stays as long as it is."""
+    share: Share = 0.5
+    """Share of documents that are drawn."""
+    seed: int = 17
+    """Decides which."""
+
+
+class CleanConfig(StageConfig):
+    """Rules that drop documents or lines. Each family of rules is off when null; a document is dropped by the first
+    rule that it breaks, in the order of the keys."""
+
+    min_characters: int | None = Field(100, ge=1)
+    """Shortest text."""
+    max_characters: int | None = Field(5_000_000, ge=1)
+    """Longest text: a longer one is most likely a file that should have been cut into documents."""
+    gopher_quality: GopherQualityConfig | None = GopherQualityConfig()
+    gopher_repetition: GopherRepetitionConfig | None = GopherRepetitionConfig()
+    c4: C4Config | None = None
+    """Off by default: it takes out of documents what is no sentence, verse, tables and code for example."""
+    fineweb: FineWebConfig | None = None
+    """Off by default: like C4's these rules are for web pages."""
+    language: LanguageConfig | None = None
+    classifier: ClassifierConfig | None = None
+    toxicity: ToxicityFilterConfig | None = None
+    personal_data: PersonalDataConfig | None = PersonalDataConfig()
+    counterfactual: CounterfactualConfig | None = None
+
+    def sources(self) -> list[Source]:
+        if self.toxicity is None or self.toxicity.model is None:
+            return []
+        return [Source("clean.toxicity.model", paths=expand([self.toxicity.model]))]
+
+    @model_validator(mode="after")
+    def _lengths_are_ordered(self) -> CleanConfig:
+        if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
+            raise ValueError(f"min_characters: expected at most max_characters ({self.max_characters})")
+        return self

@@ -1,0 +1,140 @@
+"""Native measures of documents' words and lines for the rules of Gopher and FineWeb."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from corpus.cleaning.characters import LINE_BREAK, SPACE, TERMINAL
+from corpus.cleaning.kernels import ALPHABETIC, SOLID, STOP_WORD_SHIFT, Array
+from corpus.cleaning.repeats import repeated_pieces
+from infra.native import kernel
+
+_NEW_LINE, _RETURN, _DOT, _HASH, _ELLIPSIS, _BULLET, _HYPHEN = 10, 13, 46, 35, 0x2026, 0x2022, 45
+
+# Columns of what the functions below return.
+(
+    WORDS,
+    SOLID_WORDS,
+    SOLID_LENGTH,
+    ALPHABETIC_WORDS,
+    STOP_WORDS,
+    HASHES,
+    ELLIPSES,
+    LINES,
+    BULLET_LINES,
+    ELLIPSIS_LINES,
+) = range(10)
+PARAGRAPHS, REPEATED_PARAGRAPHS, PARAGRAPH_CHARACTERS, REPEATED_LINES, LINE_CHARACTERS, PIECES = range(6)
+FULL_LINES, ENDED_LINES, SHORT_LINES, REPEATED_CHARACTERS, NEW_LINES = range(5)
+
+
+@kernel
+def gopher_quality(
+    points: Array, doc_starts: Array, doc_words: Array, lengths: Array, bits: Array, classes: Array
+) -> Array:
+    """(D, 10) counts of words, symbols and lines; columns above."""
+    found = np.zeros((doc_starts.size - 1, 10), np.int64)
+    for doc in range(doc_starts.size - 1):
+        stop_words = np.uint64(0)
+        for word in range(doc_words[doc], doc_words[doc + 1]):
+            kind = bits[word]
+            if kind & SOLID:
+                found[doc, SOLID_WORDS] += 1
+                found[doc, SOLID_LENGTH] += lengths[word]
+            if kind & ALPHABETIC:
+                found[doc, ALPHABETIC_WORDS] += 1
+            if kind >> STOP_WORD_SHIFT:
+                stop_words |= np.uint64(1) << np.uint64((kind >> STOP_WORD_SHIFT) - 1)
+        found[doc, WORDS] = doc_words[doc + 1] - doc_words[doc]
+        while stop_words:
+            found[doc, STOP_WORDS] += 1
+            stop_words &= stop_words - np.uint64(1)
+        _count_symbols(points, doc_starts[doc], doc_starts[doc + 1], found[doc])
+        _count_lines(points, doc_starts[doc], doc_starts[doc + 1], classes, found[doc])
+    return found
+
+
+@kernel
+def _count_symbols(points: Array, start: int, end: int, found: Array) -> None:
+    dots = 0
+    for i in range(start, end):
+        point = points[i]
+        if point == _DOT:
+            dots += 1
+            if dots == 3:
+                found[ELLIPSES] += 1
+                dots = 0
+            continue
+        dots = 0
+        if point == _HASH:
+            found[HASHES] += 1
+        elif point == _ELLIPSIS:
+            found[ELLIPSES] += 1
+
+
+@kernel
+def _count_lines(points: Array, start: int, end: int, classes: Array, found: Array) -> None:
+    """Lines as str.splitlines cuts them."""
+    i = start
+    while i < end:
+        first, last = -1, -1
+        while i < end and not classes[points[i]] & LINE_BREAK:
+            if not classes[points[i]] & SPACE:
+                first = i if first < 0 else first
+                last = i
+            i += 1
+        if i < end:
+            i += 2 if points[i] == _RETURN and i + 1 < end and points[i + 1] == _NEW_LINE else 1
+        found[LINES] += 1
+        if first < 0:
+            continue
+        if points[first] == _BULLET or points[first] == _HYPHEN:
+            found[BULLET_LINES] += 1
+        dots = 0
+        while last - dots >= first and points[last - dots] == _DOT:
+            dots += 1
+        if dots >= 3 or points[last] == _ELLIPSIS:
+            found[ELLIPSIS_LINES] += 1
+
+
+@kernel
+def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array:
+    """(D, 6) counts of paragraphs and lines and of the repeated among them; columns above."""
+    found = np.zeros((doc_starts.size - 1, 6), np.int64)
+    for doc in range(doc_starts.size - 1):
+        start, end = doc_starts[doc], doc_starts[doc + 1]
+        first, last = start, end
+        while first < last and classes[points[first]] & SPACE:
+            first += 1
+        while last > first and classes[points[last - 1]] & SPACE:
+            last -= 1
+        paragraphs = repeated_pieces(points, first, last, 2, False, classes)
+        lines = repeated_pieces(points, start, end, 1, False, classes)
+        for column in range(3):
+            found[doc, column] = paragraphs[column]
+        found[doc, REPEATED_LINES], found[doc, LINE_CHARACTERS], found[doc, PIECES] = lines[1], lines[2], lines[0]
+    return found
+
+
+@kernel
+def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Array:
+    """(D, 5) counts of lines that are not blank, by how they end and how long they are; columns above."""
+    found = np.zeros((doc_starts.size - 1, 5), np.int64)
+    for doc in range(doc_starts.size - 1):
+        end = doc_starts[doc + 1]
+        line, blank = doc_starts[doc], True
+        for i in range(doc_starts[doc], end + 1):
+            if i < end and points[i] != _NEW_LINE:
+                blank = blank and classes[points[i]] & SPACE != 0
+                continue
+            if i < end:
+                found[doc, NEW_LINES] += 1
+            if not blank:
+                found[doc, FULL_LINES] += 1
+                if classes[points[i - 1]] & TERMINAL:
+                    found[doc, ENDED_LINES] += 1
+                if i - line <= short:
+                    found[doc, SHORT_LINES] += 1
+            line, blank = i + 1, True
+        found[doc, REPEATED_CHARACTERS] = repeated_pieces(points, doc_starts[doc], end, 1, True, classes)[2]
+    return found

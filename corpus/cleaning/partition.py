@@ -1,0 +1,156 @@
+"""Cleans one partition of documents and keeps account of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from corpus.cleaning.config import CleanConfig
+from corpus.cleaning.rules import Broken
+from corpus.cleaning.step import Step
+from corpus.cleaning.steps import steps_of
+from corpus.documents import Document, DocumentWriter, read_part
+from corpus.sources import SourceCounts
+from infra.pace import report
+
+DROPPED = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "source", "rule", "paper")),
+        *((name, pa.float64()) for name in ("value", "low", "high")),
+        ("text", pa.string()),
+    ]
+)
+CHANGED = pa.schema([(name, pa.string()) for name in ("id", "new_id", "source", "by")])
+BATCH_CHARACTERS = 1_000_000
+BATCH_DOCUMENTS = 1000
+SAMPLES = 5
+SAMPLE_CHARACTERS = 600
+
+
+@dataclass
+class Account:
+    """What happened to the documents of a partition."""
+
+    read: int = 0
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    changed: list[dict[str, str]] = field(default_factory=list)
+    by_rule: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def drop(self, document: Document, broken: Broken) -> None:
+        rule = broken.rule
+        self.by_rule[rule.name] += 1
+        self.dropped.append(
+            {
+                "id": document.id,
+                "source": document.source,
+                "rule": rule.name,
+                "paper": rule.paper,
+                "value": broken.value,
+                "low": rule.low,
+                "high": rule.high,
+                "text": document.text,
+            }
+        )
+        self._sample(rule.name, document, value=broken.value)
+
+    def keep(self, original: Document, document: Document, by: Sequence[str]) -> None:
+        if by:
+            self.changed.append(
+                {"id": original.id, "new_id": document.id, "source": document.source, "by": " ".join(by)}
+            )
+            self._sample("changed", document, by=" ".join(by))
+        self._sample("kept", document)
+
+    def _sample(self, kind: str, document: Document, **more: Any) -> None:
+        """Keeps those with the smallest ids: a sample that no order and no number of workers changes."""
+        rows = self.samples.setdefault(kind, [])
+        rows.append({"id": document.id, "source": document.source, "text": document.text[:SAMPLE_CHARACTERS], **more})
+        rows.sort(key=lambda row: (row["id"], row["source"]))
+        del rows[SAMPLES:]
+
+
+@cache
+def _steps(config: str, classifier: Path | None) -> list[Step]:
+    """The steps of a config given as JSON. They are kept from partition to partition of a process: what their tables
+    remember makes them faster."""
+    return steps_of(CleanConfig.model_validate_json(config), classifier)
+
+
+def clean_partition(part: Path, out: Path, *, config: CleanConfig, classifier: Path | None = None) -> dict[str, Any]:
+    """Writes out/documents/, out/dropped.parquet and out/changed.parquet; returns counts and samples."""
+    steps = _steps(config.model_dump_json(), classifier)
+    for step in steps:
+        step.counts.clear()
+    account, sources = Account(), SourceCounts()
+    with DocumentWriter(out / "documents") as writer:
+        for batch in _batches(part):
+            for document in _clean(batch, steps, account):
+                writer.write(document)
+                sources.add(document)
+            report(out, account.read, writer.text_bytes)
+    pq.write_table(pa.Table.from_pylist(account.dropped, DROPPED), out / "dropped.parquet", compression="zstd")
+    pq.write_table(pa.Table.from_pylist(account.changed, CHANGED), out / "changed.parquet", compression="zstd")
+    return {
+        "read": account.read,
+        "documents": writer.documents,
+        "bytes": writer.text_bytes,
+        "dropped": dict(account.by_rule),
+        "changed": len(account.changed),
+        "counts": {name: count for step in steps for name, count in step.counts.items()},
+        "sources": sources.as_json(),
+        "samples": account.samples,
+    }
+
+
+def _clean(batch: list[Document], steps: Sequence[Step], account: Account) -> Iterator[Document]:
+    account.read += len(batch)
+    current: list[tuple[Document, Document, tuple[str, ...]]] = [(document, document, ()) for document in batch]
+    for step in steps:
+        if not current:
+            break
+        standing = []
+        found = step([document for _, document, _ in current])
+        for (original, document, by), outcome in zip(current, found, strict=True):
+            if isinstance(outcome, Broken):
+                account.drop(document, outcome)
+                continue
+            for new in outcome if isinstance(outcome, list) else [outcome]:
+                standing.append((original, new, by if new.text == document.text else (*by, step.name)))
+        current = standing
+    for original, document, by in current:
+        account.keep(original, document, by)
+        yield document
+
+
+def _batches(part: Path) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in read_part(part):
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS or len(batch) == BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def merge_samples(summaries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    merged: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        for kind, rows in summary["samples"].items():
+            merged[kind] = sorted([*merged.get(kind, ()), *rows], key=lambda row: (row["id"], row["source"]))[:SAMPLES]
+    return merged
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf8")

@@ -1,0 +1,168 @@
+"""Finds personal data and secrets in a text."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from corpus.cleaning.secrets import find_secrets
+
+KINDS = ("secret", "email", "iban", "card", "ip", "phone")
+"""In the order in which they win where they overlap."""
+
+_LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
+# The address of RFC 5322 without comments and quotes, with at least one dot in its domain.
+_EMAIL = re.compile(rf"\b{_LOCAL}+(?:\.{_LOCAL}+)*@(?:(?:{_LABEL}\.)+{_LABEL}|\[(?:{_OCTET}\.){{3}}{_OCTET}\])")
+_LOCAL_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+/=?^_`{|}~-.")
+# Rows of digits with what may stand between them: the rest is decided for each kind.
+_NUMBERS = re.compile(r"[+(]?[0-9](?:[ .()/–-]{0,3}[0-9]){6,24}")
+# These open with what they must hold and look at their surroundings afterwards, or re would try them everywhere.
+_IPV4 = re.compile(rf"[0-9]{{1,3}}(?:\.{_OCTET}){{3}}(?!\.?[0-9])")
+_TWO_COLONS = re.compile(":[0-9A-Fa-f]{0,4}:")
+_IPV6 = re.compile(r"(?<![:.\w])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{1,4}(?![:.\w])")
+_CARD = re.compile(r"[2-6][0-9]{3}(?:[ -]?[0-9]{2,6}){2,4}(?![0-9.,-]?[0-9])")
+# The issuers' first digits and lengths: American Express, Diners, Discover, JCB, Mastercard, UnionPay, Visa.
+_ISSUER = re.compile(
+    "3[47][0-9]{13}|3(?:0[0-5]|[689][0-9])[0-9]{11}|6(?:011|4[4-9][0-9]|5[0-9]{2})[0-9]{12}|35(?:2[89]|[3-8][0-9])[0-9]{12}"
+    "|5[1-5][0-9]{14}|2(?:22[1-9]|2[3-9][0-9]|[3-6][0-9]{2}|7[01][0-9]|720)[0-9]{12}|62[0-9]{14,17}|4[0-9]{12}(?:[0-9]{3})?"
+)
+_IBAN = re.compile(r"[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b")
+_PHONE_WORD = re.compile(
+    r"(?:phone|tel|telephone|call|fax|mobile|cell|dial|ring|whatsapp|telefon|fon|mobil|tél|teléfono)\W{0,8}$",
+    re.IGNORECASE,
+)
+# logo@2x.png is no address.
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
+_LONGEST_LOCAL = 256
+_CONTEXT = 24
+
+
+class Found(NamedTuple):
+    """Personal data at text[start:end]."""
+
+    start: int
+    end: int
+    kind: str
+
+
+def find_personal_data(text: str, kinds: frozenset[str], phone_regions: tuple[str, ...] = ("US",)) -> list[Found]:
+    """What of these kinds a text holds, in its order, none overlapping another."""
+    finders = {
+        "secret": lambda: find_secrets(text),
+        "email": lambda: _emails(text),
+        "iban": lambda: _ibans(text),
+        "card": lambda: _cards(text),
+        "ip": lambda: _ips(text),
+        "phone": lambda: _phones(text, phone_regions),
+    }
+    found: list[Found] = []
+    for kind in KINDS:
+        if kind in kinds:
+            for start, end in finders[kind]():
+                if not _overlaps(start, end, found):
+                    found.append(Found(start, end, kind))
+    return sorted(found)
+
+
+def _overlaps(start: int, end: int, found: list[Found]) -> bool:
+    return any(start < other.end and other.start < end for other in found)
+
+
+def _emails(text: str) -> Iterator[tuple[int, int]]:
+    at, behind = text.find("@"), 0
+    while at >= 0:
+        start = at
+        while start > max(behind, at - _LONGEST_LOCAL) and text[start - 1] in _LOCAL_CHARACTERS:
+            start -= 1
+        match = _EMAIL.search(text, start, at + 260) if start < at else None
+        if match and match.start() < at and not match.group().endswith(_PICTURES):
+            behind = match.end()
+            yield match.span()
+        at = text.find("@", max(at + 1, behind))
+
+
+def _ips(text: str) -> Iterator[tuple[int, int]]:
+    for match in _IPV4.finditer(text):
+        if not _stands_behind(text, match.start(), "0123456789.") and _is_public(match.group()):
+            yield match.span()
+    behind = 0
+    for colons in _TWO_COLONS.finditer(text):
+        long = _IPV6.search(text, max(behind, colons.start() - 5), colons.end() + 40)
+        if long and long.start() < colons.end() and _is_public(long.group()):
+            behind = long.end()
+            yield long.span()
+
+
+def _stands_behind(text: str, start: int, characters: str) -> bool:
+    return start > 0 and text[start - 1] in characters
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False
+
+
+def _cards(text: str) -> Iterator[tuple[int, int]]:
+    from stdnum import luhn
+
+    for match in _CARD.finditer(text):
+        digits = re.sub("[ -]", "", match.group())
+        if _stands_behind(text, match.start(), "0123456789.,-"):
+            continue
+        if _ISSUER.fullmatch(digits) and len(set(digits)) > 1 and luhn.is_valid(digits):
+            yield match.span()
+
+
+def _ibans(text: str) -> Iterator[tuple[int, int]]:
+    from stdnum import iban
+
+    for match in _IBAN.finditer(text):
+        value = match.group()
+        if match.start() and text[match.start() - 1].isalnum():
+            continue
+        # A word in capitals may follow.
+        while len(value) >= 15:
+            if iban.is_valid(value, check_country=False):
+                yield match.start(), match.start() + len(value)
+                break
+            value = value[:-1].rstrip()
+
+
+def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    import phonenumbers
+
+    behind = 0
+    for match in _NUMBERS.finditer(text):
+        start, end = match.span()
+        if start < behind or not _looks_like_phone(text, start, end):
+            continue
+        window = text[start : end + _CONTEXT]
+        for region in regions or (None,):
+            matcher = phonenumbers.PhoneNumberMatcher(window, region, leniency=phonenumbers.Leniency.VALID, max_tries=8)
+            for number in matcher:
+                if number.start + start >= behind and number.start + start < end:
+                    behind = start + number.end
+                    yield start + number.start, behind
+                break
+            if behind > start:
+                break
+
+
+def _looks_like_phone(text: str, start: int, end: int) -> bool:
+    """A country code, area code in brackets, or groups as of a phone number; bare digits only behind a word for it."""
+    number = text[start:end]
+    if start and (text[start - 1].isalnum() or text[start - 1] in "._-/=#$€£:@%&?"):
+        return number.startswith(("+", "(")) and not text[start - 1].isalnum()
+    if number.startswith(("+", "(")):
+        return True
+    if re.match(r"(?:1[ .-])?\(?[2-9][0-9]{2}\)?[ .-]{1,2}[2-9][0-9]{2}[ .-][0-9]{4}(?![0-9])", number):
+        return True
+    if re.match(r"0[1-9][0-9]{0,4}[ /-]{1,3}[0-9]", number):
+        return True
+    return _PHONE_WORD.search(text, max(0, start - _CONTEXT), start) is not None

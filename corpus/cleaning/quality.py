@@ -1,0 +1,245 @@
+"""The rules of Gopher, C4 and FineWeb over batches of documents, measured natively."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.cleaning import c4, measures
+from corpus.cleaning.characters import CODE_POINTS, class_table, members
+from corpus.cleaning.config import C4Config, CleanConfig, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
+from corpus.cleaning.repeats import repeated_words
+from corpus.cleaning.rules import C4, FINEWEB, GOPHER, OURS, Rule, Verdicts, at_least, at_most
+from corpus.cleaning.segment import Batch, Segmenter, code_points
+
+Array = NDArray[Any]
+CITATIONS = ("[edit]", "[citation needed]")
+LOREM_IPSUM = "lorem ipsum"
+_LINE_FATES = (
+    "c4.kept",
+    "c4.max_word_length",
+    "c4.line_ends",
+    "c4.min_words_in_line",
+    "c4.line_words",
+    "c4.line_phrases",
+)
+
+
+class QualityRules:
+    """Applies the families of rules that the config turns on.
+
+    `lines` counts what C4's rules did to lines, by the key of the rule.
+    """
+
+    def __init__(self, config: CleanConfig) -> None:
+        self.config = config
+        self.lines: Counter[str] = Counter()
+        stop_words = config.gopher_quality.stop_words if config.gopher_quality else ()
+        self._segmenter = Segmenter(stop_words)
+        self._classes = class_table()
+        self._c4 = _C4Lines(config.c4, self._classes) if config.c4 else None
+
+    @property
+    def rules(self) -> list[Rule]:
+        """All rules that are on, in the order in which they are tried."""
+        verdicts = _Names()
+        empty = self._segmenter.segment(*code_points([""]))
+        self._judge([""], empty, verdicts)
+        return verdicts.rules
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Verdicts, list[str]]:
+        """What became of each text, and the texts with the lines that C4's rules leave."""
+        points, starts = code_points(texts)
+        verdicts = Verdicts(len(texts))
+        return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts)
+
+    def _judge(self, texts: Sequence[str], batch: Batch, verdicts: Verdicts) -> list[str]:
+        config = self.config
+        for rule in (
+            at_least("min_characters", OURS, config.min_characters),
+            at_most("max_characters", OURS, config.max_characters),
+        ):
+            verdicts.apply(rule, np.diff(batch.doc_starts))
+        if config.gopher_quality:
+            self._gopher_quality(config.gopher_quality, batch, verdicts)
+        if config.gopher_repetition:
+            self._gopher_repetition(config.gopher_repetition, batch, verdicts)
+        edited = list(texts)
+        if self._c4:
+            batch, edited = self._edit(self._c4, texts, batch, verdicts)
+        if config.fineweb:
+            self._fineweb(config.fineweb, batch, verdicts)
+        return edited
+
+    def _gopher_quality(self, config: GopherQualityConfig, batch: Batch, verdicts: Verdicts) -> None:
+        found = measures.gopher_quality(
+            batch.points, batch.doc_starts, batch.doc_words, batch.lengths, batch.bits, self._classes
+        ).T
+        words, lines = np.maximum(found[measures.WORDS], 1), np.maximum(found[measures.LINES], 1)
+        solid = found[measures.SOLID_WORDS]
+        length = found[measures.SOLID_LENGTH] / np.maximum(solid, 1)
+        prefix = "gopher_quality."
+        for rule, values in (
+            (at_least("min_words", GOPHER, config.min_words), solid),
+            (at_most("max_words", GOPHER, config.max_words), solid),
+            (at_least("min_mean_word_length", GOPHER, config.min_mean_word_length), length),
+            (at_most("max_mean_word_length", GOPHER, config.max_mean_word_length), length),
+            (at_most("max_symbol_word_ratio", GOPHER, config.max_symbol_word_ratio), found[measures.HASHES] / words),
+            (at_most("max_symbol_word_ratio", GOPHER, config.max_symbol_word_ratio), found[measures.ELLIPSES] / words),
+            (
+                at_most("max_bullet_line_share", GOPHER, config.max_bullet_line_share),
+                found[measures.BULLET_LINES] / lines,
+            ),
+            (
+                at_most("max_ellipsis_line_share", GOPHER, config.max_ellipsis_line_share),
+                found[measures.ELLIPSIS_LINES] / lines,
+            ),
+            (
+                at_least("min_alphabetic_word_share", GOPHER, config.min_alphabetic_word_share),
+                found[measures.ALPHABETIC_WORDS] / words,
+            ),
+            (at_least("min_stop_words", GOPHER, config.min_stop_words), found[measures.STOP_WORDS]),
+        ):
+            verdicts.apply(_below(prefix, rule), values)
+
+    def _gopher_repetition(self, config: GopherRepetitionConfig, batch: Batch, verdicts: Verdicts) -> None:
+        found = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
+        sizes = np.diff(batch.doc_starts)
+        characters = np.maximum(sizes, 1)
+        prefix = "gopher_repetition."
+        for rule, values in (
+            (
+                at_most("max_repeated_paragraph_share", GOPHER, config.max_repeated_paragraph_share),
+                found[measures.REPEATED_PARAGRAPHS] / found[measures.PARAGRAPHS],
+            ),
+            (
+                at_most(
+                    "max_repeated_paragraph_character_share", GOPHER, config.max_repeated_paragraph_character_share
+                ),
+                found[measures.PARAGRAPH_CHARACTERS] / characters,
+            ),
+            (
+                at_most("max_repeated_line_share", GOPHER, config.max_repeated_line_share),
+                found[measures.REPEATED_LINES] / found[measures.PIECES],
+            ),
+            (
+                at_most("max_repeated_line_character_share", GOPHER, config.max_repeated_line_character_share),
+                found[measures.LINE_CHARACTERS] / characters,
+            ),
+        ):
+            verdicts.apply(_below(prefix, rule), values)
+        common, repeated = config.most_common_ngrams, config.repeated_ngrams
+        shares = repeated_words(
+            batch.hashes, batch.lengths, batch.doc_words, sizes, verdicts.standing,
+            np.array([n for n, _ in common], np.int64), np.array([limit for _, limit in common], np.float64),
+            np.array([n for n, _ in repeated], np.int64), np.array([limit for _, limit in repeated], np.float64),
+        )  # fmt: skip
+        names = [f"most_common_ngrams.{n}" for n, _ in common] + [f"repeated_ngrams.{n}" for n, _ in repeated]
+        for name, (_, limit), values in zip(names, (*common, *repeated), shares.T, strict=True):
+            verdicts.apply(at_most(prefix + name, GOPHER, limit), values)
+
+    def _edit(self, lines: _C4Lines, texts: Sequence[str], batch: Batch, verdicts: Verdicts) -> tuple[Batch, list[str]]:
+        points, starts, fates, counts = lines.edit(batch, verdicts.standing)
+        self.lines.update(dict(zip(_LINE_FATES, counts.sum(0).tolist(), strict=True)))
+        for key, fate in (("drop_lorem_ipsum", c4.LOREM_IPSUM), ("drop_curly_bracket", c4.CURLY_BRACKET)):
+            if getattr(lines.config, key):
+                verdicts.apply(at_most(f"c4.{key}", C4, 0), fates == fate)
+        edited = self._segmenter.segment(points, starts)
+        sentences = c4.count_sentences(
+            points, starts, edited.bounds, edited.doc_chunks, edited.chunk_words, edited.bits
+        )
+        verdicts.apply(at_least("c4.min_sentences", C4, lines.config.min_sentences), sentences)
+        encoded = points.tobytes()
+        spans = zip(starts[:-1].tolist(), starts[1:].tolist(), verdicts.standing.tolist(), texts, strict=True)
+        return edited, [
+            encoded[4 * start : 4 * end].decode("utf-32-le").strip() if standing else text
+            for start, end, standing, text in spans
+        ]
+
+    def _fineweb(self, config: FineWebConfig, batch: Batch, verdicts: Verdicts) -> None:
+        found = measures.fineweb(batch.points, batch.doc_starts, self._classes, config.short_line_length).T
+        lines = np.maximum(found[measures.FULL_LINES], 1)
+        characters = np.diff(batch.doc_starts) - found[measures.NEW_LINES]
+        words = np.diff(batch.doc_words)
+        prefix = "fineweb."
+        for rule, values in (
+            (
+                at_least("min_ended_line_share", FINEWEB, config.min_ended_line_share),
+                found[measures.ENDED_LINES] / lines,
+            ),
+            (
+                at_most("max_short_line_share", FINEWEB, config.max_short_line_share),
+                found[measures.SHORT_LINES] / lines,
+            ),
+            (
+                at_most("max_repeated_line_character_share", FINEWEB, config.max_repeated_line_character_share),
+                found[measures.REPEATED_CHARACTERS] / np.maximum(characters, 1),
+            ),
+            (
+                at_most("max_lines_per_word", FINEWEB, config.max_lines_per_word),
+                found[measures.NEW_LINES] / np.maximum(words, 1),
+            ),
+        ):
+            verdicts.apply(_below(prefix, rule), values)
+
+
+class _C4Lines:
+    """C4's line rules with their words as arrays."""
+
+    def __init__(self, config: C4Config, classes: Array) -> None:
+        self.config = config
+        self._classes = classes
+        self._lower = _lower_table()
+        self._ends = members(config.line_ends) if config.line_ends else np.zeros(0, bool)
+        self._marks, self._mark_starts = code_points(CITATIONS)
+        watched = [LOREM_IPSUM, *config.line_words, *config.line_phrases]
+        self._words, self._word_starts = code_points([word.lower() for word in watched])
+        self._firsts = np.zeros(int(self._words.max()) + 1, bool)
+        self._firsts[self._words[self._word_starts[:-1]]] = True
+        self._lorem = int(config.drop_lorem_ipsum)
+        self._banned = ((1 << len(config.line_words)) - 1) << 1
+        # Without the rule, lorem ipsum is a word that does nothing.
+        self._ignored = 1 - self._lorem
+
+    def edit(self, batch: Batch, wanted: Array) -> tuple[Array, Array, Array, Array]:
+        config = self.config
+        return c4.edit(
+            batch.points, batch.doc_starts, wanted, self._classes, self._lower, self._ends,
+            config.remove_citations, self._marks, self._mark_starts,
+            -1 if config.max_word_length is None else config.max_word_length,
+            -1 if config.min_words_in_line is None else config.min_words_in_line,
+            self._lorem, self._banned, self._ignored, config.drop_curly_bracket,
+            self._words, self._word_starts, self._firsts,
+        )  # fmt: skip
+
+
+@cache
+def _lower_table() -> Array:
+    """The lower-case code point of every code point; those that become several stay."""
+    table = np.arange(CODE_POINTS, dtype=np.uint32)
+    for point in range(CODE_POINTS):
+        lower = chr(point).lower()
+        if len(lower) == 1:
+            table[point] = ord(lower)
+    return table
+
+
+class _Names(Verdicts):
+    """Notes which rules are applied."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.rules: list[Rule] = []
+
+    def apply(self, rule: Rule | None, values: Array) -> None:
+        if rule is not None and rule not in self.rules:
+            self.rules.append(rule)
+
+
+def _below(prefix: str, rule: Rule | None) -> Rule | None:
+    return None if rule is None else Rule(prefix + rule.name, rule.paper, rule.low, rule.high)

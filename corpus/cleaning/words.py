@@ -1,0 +1,182 @@
+"""Words of one chunk of text between two spaces, as spaCy's English tokenizer splits them.
+
+datatrove counts words with that tokenizer, so the limits of its filters are limits on these words. Which words a chunk
+has depends on nothing around it: a chunk is split once, however often it occurs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from corpus.cleaning.characters import as_class, in_categories, uncased
+from corpus.cleaning.exceptions import english_exceptions
+
+# The lists of characters and units below are the ones of spaCy 3.8 (spacy/lang/char_classes.py).
+_PUNCTUATION = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
+_QUOTES = ",'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧"
+_CURRENCY = r"US\$|C\$|A\$|[$£€¥฿﷼₠-₿]"
+_UNITS = """
+km km² km³ m m² m³ dm dm² dm³ cm cm² cm³ mm mm² mm³ ha µm nm yd in ft kg g mg µg t lb oz m/s km/h kmh mph
+hPa Pa mbar mb MB kb KB gb GB tb TB T G M K % км км² км³ м м² м³ дм дм² дм³ см см² см³ мм мм² мм³ нм кг г
+мг м/с км/ч кПа Па мбар Кб КБ кб Мб МБ мб Гб ГБ гб Тб ТБ тб كم كم² كم³ م م² م³ سم سم² سم³ مم مم² مم³ غرام
+جرام جم كغ ملغ كوب اكواب
+"""
+_HYPHENS = "---|--|——|[-–—~]"
+_HOST = "A-Za-z0-9\u00a1-\uffff"
+
+
+class _Patterns(NamedTuple):
+    prefix: re.Pattern[str]
+    suffix: re.Pattern[str]
+    infix: re.Pattern[str]
+    address: re.Pattern[str]
+    opening: frozenset[str]
+    closing: frozenset[str]
+    inner: re.Pattern[str]
+
+
+@cache
+def _patterns() -> _Patterns:
+    lower, upper = (as_class(in_categories(name) | uncased()) for name in ("Ll", "Lu"))
+    letter = as_class(in_categories("Ll", "Lu", "Lt") | uncased())
+    icons = in_categories("So")
+    icon = f"[{as_class(icons)}]"
+    punctuation, quotes = re.escape(_PUNCTUATION), re.escape(_QUOTES)
+    units = "|".join(map(re.escape, _UNITS.split()))
+    prefix = rf"[§%=—–]|\+(?![0-9])|\.\.+|[{punctuation}{quotes}]|{_CURRENCY}|{icon}"
+    suffix = "|".join(
+        [
+            r"\.\.+",
+            rf"[{punctuation}{quotes}—–]|{icon}",
+            "['’][sS]",
+            r"(?<=[0-9])\+",
+            r"(?<=°[FfCcKk])\.",
+            rf"(?<=[0-9])(?:{_CURRENCY}|{units})",
+            rf"(?<=[0-9{lower}%²\-+{punctuation}{quotes}|])\.",
+            rf"(?<=[{upper}][{upper}])\.",
+        ]
+    )
+    infix = "|".join(
+        [
+            r"\.\.+|…",
+            icon,
+            r"(?<=[0-9])[+\-*^](?=[0-9-])",
+            rf"(?<=[{lower}{quotes}])\.(?=[{upper}{quotes}])",
+            rf"(?<=[{letter}]),(?=[{letter}])",
+            rf"(?<=[{letter}0-9])(?:{_HYPHENS})(?=[{letter}])",
+            rf"(?<=[{letter}0-9])[:<>=/](?=[{letter}])",
+        ]
+    )
+    number = "(?:1?[0-9]{1,2}|2[0-4][0-9]|25[0-5])"
+    address = (
+        r"(?:[\w+\-.]{2,}://)?(?:\S+(?::\S*)?@)?(?:"
+        r"(?!(?:10|127)(?:\.\d{1,3}){3})(?!(?:169\.254|192\.168)(?:\.\d{1,3}){2})(?!172\.(?:1[6-9]|2\d|3[01])(?:\.\d{1,3}){2})"
+        rf"(?:[1-9]\d?|1\d\d|2[01]\d|22[0-3])(?:\.{number}){{2}}\.(?:[1-9]\d?|1\d\d|2[0-4]\d|25[0-4])"
+        rf"|(?:(?:[{_HOST}][{_HOST}_-]{{0,62}})?[{_HOST}]\.)+[{lower}]{{2,63}})"
+        r"(?::\d{2,5})?(?:[/?#]\S*)?$"
+    )
+    marks = frozenset(_PUNCTUATION + _QUOTES + "—–" + "".join(map(chr, icons.nonzero()[0].tolist())))
+    money = "$£€¥฿﷼" + "".join(map(chr, range(0x20A0, 0x20C0)))
+    return _Patterns(
+        re.compile(prefix),
+        re.compile(f"(?:{suffix})$"),
+        re.compile(infix),
+        re.compile(address),
+        opening=marks | frozenset("§%=+.UCA" + money),
+        closing=marks | frozenset("sS+." + money + "".join(unit[-1] for unit in _UNITS.split())),
+        inner=re.compile(rf"[.…+\-*^,–—~:<>=/]|{icon}"),
+    )
+
+
+class ChunkSplitter:
+    """Splits chunks into words."""
+
+    def __init__(self) -> None:
+        self.exceptions = english_exceptions()
+        self._patterns = _patterns()
+        # Emoticons that the rules below take apart are put together again.
+        self._sequences = {words: whole for whole in self.exceptions if len(words := tuple(self._split(whole, {}))) > 1}
+        self._first_words = {words[0] for words in self._sequences}
+        self._longest = max(map(len, self._sequences))
+
+    def split(self, chunk: str) -> list[str]:
+        """The words of a chunk without spaces in it; together they are the chunk."""
+        words = self._split(chunk, self.exceptions)
+        return self._reunite(words) if len(words) > 1 else words
+
+    def _split(self, chunk: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
+        before: list[str] = []
+        behind: list[str] = []
+        while chunk and chunk not in exceptions:
+            prefix = self._prefix(chunk)
+            if prefix and chunk[prefix:] in exceptions:
+                before.append(chunk[:prefix])
+                chunk = chunk[prefix:]
+                break
+            suffix = self._suffix(chunk[prefix:])
+            if suffix and chunk[:-suffix] in exceptions:
+                behind.append(chunk[-suffix:])
+                chunk = chunk[:-suffix]
+                break
+            if not prefix and not suffix:
+                break
+            if prefix:
+                before.append(chunk[:prefix])
+            if suffix:
+                behind.append(chunk[-suffix:])
+            chunk = chunk[prefix : len(chunk) - suffix]
+        return [*before, *self._split_core(chunk, exceptions), *reversed(behind)]
+
+    def _prefix(self, chunk: str) -> int:
+        """How many characters at the front are a word of their own."""
+        if chunk[0] not in self._patterns.opening:
+            return 0
+        found = self._patterns.prefix.match(chunk)
+        return found.end() if found else 0
+
+    def _suffix(self, chunk: str) -> int:
+        """How many characters at the back are a word of their own."""
+        if not chunk or chunk[-1] not in self._patterns.closing:
+            return 0
+        # No suffix but a row of dots is longer than 8 characters, with what stands before it.
+        found = self._patterns.suffix.search(chunk if chunk.endswith("..") else chunk[-8:])
+        return found.end() - found.start() if found else 0
+
+    def _split_core(self, core: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
+        if not core or core in exceptions:
+            return list(exceptions.get(core, ()))
+        if not self._patterns.inner.search(core) or ("." in core and self._patterns.address.match(core)):
+            return [core]
+        words, start = [], 0
+        for found in self._patterns.infix.finditer(core):
+            if found.start() == 0:
+                continue
+            if found.start() != start:
+                words.append(core[start : found.start()])
+            words.append(found.group())
+            start = found.end()
+        return [*words, core[start:]] if start < len(core) else words
+
+    def _reunite(self, words: list[str]) -> list[str]:
+        if self._first_words.isdisjoint(words):
+            return words
+        taken: set[int] = set()
+        replaced: dict[int, tuple[int, str]] = {}
+        # Longest first; one that overlaps a longer one is left as it is.
+        for length in range(min(self._longest, len(words)), 1, -1):
+            for start in range(len(words) - length + 1):
+                whole = self._sequences.get(tuple(words[start : start + length]))
+                if whole is not None:
+                    if start not in taken and start + length - 1 not in taken:
+                        replaced[start] = (start + length, whole)
+                    taken.update(range(start, start + length))
+        united: list[str] = []
+        position = 0
+        while position < len(words):
+            end, whole = replaced.get(position, (position + 1, words[position]))
+            united.extend(self.exceptions[whole] if position in replaced else [whole])
+            position = end
+        return united

@@ -1,0 +1,116 @@
+"""The compiled search for test items in texts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.words import Bytes, Hashes, hash_ngrams, hash_words
+from infra.native import kernel
+
+FILTER_BITS = 16
+"""Bits of the filter for each hash that is looked for: one in sixteen others passes it."""
+
+
+def make_filter(hashes: Hashes) -> NDArray[np.uint8]:
+    """A table of flags, one for each value that the top bits of a hash can have; its size is a power of two."""
+    size = 1 << max(10, int(np.ceil(np.log2(max(1, hashes.size) * FILTER_BITS))))
+    flags = np.zeros(size, np.uint8)
+    flags[(hashes >> np.uint64(64 - (size - 1).bit_length())).astype(np.int64)] = 1
+    return flags
+
+
+@kernel
+def _find(hashes: Hashes, wanted: np.uint64) -> int:
+    """The place of a hash among ascending ones, -1 where it is not there."""
+    low, high = 0, hashes.size
+    while low < high:
+        middle = (low + high) // 2
+        if hashes[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < hashes.size and hashes[low] == wanted else -1
+
+
+@kernel
+def _ends_sentence(data: Bytes, begin: int, end: int) -> bool:
+    """Whether a line or sentence ends between two words."""
+    for byte in data[begin:end]:  # noqa: SIM110 - numba compiles no any()
+        if byte in (10, 13, 33, 46, 58, 59, 63):  # line breaks ! . : ; ?
+            return True
+    return False
+
+
+@kernel
+def _with_room(hits: NDArray[np.int64], filled: int) -> NDArray[np.int64]:
+    """The rows, in an array twice as long where this one is full."""
+    if filled < len(hits):
+        return hits
+    longer = np.empty((2 * filled, hits.shape[1]), np.int64)
+    longer[:filled] = hits
+    return longer
+
+
+@kernel
+def _bits(size: int) -> int:
+    """The logarithm of a power of two."""
+    bits = 0
+    while size > 1:
+        size >>= 1
+        bits += 1
+    return bits
+
+
+@kernel
+def find_items(
+    data: Bytes,
+    begins: NDArray[np.int64],
+    table: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    grams: Hashes,
+    gram_flags: NDArray[np.uint8],
+    alone: Hashes,
+    alone_flags: NDArray[np.uint8],
+    longest_alone: int,
+) -> NDArray[np.int64]:
+    """Every place at which a test item shows: rows (H, 4) of text, number of the hash, first byte, end; in bytes from
+    the text's beginning. The numbers of `alone` come after those of `grams`."""
+    longest = max(1, np.max(np.diff(begins)))
+    words, hashes = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    starts, ends = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    gram_shift, alone_shift = np.uint64(64 - _bits(gram_flags.size)), np.uint64(64 - _bits(alone_flags.size))
+    hits = np.empty((1024, 4), np.int64)
+    filled = 0
+    for text in range(begins.size - 1):
+        begin = begins[text]
+        count = hash_words(data, begin, begins[text + 1], table, words, starts, ends)
+        for length in lengths:
+            if length > count:
+                continue
+            for i in range(hash_ngrams(words, count, length, hashes)):
+                if gram_flags[hashes[i] >> gram_shift] == 0:
+                    continue
+                found = _find(grams, hashes[i])
+                if found >= 0:
+                    hits = _with_room(hits, filled)
+                    hits[filled, 0], hits[filled, 1] = text, found
+                    hits[filled, 2], hits[filled, 3] = starts[i] - begin, ends[i + length - 1] - begin
+                    filled += 1
+        for first in range(count if alone.size else 0):
+            if first > 0 and not _ends_sentence(data, ends[first - 1], starts[first]):
+                continue
+            for last in range(first, min(count, first + longest_alone)):
+                if last + 1 < count and not _ends_sentence(data, ends[last], starts[last + 1]):
+                    continue
+                size = last + 1 - first
+                hash_ngrams(words[first : last + 1], size, size, hashes)
+                if alone_flags[hashes[0] >> alone_shift] == 0:
+                    continue
+                found = _find(alone, hashes[0])
+                if found >= 0:
+                    hits = _with_room(hits, filled)
+                    hits[filled, 0], hits[filled, 1] = text, grams.size + found
+                    hits[filled, 2], hits[filled, 3] = starts[first] - begin, ends[last] - begin
+                    filled += 1
+    return hits[:filled]

@@ -1,0 +1,121 @@
+"""Takes the benchmarks' test items out of the training text.
+
+Two passes, each partition by partition: where items show, and what is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from corpus.decontaminate.config import DecontaminateConfig
+from corpus.decontaminate.items import Item, make_index, read_items
+from corpus.decontaminate.write import HITS, RULE, FindItems, FoundPart, WriteClean
+from corpus.documents import concatenate, document_parts, link_parts
+from corpus.dropped import SCHEMA as DROPPED
+from corpus.passes import Passes, write_json
+from corpus.sources import SourceCounts, read_sources, write_sources
+from infra.errors import stage_error
+from infra.partitions import Summary
+from infra.run import Result, Run
+
+SAMPLES_OF_A_TASK = 5
+
+
+def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Writes documents/part-*.parquet and sources.json; aux/dropped.parquet, aux/hits.parquet (which item shows where),
+    aux/contamination.json (by task, with samples) and aux/counts.json.
+
+    inputs: documents; benchmark_text, with items.jsonl.
+    A document that is cut keeps its id and group. Memory holds the items' n-grams, and grows with nothing else.
+    Raises StageError `nothing_left` if every document goes.
+    """
+    items = read_items(inputs["benchmark_text"])
+    index, owners = make_index(items, config)
+    passes = Passes(run, document_parts(inputs["documents"]))
+    file = run.work_dir / "index.npz"
+    np.savez(file, **index._asdict(), **owners._asdict())
+    passes.over_all("find", FindItems(file))
+    found = [folder / "hits.npy" for folder in passes.folders("find")]
+    common = run.work_dir / "common.npy"
+    np.save(common, _common(found, owners.begins.size - 1, config.max_document_hits))
+    write = WriteClean(config, tuple(items), file, common)
+    written = passes.over(
+        "write", write, [FoundPart(part, hits) for part, hits in zip(passes.parts, found, strict=True)]
+    )
+
+    folders = passes.folders("write")
+    counts = SourceCounts.sum(summary["counts"] for summary in written)
+    total = sum(passes.rows)
+    if not counts.documents.total():
+        message = f"no document is left of {total:,}: each holds a test item of the benchmarks"
+        raise stage_error("nothing_left", "decontaminate", message, "is the training text a benchmark's own file?")
+    link_parts(folders, out_dir)
+    write_sources(out_dir, read_sources(inputs["documents"]), counts)
+    aux = out_dir / "aux"
+    concatenate((folder / "dropped.parquet" for folder in folders), aux / "dropped.parquet", DROPPED)
+    concatenate((folder / "hits.parquet" for folder in folders), aux / "hits.parquet", HITS)
+    tasks = _by_task(items, written)
+    write_json(aux / "contamination.json", {"tasks": tasks, "samples": _samples(aux / "hits.parquet", items)})
+    dropped, cut = (sum(summary[name] for summary in written) for name in ("dropped", "cut"))
+    report = {
+        "read": total,
+        "kept": counts.documents.total(),
+        "kept_bytes": counts.bytes.total(),
+        "dropped": {RULE: dropped},
+        "cut": cut,
+        "cuts": sum(summary["cuts"] for summary in written),
+        "items": len(items),
+        "items_hit": sum(task["items_hit"] for task in tasks.values()),
+    }
+    write_json(aux / "counts.json", report)
+    figures = {
+        "documents": report["kept"],
+        "text_bytes": report["kept_bytes"],
+        "dropped": dropped,
+        "cut": cut,
+        "items": report["items"],
+        "items_hit": report["items_hit"],
+    }
+    changed = f"{dropped:,} dropped" + (f", {cut:,} cut" if cut else "")
+    headline = f"{report['items_hit']:,} of {report['items']:,} test items were in the text; {changed} of {total:,}"
+    return Result(figures, headline)
+
+
+def _common(found: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
+    """Which hashes show in more than `most` documents."""
+    documents = np.zeros(hashes, np.int64)
+    for hits in found if most is not None else ():
+        grams = np.unique(np.load(hits)[:, :2], axis=0)[:, 1]
+        documents += np.bincount(grams, minlength=hashes)
+    return documents > (most or 0)
+
+
+def _by_task(items: Sequence[Item], written: Sequence[Summary]) -> dict[str, dict[str, int]]:
+    """Task → its items, those of them that were hit, and the documents in which any was."""
+    hit = sum((Counter(summary["items"]) for summary in written), Counter[str]())
+    documents = sum((Counter(summary["tasks"]) for summary in written), Counter[str]())
+    hit_items = Counter(items[int(number)].task for number in hit)
+    return {
+        task: {"items": count, "items_hit": hit_items[task], "documents_hit": documents[task]}
+        for task, count in sorted(Counter(item.task for item in items).items())
+    }
+
+
+def _samples(hits: Path, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Some hits of each task, with the item's text beside the document's."""
+    texts = {(item.task, item.item): item.texts[0] for item in items}
+    taken: Counter[str] = Counter()
+    samples = []
+    with pq.ParquetFile(hits) as file:
+        for batch in file.iter_batches(1000):
+            for row in batch.to_pylist():
+                if taken[row["task"]] < SAMPLES_OF_A_TASK:
+                    taken[row["task"]] += 1
+                    samples.append({**row, "item_text": texts[row["task"], row["item"]]})
+    return samples

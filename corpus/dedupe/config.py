@@ -1,0 +1,71 @@
+"""Config of the stage dedupe. Importing this module loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from corpus.dedupe.bands import choose_bands
+from infra.config import Config, StageConfig
+
+
+class NearDuplicates(Config):
+    """Near duplicates: found by MinHash and locality-sensitive hashing (Broder, 1997; Lee et al., 2022), then verified.
+
+    Bands and rows follow from `threshold`, `min_recall` and `max_hashes`; see docs/corpus.md.
+    """
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Jaccard similarity of the two sets of word n-grams from which on a document is a near duplicate (0.8: Lee et al.,
+    2022)."""
+    ngram: int = Field(5, ge=1, le=32)
+    """Words in an n-gram (5: Lee et al., 2022, and datatrove)."""
+    min_recall: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """Chance that a pair of exactly this similarity becomes a candidate; that of more similar pairs is higher."""
+    max_hashes: int = Field(128, ge=1, le=1024)
+    """Most hashes of a signature, bands times rows. FineWeb (Penedo et al., 2024) has 112."""
+
+    @model_validator(mode="after")
+    def _bands_exist(self) -> NearDuplicates:
+        if choose_bands(self.threshold, self.min_recall, self.max_hashes) is None:
+            raise ValueError(
+                f"max_hashes: {self.max_hashes} hashes cannot find {self.min_recall:.0%} of the pairs of similarity "
+                f"{self.threshold:g}; raise it, or the threshold"
+            )
+        return self
+
+
+class Boilerplate(Config):
+    """Lines or paragraphs that many documents share are cut out of all of them (CCNet, Wenzek et al., 2020)."""
+
+    unit: Literal["line", "paragraph"] = "line"
+    """line: up to a line break. paragraph: up to a blank line."""
+    max_documents: int = Field(10, ge=1)
+    """A unit that stands in more documents than this is cut out."""
+    min_characters: int = Field(20, ge=1)
+    """Shorter units, in bytes of UTF-8, stay: closing brackets and headings."""
+
+
+class DedupeConfig(StageConfig):
+    """Drops documents that are there more than once, exactly or nearly, and lines that are everywhere."""
+
+    exact: bool = True
+    """Keep one of the texts that are equal but for white space (C4, Raffel et al., 2020; Lee et al., 2022)."""
+    near: NearDuplicates | None = NearDuplicates()
+    """Near duplicates; null leaves them."""
+    boilerplate: Boilerplate | None = None
+    """Cut out lines or paragraphs that many documents share, before documents are compared; null leaves them."""
+    keep: Literal["first", "longest"] = "first"
+    """Which of several is kept: the one read first, so that sources named earlier win, or the longest, and of equally
+    long ones the first."""
+    across_sources: bool = True
+    """Whether documents of different sources are compared."""
+    seed: int = 17
+    """Draws the hash functions."""
+
+    @model_validator(mode="after")
+    def _does_something(self) -> DedupeConfig:
+        if not (self.exact or self.near or self.boilerplate):
+            raise ValueError("expected at least one of exact, near and boilerplate; leave the section out for none")
+        return self

@@ -1,0 +1,95 @@
+"""The first pass over the text: a hash of each document, and its MinHash signature by bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from corpus.dedupe.bands import Bands, choose_bands
+from corpus.dedupe.config import DedupeConfig
+from corpus.dedupe.kernels import SET_LIMIT, hash_texts, shingle_texts, sign_texts
+from corpus.sources import source_numbers
+from corpus.words import character_table, text_buffers
+from infra.partitions import Summary
+
+EXACT, BANDS, LENGTHS, IDS, NAMES = "exact.npy", "bands.npy", "lengths.npy", "ids.npy", "names.npy"
+SHINGLES, SIZES = "shingles.npy", "sizes.npy"
+
+
+@dataclass(frozen=True)
+class SignDocuments:
+    """Writes of one part, for N documents: exact.npy (N,), lengths.npy (N,) in bytes, ids.npy (N,), names.npy (N,),
+    numbers of source names, and bands.npy (bands, N)."""
+
+    config: DedupeConfig
+
+    def __call__(self, part: Path, out: Path) -> Summary:
+        table = pq.read_table(part, columns=["id", "text", "source"])
+        data, begins = text_buffers(_joined(table["text"]))
+        names, numbers = source_numbers(table["source"])
+        salt = np.uint64(0) if self.config.across_sources else _hashes(names)[numbers]
+        exact = np.empty(len(table), np.uint64)
+        hash_texts(data, begins, exact)
+        np.save(out / EXACT, exact ^ salt)
+        np.save(out / LENGTHS, np.diff(begins))
+        np.save(out / IDS, np.array(table["id"].to_pylist(), dtype=bytes))
+        np.save(out / NAMES, numbers)
+        if near := self.config.near:
+            bands = choose_bands(near.threshold, near.min_recall, near.max_hashes)
+            assert bands is not None
+            signed = np.empty((bands.bands, len(table)), np.uint64)
+            factors, shifts = hash_functions(bands, self.config.seed)
+            sign_texts(data, begins, character_table(), near.ngram, factors, shifts, signed)
+            np.save(out / BANDS, signed ^ salt)
+        return {"documents": len(table), "bytes": int(begins[-1] - begins[0]), "names": names}
+
+
+@dataclass(frozen=True)
+class PartOfMarks:
+    """A part with its share of the marks of all documents: marks[first:first + rows]."""
+
+    part: Path
+    marks: Path
+    first: int
+
+
+@dataclass(frozen=True)
+class WriteShingles:
+    """Writes the sets of shingles of the marked documents of one part, ascending, one after the other."""
+
+    ngram: int
+
+    def __call__(self, item: PartOfMarks, out: Path) -> Summary:
+        texts = pq.read_table(item.part, columns=["text"])["text"]
+        marks = np.load(item.marks, mmap_mode="r")[item.first : item.first + len(texts)]
+        chosen = np.flatnonzero(marks)
+        data, begins = text_buffers(_joined(texts))
+        found = np.unique(shingle_texts(data, begins, character_table(), self.ngram, chosen))
+        places = (found >> np.uint64(32)).astype(np.int64)
+        sizes = np.bincount(places, minlength=chosen.size)
+        rank = np.arange(found.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        np.save(out / SHINGLES, found[rank < SET_LIMIT].astype(np.uint32))
+        np.save(out / SIZES, np.minimum(sizes, SET_LIMIT))
+        return {"documents": len(texts), "bytes": int(np.diff(begins)[chosen].sum())}
+
+
+def hash_functions(bands: Bands, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors and shifts of the permutations x → factor · x + shift mod 2^32, (bands · rows,) each."""
+    generator = np.random.default_rng(seed)
+    count = bands.bands * bands.rows
+    odd = generator.integers(0, 1 << 31, count, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+    return odd, generator.integers(0, 1 << 32, count, dtype=np.uint32)
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.cast(pa.large_string()).combine_chunks()
+
+
+def _hashes(names: Sequence[str]) -> np.ndarray:
+    return np.array([xxhash.xxh3_64_intdigest(name) for name in names], np.uint64)

@@ -1,0 +1,143 @@
+"""Drops documents that are there more than once, exactly or nearly, and lines that are everywhere.
+
+Passes over the text, each partition by partition: signatures, the shingles of candidates, and what is kept; before
+them, where asked for, two that find and cut boilerplate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corpus.dedupe.bands import choose_bands
+from corpus.dedupe.boilerplate import cut_boilerplate
+from corpus.dedupe.config import DedupeConfig, NearDuplicates
+from corpus.dedupe.report import cluster_rows, clusters_to_show, pair_counts, similarity_histogram
+from corpus.dedupe.search import Duplicates, SetFile, find_exact, find_near, mark_candidates, order_of_preference
+from corpus.dedupe.signatures import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
+from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept
+from corpus.documents import concatenate, document_parts, link_parts
+from corpus.dropped import SCHEMA as DROPPED
+from corpus.passes import Passes, write_json
+from corpus.sources import SourceCounts, read_sources, write_sources
+from infra.errors import stage_error
+from infra.partitions import Summary
+from infra.run import Result, Run
+
+
+def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Writes documents/part-*.parquet and sources.json; aux/dropped.parquet, aux/duplicates.parquet (who duplicates
+    whom, and how much), aux/clusters.json (samples) and aux/counts.json.
+
+    Raises StageError `nothing_left` if every document is boilerplate.
+    Of documents that are alike the first by `keep` stays. A document goes only if one that stays is as similar to it
+    as `near.threshold` asks. Memory grows by some 300 bytes a document, not with the text.
+    """
+    read = Passes(run, document_parts(inputs["documents"]))
+    parts, boilerplate = cut_boilerplate(config.boilerplate, read) if config.boilerplate else (read.parts, None)
+    if not parts:
+        raise stage_error("nothing_left", "dedupe.boilerplate", "every document is boilerplate", "raise max_documents")
+    passes = Passes(run, parts)
+    signed = passes.over_all("signatures", SignDocuments(config))
+    names = sorted({name for summary in signed for name in summary["names"]})
+    found = find_duplicates(config, passes)
+    clusters = clusters_to_show(found)
+    ids, sources = passes.joined("signatures", IDS), _numbers(passes.folders("signatures"), signed, names)
+    shown = np.unique([*clusters, *(document for members in clusters.values() for document in members)]).astype(int)
+    decisions = Decisions(run.work_dir / "decisions")
+    decisions.save(
+        originals=found.originals,
+        similarities=found.similarities,
+        exact=found.exact,
+        ids=ids,
+        sources=sources,
+        shown=shown,
+    )
+    threshold = config.near.threshold if config.near else 1.0
+    items = [DecidedPart(part, first) for part, first in zip(passes.parts, passes.firsts, strict=True)]
+    written = passes.over("write", WriteKept(decisions, tuple(names), threshold), items)
+    texts = dict(zip(shown.tolist(), (text for summary in written for text in summary["shown"]), strict=True))
+
+    folders = passes.folders("write")
+    link_parts(folders, out_dir)
+    counts = SourceCounts.sum(summary["counts"] for summary in written)
+    write_sources(out_dir, read_sources(inputs["documents"]), counts)
+    aux = out_dir / "aux"
+    dropping = [*(read.folders("boilerplate") if boilerplate else ()), *folders]
+    concatenate((folder / "dropped.parquet" for folder in dropping), aux / "dropped.parquet", DROPPED)
+    concatenate((folder / "duplicates.parquet" for folder in folders), aux / "duplicates.parquet", DUPLICATES)
+    write_json(aux / "clusters.json", cluster_rows(clusters, texts, found, ids, names, sources))
+    report = _counts(config, found, counts, names, sources)
+    if boilerplate:
+        report["read"] += boilerplate["dropped"]
+        report["dropped"]["boilerplate"] = boilerplate["dropped"]
+        report["boilerplate"] = boilerplate
+    write_json(aux / "counts.json", report)
+    return _result(report)
+
+
+def find_duplicates(config: DedupeConfig, passes: Passes) -> Duplicates:
+    """Of signed documents, which ones are not to be kept, and for which other ones."""
+    folders = passes.folders("signatures")
+    order = order_of_preference(folders, config.keep)
+    found = Duplicates.none_of(sum(passes.rows))
+    if config.exact:
+        find_exact(folders, order, found)
+    if near := config.near:
+        bands = choose_bands(near.threshold, near.min_recall, near.max_hashes)
+        assert bands is not None
+        sets = _sets_of_candidates(near, mark_candidates(folders, bands.bands, found, passes.run), passes)
+        find_near(folders, bands.bands, sets, order, near.threshold, found, passes.run)
+    return found
+
+
+def _sets_of_candidates(near: NearDuplicates, marks: np.ndarray, passes: Passes) -> SetFile:
+    file = passes.run.work_dir / "marks.npy"
+    np.save(file, marks)
+    items = [PartOfMarks(part, file, first) for part, first in zip(passes.parts, passes.firsts, strict=True)]
+    passes.over("shingles", WriteShingles(near.ngram), items)
+    return SetFile(passes.run.work_dir / "shingles.bin", passes.folders("shingles"), marks)
+
+
+def _numbers(folders: Sequence[Path], signed: Sequence[Summary], names: Sequence[str]) -> np.ndarray:
+    """The number of each document's source among `names`, (N,)."""
+    place = {name: number for number, name in enumerate(names)}
+    local = [np.array([place[name] for name in summary["names"]], np.int32) for summary in signed]
+    return np.concatenate([here[np.load(folder / NAMES)] for here, folder in zip(local, folders, strict=True)])
+
+
+def _counts(
+    config: DedupeConfig, found: Duplicates, counts: SourceCounts, names: Sequence[str], sources: np.ndarray
+) -> dict[str, Any]:
+    gone = found.originals >= 0
+    _, sizes = np.unique(found.originals[gone], return_counts=True)
+    report: dict[str, Any] = {
+        "read": gone.size,
+        "kept": counts.documents.total(),
+        "kept_bytes": counts.bytes.total(),
+        "dropped": {EXACT_RULE: int(found.exact.sum()), NEAR_RULE: int((gone & ~found.exact).sum())},
+        "clusters": sizes.size,
+        "largest_cluster": int(sizes.max(initial=0)) + 1,
+        "pairs": pair_counts(found, names, sources),
+    }
+    if near := config.near:
+        bands = choose_bands(near.threshold, near.min_recall, near.max_hashes)
+        assert bands is not None
+        chosen = {"bands": bands.bands, "rows": bands.rows, "chance_at_threshold": bands.chance(near.threshold)}
+        report |= {"near": {**chosen, "similarities": similarity_histogram(found, near.threshold)}}
+    return report
+
+
+def _result(report: Mapping[str, Any]) -> Result:
+    exact, near = report["dropped"][EXACT_RULE], report["dropped"][NEAR_RULE]
+    figures = {
+        "documents": report["kept"],
+        "text_bytes": report["kept_bytes"],
+        "dropped": sum(report["dropped"].values()),
+        **{f"dropped_{rule}": count for rule, count in report["dropped"].items()},
+    }
+    headline = f"kept {report['kept']:,} of {report['read']:,} documents: {exact:,} exact and {near:,} near duplicates"
+    return Result(figures, headline)

@@ -1,0 +1,100 @@
+"""The last pass over the text: what is kept, what is not and why, and the texts that are shown in the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from corpus.documents import SCHEMA, write_part
+from corpus.dropped import dropped_rows
+from corpus.sources import count_table
+from infra.partitions import Summary
+
+EXACT_RULE, NEAR_RULE = "exact_duplicate", "near_duplicate"
+PAPERS = {EXACT_RULE: "C4, Raffel et al., 2020", NEAR_RULE: "Broder, 1997; Lee et al., 2022"}
+DUPLICATES = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "source", "rule", "original", "original_source")),
+        ("similarity", pa.float32()),
+    ]
+)
+"""aux/duplicates.parquet: a row a dropped document. original: the id of the document that was kept instead;
+original_source: the name of its source."""
+SHOWN_CHARACTERS = 600
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Files over all N documents of the corpus: who is kept, and what is told of the others."""
+
+    folder: Path
+
+    def load(self, name: str) -> np.ndarray:
+        """originals (N,), similarities (N,), exact (N,), ids (N,), sources (N,) as numbers, shown: sorted numbers of
+        documents whose text is asked for."""
+        found: np.ndarray = np.load(self.folder / f"{name}.npy", mmap_mode="r")
+        return found
+
+    def save(self, **arrays: np.ndarray) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, array in arrays.items():
+            np.save(self.folder / f"{name}.npy", array)
+
+
+@dataclass(frozen=True)
+class DecidedPart:
+    """A part whose documents are those from number `first` on."""
+
+    part: Path
+    first: int
+
+
+@dataclass(frozen=True)
+class WriteKept:
+    """Writes of one part documents/, dropped.parquet and duplicates.parquet."""
+
+    decisions: Decisions
+    source_names: tuple[str, ...]
+    threshold: float
+
+    def __call__(self, item: DecidedPart, out: Path) -> Summary:
+        table = pq.read_table(item.part, columns=SCHEMA.names)
+        here = slice(item.first, item.first + len(table))
+        originals = self.decisions.load("originals")[here]
+        kept = originals < 0
+        stays = table.filter(pa.array(kept))
+        write_part(stays, out)
+        self._write_duplicates(table, here, np.flatnonzero(~kept), out)
+        shown = self.decisions.load("shown")
+        wanted = shown[np.searchsorted(shown, here.start) : np.searchsorted(shown, here.stop)] - here.start
+        texts = table["text"].take(pa.array(wanted)).to_pylist()
+        return {
+            "counts": count_table(stays).as_json(),
+            "documents": len(table),
+            "bytes": table["text"].nbytes,
+            "shown": [text[:SHOWN_CHARACTERS] for text in texts],
+        }
+
+    def _write_duplicates(self, table: pa.Table, here: slice, gone: np.ndarray, out: Path) -> None:
+        again = table.take(pa.array(gone))
+        originals = self.decisions.load("originals")[here][gone]
+        similarities = self.decisions.load("similarities")[here][gone]
+        exact = self.decisions.load("exact")[here][gone]
+        rules = [EXACT_RULE if same else NEAR_RULE for same in exact]
+        papers = [PAPERS[rule] for rule in rules]
+        rows = dropped_rows(again, rules, papers, similarities, high=self.threshold)
+        pq.write_table(rows, out / "dropped.parquet", compression="zstd")
+        names = np.array(self.source_names, dtype=object)
+        columns = {
+            "id": again["id"],
+            "source": again["source"],
+            "rule": pa.array(rules, pa.string()),
+            "original": pa.array(self.decisions.load("ids")[originals].astype(str), pa.string()),
+            "original_source": pa.array(names[self.decisions.load("sources")[originals]], pa.string()),
+            "similarity": pa.array(similarities),
+        }
+        pq.write_table(pa.table(columns, schema=DUPLICATES), out / "duplicates.parquet", compression="zstd")

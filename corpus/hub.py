@@ -1,0 +1,128 @@
+"""Hugging Face datasets on disk: saved ones, folders of data files, and what lies in the hub's cache."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.errors import stage_error
+
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".txt")
+COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
+# The words that the hub itself looks for in file names where a dataset does not list its files.
+SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+NOT_DATA = {"dataset_info.json", "dataset_dict.json", "state.json", "dataset_infos.json"}
+
+
+def dataset_files(dataset: str, subset: str | None, split: str, revision: str | None) -> tuple[Path, ...]:
+    """The data files of one split.
+
+    dataset: a folder (`save_to_disk`, or data files) or a name on the hub, which is looked up in the local cache.
+    Raises StageError: `missing_source` for one that is not there, with the command that fetches it; `wrong_split` with
+    the splits that there are.
+    """
+    folder = Path(dataset) if Path(dataset).is_dir() else _cached(dataset, revision)
+    if (folder / "dataset_dict.json").exists():
+        splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf8"))["splits"]
+        if split not in splits:
+            raise _no_split(dataset, split, splits)
+        folder = folder / split
+    if (folder / "state.json").exists():
+        state = json.loads((folder / "state.json").read_text(encoding="utf8"))
+        return tuple(folder / row["filename"] for row in state["_data_files"])
+    listed = _listed(folder, subset)
+    if listed:
+        if split not in listed:
+            raise _no_split(dataset, split, listed)
+        return tuple(sorted({path for pattern in listed[split] for path in folder.glob(pattern) if path.is_file()}))
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_data(path.relative_to(folder))]
+    if subset:
+        files = [path for path in files if subset in path.relative_to(folder).parts]
+    return _of_split(dataset, folder, files, split)
+
+
+def _of_split(dataset: str, folder: Path, files: list[Path], split: str) -> tuple[Path, ...]:
+    by_split: dict[str, list[Path]] = {}
+    for path in files:
+        by_split.setdefault(_split_of(path.relative_to(folder).as_posix(), split), []).append(path)
+    # Files that name no split are the training data, as on the hub.
+    found = by_split.get(split) or (by_split.get("") if split == "train" else None)
+    if not found:
+        raise _no_split(dataset, split, [name or "train" for name in by_split])
+    return tuple(found)
+
+
+def _split_of(name: str, asked: str) -> str:
+    for split, words in {**SPLIT_WORDS, asked: SPLIT_WORDS.get(asked, (asked,))}.items():
+        if re.search(rf"(^|[/_.-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name):
+            return split
+    return ""
+
+
+def _is_data(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    endings = tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS)
+    return not hidden and path.name not in NOT_DATA and path.name.lower().endswith(endings)
+
+
+def _listed(folder: Path, subset: str | None) -> dict[str, list[str]]:
+    """Split → patterns, from the front matter of the dataset's README; empty where it lists none."""
+    readme = folder / "README.md"
+    text = readme.read_text(encoding="utf8", errors="replace") if readme.exists() else ""
+    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    if not front:
+        return {}
+    try:
+        configs = (yaml.safe_load(front.group(1)) or {}).get("configs") or []
+    except yaml.YAMLError:
+        return {}
+    chosen = [row for row in configs if row.get("config_name") == subset] if subset else configs[:1]
+    return _patterns(chosen[0].get("data_files")) if chosen else {}
+
+
+def _patterns(data_files: Any) -> dict[str, list[str]]:
+    if isinstance(data_files, str):
+        return {"train": [data_files]}
+    found: dict[str, list[str]] = {}
+    for row in data_files or []:
+        if isinstance(row, str):
+            found.setdefault("train", []).append(row)
+        else:
+            paths = row["path"]
+            found.setdefault(row["split"], []).extend([paths] if isinstance(paths, str) else paths)
+    return found
+
+
+def _cached(dataset: str, revision: str | None) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(dataset, repo_type="dataset", revision=revision, local_files_only=True))
+    except HFValidationError:
+        raise stage_error(
+            "missing_source", dataset, "no such folder, and no name of a dataset on the hub", "correct it in the config"
+        ) from None
+    except (LocalEntryNotFoundError, FileNotFoundError):
+        at = f" --revision {revision}" if revision else ""
+        raise stage_error(
+            "missing_source",
+            dataset,
+            f"no such folder, and no dataset of this name in the hub's cache ({constants.HF_HUB_CACHE}); runs fetch "
+            "nothing themselves",
+            f"hf download --repo-type dataset {dataset}{at}",
+        ) from None
+
+
+def _no_split(dataset: str, split: str, splits: Iterable[str]) -> Exception:
+    there = ", ".join(sorted(splits)) or "no data files"
+    return stage_error("wrong_split", dataset, f"expected the split {split}, there are: {there}", "set split or subset")

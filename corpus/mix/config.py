@@ -1,0 +1,47 @@
+"""Config of the stage mix. Importing this module loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from corpus.config import HELDOUT_SHARE, Share
+from infra.config import StageConfig
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class MixConfig(StageConfig):
+    """Samples sources up and down to the proportions that a model is to read them in (GPT-3, Brown et al., 2020)."""
+
+    shares: dict[str, Share] = Field(default_factory=dict)
+    """Source name → its share of the mixture's bytes (GPT-3, table 2.2). The others divide what is left over by the
+    bytes that they have times their weight."""
+    weights: dict[str, Weight] = Field(default_factory=dict)
+    """Source name → how often its documents are to be seen, relative to those of other sources, in place of the weight
+    that it was read with."""
+    max_epochs: float = Field(4, gt=0)
+    """Most epochs of any source; what it cannot give within them the others make up for. Up to 4 are worth nearly as
+    much as new text (Muennighoff et al., 2023, Scaling Data-Constrained Language Models)."""
+    target_mb: float | None = Field(None, gt=0)
+    """Size of the mixture in megabytes (10^6 bytes of UTF-8)."""
+    target_tokens: float | None = Field(None, gt=0)
+    """Size of the mixture in tokens, at `bytes_per_token`."""
+    target_share: float | None = Field(None, gt=0)
+    """Size of the mixture as a share of what there is; with none of the three it is 1."""
+    bytes_per_token: float = Field(4.0, gt=0)
+    """Bytes of UTF-8 a token, for `target_tokens`: about 4 for English with a vocabulary of 50,000."""
+    heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
+    """Share of groups that is held out; they are never repeated. The same in mix, tokenizer, shard, instructions and
+    preferences."""
+    seed: int = Field(17, ge=0)
+    """Decides which documents are left out or repeated once more."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> MixConfig:
+        if sum(target is not None for target in (self.target_mb, self.target_tokens, self.target_share)) > 1:
+            raise ValueError("expected one of target_mb, target_tokens and target_share")
+        if sum(self.shares.values()) > 1 + 1e-9:
+            raise ValueError(f"shares: expected at most 1 in all, not {sum(self.shares.values()):g}")
+        return self

@@ -1,0 +1,116 @@
+"""Samples sources up and down to the proportions that a model is to read them in.
+
+Passes over the text, partition by partition: one that counts, then one for each epoch of the sources seen most often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corpus.documents import document_parts, link_parts
+from corpus.mix.config import MixConfig
+from corpus.mix.plan import Available, asked_shares, planned_bytes, target_bytes
+from corpus.mix.sample import BINS, CountBins, Dose, Epoch, WriteSample, choose_dose
+from corpus.passes import Passes, write_json
+from corpus.sources import SourceCounts, SourceFacts, read_sources, write_sources
+from infra.errors import stage_error
+from infra.partitions import Summary, map_partitions, partition_folder
+from infra.run import Result, Run
+
+
+def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Writes documents/part-*.parquet and sources.json; aux/mixture.json (what was asked for and what came out, by
+    source) and aux/counts.json.
+
+    A repeated document keeps its id and group and says in `metadata` which epoch it belongs to, from 1 on; its first
+    copy says nothing. Held-out documents are never repeated. Which documents are taken depends on their ids, the
+    weights and the seed, not on their order. Memory does not grow with the text.
+    Raises StageError: `unknown_source`, `bad_shares`; `nothing_left` if no document is taken.
+    """
+    facts = read_sources(inputs["documents"])
+    passes = Passes(run, document_parts(inputs["documents"]))
+    counted = passes.over_all("count", CountBins(config.heldout_share, config.seed))
+    bins = _bins_by_source(passes.folders("count"), counted)
+    available = {name: Available(*(int(side.sum()) for side in sides)) for name, sides in bins.items()}
+    shares = asked_shares(config, facts, available)
+    planned = planned_bytes(config, shares, available)
+    doses = {name: choose_dose(available[name].epochs_for(planned[name]), bins[name]) for name in available}
+
+    items = [
+        Epoch(part, epoch)
+        for epoch in range(max(dose.epochs for dose in doses.values()))
+        for part, summary in zip(passes.parts, counted, strict=True)
+        if any(epoch < doses[name].epochs for name in summary["names"])
+    ]
+    written = map_partitions(run, "write", WriteSample(doses, config.heldout_share, config.seed), items)
+    counts = SourceCounts.sum(summary["counts"] for summary in written)
+    if not counts.documents.total():
+        raise stage_error("nothing_left", "mix", "no document was taken", "raise the target or the weights")
+    link_parts([partition_folder(run, "write", index) for index in range(len(items))], out_dir)
+    write_sources(out_dir, facts, counts)
+    rows = _rows(config, facts, available, shares, planned, doses, counts)
+    target = target_bytes(config, sum(one.all for one in available.values()))
+    if sum(planned.values()) < 0.99 * target:
+        short = f"{counts.bytes.total() / 1e6:.1f} of {target / 1e6:.1f} MB: every source is at mix.max_epochs"
+        run.event("short_mixture", short)
+    first = SourceCounts.sum(w["counts"] for w, item in zip(written, items, strict=True) if item.epoch == 0)
+    total, once = sum(passes.rows), first.documents.total()
+    repeated = counts.documents.total() - once
+    report = {
+        "read": total,
+        "kept": counts.documents.total(),
+        "kept_bytes": counts.bytes.total(),
+        "dropped": {"sampled_out": total - once},
+        "repeated": repeated,
+    }
+    write_json(out_dir / "aux" / "mixture.json", rows)
+    write_json(out_dir / "aux" / "counts.json", report)
+    figures = {
+        "documents": counts.documents.total(),
+        "text_bytes": counts.bytes.total(),
+        "dropped": total - once,
+        "repeated": repeated,
+        **{f"share_{name}": row["share"] for name, row in rows.items()},
+    }
+    told = ", ".join(f"{name} {100 * row['share']:.1f} %" for name, row in rows.items())
+    return Result(figures, f"{counts.bytes.total() / 1e6:.1f} MB: {told}")
+
+
+def _bins_by_source(folders: Sequence[Path], counted: Sequence[Summary]) -> dict[str, np.ndarray]:
+    """Source name → bytes (2, BINS) by side of the split and bin, in the order of the names."""
+    found = {name: np.zeros((2, BINS), np.int64) for name in sorted({n for one in counted for n in one["names"]})}
+    for folder, summary in zip(folders, counted, strict=True):
+        for name, counts in zip(summary["names"], np.load(folder / "bins.npy"), strict=True):
+            found[name] += counts
+    return found
+
+
+def _rows(
+    config: MixConfig,
+    facts: Mapping[str, SourceFacts],
+    available: Mapping[str, Available],
+    shares: Mapping[str, float],
+    planned: Mapping[str, float],
+    doses: Mapping[str, Dose],
+    counts: SourceCounts,
+) -> dict[str, dict[str, Any]]:
+    """Source name → what was asked for, what was planned within the epoch cap, and what came out."""
+    total = max(1, counts.bytes.total())
+    return {
+        name: {
+            "weight": config.weights.get(name, facts.get(name, SourceFacts()).weight),
+            "available_bytes": one.all,
+            "natural_share": one.all / max(1, sum(other.all for other in available.values())),
+            "asked_share": shares[name],
+            "planned_bytes": round(planned[name]),
+            "bytes": counts.bytes[name],
+            "documents": counts.documents[name],
+            "share": counts.bytes[name] / total,
+            "epochs": counts.bytes[name] / one.all if one.all else 0.0,
+        }
+        for name, one in available.items()
+    }

@@ -1,0 +1,167 @@
+"""The order of documents in the shards, where each shard begins and ends, and what it holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.tokenise import TOKENS, Index
+from infra.pace import report
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def in_order(index: Index) -> Index:
+    """The documents in the order of a hash of their ids: one that no number of workers, no order of files and no size
+    of partitions changes, and in which every stretch mixes all sources.
+
+    Copies of one document (a mixture that repeats a source) are numbered and lie apart.
+    """
+    index = index[np.lexsort((index["language"], index["source"], index["heldout"], index["id"]))]
+    place = np.arange(len(index))
+    is_first = np.r_[True, index["id"][1:] != index["id"][:-1]]
+    copy = (place - np.maximum.accumulate(np.where(is_first, place, 0))).astype(np.uint64)
+    return index[np.argsort(_mixed(index["id"] + copy * np.uint64(0x9E3779B97F4A7C15)), kind="stable")]
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele et al., 2014): a one-to-one map that scatters its numbers."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all shards of a run have in common.
+
+    partitions: folder with the tokenised partitions, NNNNN/tokens.bin, of the type `dtype`.
+    """
+
+    partitions: Path
+    dtype: str
+    length: int
+    compression: str | None
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The sequences of one shard: documents `first` to `last` of the side's order, without the first `skip` tokens."""
+
+    order: Path
+    first: int
+    last: int
+    skip: int
+    sequences: int
+
+
+def slices_of(order: Path, index: Index, length: int, shard_sequences: int) -> list[Slice]:
+    """Cuts a side's documents, in their order, into shards; what fills no last sequence is left out."""
+    ends = np.cumsum(index["tokens"], dtype=np.int64)
+    total = int(ends[-1]) // length if len(ends) else 0
+    found = []
+    for begin in range(0, total, shard_sequences):
+        count = min(shard_sequences, total - begin)
+        first = int(np.searchsorted(ends, begin * length, "right"))
+        last = int(np.searchsorted(ends, (begin + count) * length, "left")) + 1
+        skip = begin * length - (int(ends[first - 1]) if first else 0)
+        found.append(Slice(order, first, last, skip, count))
+    return found
+
+
+def write_shards(form: Form, slices: Sequence[Slice], out: Path) -> Mapping[str, Any]:
+    """Writes an MDS folder of one shard for each slice: out/0, out/1, …"""
+    done = 0
+    for number, item in enumerate(slices):
+        _write_shard(form, item, out / str(number))
+        done += item.sequences
+        report(out, done)
+    return {}
+
+
+def _write_shard(form: Form, item: Slice, folder: Path) -> None:
+    from streaming import MDSWriter
+
+    documents = np.load(item.order, mmap_mode="r")[item.first : item.last]
+    begins = np.cumsum(documents["tokens"], dtype=np.int64) - documents["tokens"] - item.skip
+    tokens = _read_tokens(form, documents, begins, item.sequences * form.length)
+    edges = np.arange(item.sequences, dtype=np.int64) * form.length
+    # A sequence begins with the rest of a document or with a new one: position 0 is a start either way.
+    places = np.union1d(begins[(begins >= 0) & (begins < len(tokens))], edges)
+    sources = documents["source"][np.searchsorted(begins, places, "right") - 1].astype(np.uint16)
+    starts = (places % form.length).astype(np.uint32)
+    cuts = np.searchsorted(places, edges)[1:]
+    columns = {"tokens": f"ndarray:{form.dtype}:{form.length}", "starts": "ndarray:uint32", "sources": "ndarray:uint16"}
+    writer = MDSWriter(
+        out=str(folder),
+        columns=columns,
+        compression=form.compression,
+        hashes=list(form.hashes),
+        size_limit=None,
+    )
+    with writer:
+        rows = zip(tokens.reshape(-1, form.length), np.split(starts, cuts), np.split(sources, cuts), strict=True)
+        for sequence, its_starts, its_sources in rows:
+            writer.write({"tokens": sequence, "starts": its_starts, "sources": its_sources})
+
+
+def _read_tokens(form: Form, documents: Index, begins: NDArray[np.int64], count: int) -> NDArray[Any]:
+    tokens = np.empty(count, form.dtype)
+    size = tokens.itemsize
+    target = tokens.view(np.uint8).data
+    opened = lru_cache(maxsize=256)(lambda number: _token_file(form.partitions, number))
+    columns = (documents[name].tolist() for name in ("partition", "at", "tokens"))
+    for partition, at, length, begin in zip(*columns, begins.tolist(), strict=True):
+        skipped = max(0, -begin)
+        end = min(begin + length, count)
+        part = target[(begin + skipped) * size : end * size]
+        os.preadv(opened(partition).fileno(), [part], (at + skipped) * size)
+    return tokens
+
+
+def _token_file(partitions: Path, number: int) -> FileIO:
+    return open(partitions / f"{number:05}" / TOKENS, "rb", buffering=0)
+
+
+class Side:
+    """Tokens and bytes of one side that are in its sequences, in all and by source."""
+
+    def __init__(self, index: Index, sequences: int, form: Form, tokenizer: Tokenizer) -> None:
+        ends = np.cumsum(index["tokens"], dtype=np.int64)
+        limit = sequences * form.length
+        self.documents = len(index)
+        self.sequences = sequences
+        self.tokens = limit
+        self.left_out_tokens = (int(ends[-1]) if len(ends) else 0) - limit
+        written = np.clip(limit - (ends - index["tokens"]), 0, index["tokens"])
+        text_bytes = np.where(written == index["tokens"], index["bytes"], 0).astype(np.int64)
+        for cut in np.flatnonzero((written > 0) & (written < index["tokens"])):
+            # Bits per byte divides by the bytes that the written tokens stand for, so those of the rest are taken off.
+            rest = _tokens_of(form, index[cut])[written[cut] :].tolist()
+            text_bytes[cut] = int(index["bytes"][cut]) - len(tokenizer.decode(rest, skip_special_tokens=True).encode())
+        self.bytes = int(text_bytes.sum())
+        self._index, self._written, self._text_bytes = index, written, text_bytes
+
+    def of_source(self, number: int) -> dict[str, int]:
+        mine = self._index["source"] == number
+        return {
+            "documents": int(mine.sum()),
+            "tokens": int(self._written[mine].sum()),
+            "bytes": int(self._text_bytes[mine].sum()),
+        }
+
+
+def _tokens_of(form: Form, document: np.void) -> Index:
+    itemsize = np.dtype(form.dtype).itemsize
+    path = form.partitions / f"{document['partition']:05}" / TOKENS
+    return np.fromfile(path, form.dtype, int(document["tokens"]), offset=int(document["at"]) * itemsize)

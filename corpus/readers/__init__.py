@@ -1,0 +1,1 @@
+"""Records of files and objects of every format, as a stream in bounded memory."""

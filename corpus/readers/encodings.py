@@ -1,0 +1,111 @@
+"""Bytes to text: declared, detected or mended encodings."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+
+from corpus.readers.streams import encoding_mark
+
+AUTO = "auto"
+# Less says too little about the encoding; what is no UTF-8 on the web is mostly Windows-1252.
+MIN_DETECT_BYTES = 64
+DETECT_BYTES = 65_536
+FALLBACK = "cp1252"
+_NO_ASCII = re.compile(rb"[\x80-\xff]")
+
+# The second of two characters that one UTF-8 character of two bytes becomes when it is read as Windows-1252 or -1251.
+_PUNCTUATION = "\x80-\xbf\u2013-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122"
+_CP1252 = f"{_PUNCTUATION}\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc"
+_CP1251 = f"{_PUNCTUATION}\u0402-\u040f\u0452-\u045f\u0490\u0491\u2116"
+# ftfy's own look takes long; most texts do not need it.
+_MAC_ROMAN_OR_CP437 = "\u201a\xc4.|\u221a.|\u0393\xc7|\u251c."
+_SUSPECT = re.compile(f"[\x80-\x9f]|[\xc2-\xf4][{_CP1252}]|[\u0420\u0421][{_CP1251}]|{_MAC_ROMAN_OR_CP437}")
+
+
+def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> tuple[str, bool]:
+    """The text of some bytes, and whether its encoding had to be guessed.
+
+    encoding: as configured; `auto` takes the byte order mark, the encoding that the data declare of themselves, UTF-8,
+        the likely one, or what charset-normalizer finds, in this order.
+    likely: what the file that these bytes are a part of seems to be in.
+    Raises UnicodeDecodeError where a configured encoding does not fit.
+    """
+    if encoding != AUTO:
+        return data.decode(python_name(encoding)), False
+    for candidate in (encoding_mark(data[:4]), declared, "utf-8", likely):
+        if candidate:
+            try:
+                return data.decode(python_name(candidate)), candidate == likely
+            except (UnicodeDecodeError, LookupError):
+                continue
+    return data.decode(detect(data) or FALLBACK, "replace"), True
+
+
+def likely_encoding(stream: io.BufferedReader, encoding: str) -> str:
+    """What a file seems to be in, from its start, where that is to be found out and is not UTF-8; else ""."""
+    probe = stream.peek(DETECT_BYTES)[:DETECT_BYTES]
+    if encoding != AUTO or encoding_mark(probe):
+        return ""
+    try:
+        probe.decode()
+    except UnicodeDecodeError as error:
+        # The last character may be cut in two.
+        return detect(probe) if error.start < len(probe) - 4 else ""
+    return ""
+
+
+def mend(text: str) -> tuple[str, bool]:
+    """The text without NULs, lone surrogates and mojibake (UTF-8 that somebody read as Windows-1252 or the like), and
+    whether there were any."""
+    if text.isascii():
+        return (text.replace("\0", ""), True) if "\0" in text else (text, False)
+    mended = text.replace("\0", "")
+    try:
+        mended.encode()
+    except UnicodeEncodeError:
+        mended = mended.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if _SUSPECT.search(mended):
+        import ftfy
+        from ftfy.badness import is_bad
+
+        if is_bad(mended):
+            mended = ftfy.fix_encoding(mended)
+    return mended, mended != text
+
+
+def python_name(encoding: str) -> str:
+    """The codec to use: UTF-8 files of Windows programs open with a byte order mark, which is no part of the text, and
+    what calls itself Latin-1 or ASCII on the web is Windows-1252 (WHATWG)."""
+    name = codecs.lookup(encoding).name
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+def web_name(encoding: str) -> str:
+    """The codec that browsers use for what a page declares; "" for one that nobody knows."""
+    try:
+        name = codecs.lookup(encoding.strip("\"' ")).name
+    except (LookupError, ValueError):
+        return ""
+    return {"iso8859-1": FALLBACK, "ascii": FALLBACK, "gb2312": "gb18030", "gbk": "gb18030"}.get(name, name)
+
+
+def detect(data: bytes) -> str:
+    """The encoding that charset-normalizer takes these bytes to be in; "" where they are too few or fit none."""
+    first = _NO_ASCII.search(data)
+    # ASCII says nothing: only the part from the first other byte on is looked at.
+    start = max(0, (first.start() if first else 0) - MIN_DETECT_BYTES)
+    sample = data[start : start + DETECT_BYTES]
+    if len(sample) < MIN_DETECT_BYTES:
+        return ""
+    from charset_normalizer import from_bytes
+
+    matches = from_bytes(sample)
+    best = matches.best()
+    if best is None:
+        return ""
+    # Western and Central European code pages often fit alike; the Western one is far more frequent.
+    alike = [match for match in matches if (match.chaos, match.coherence) == (best.chaos, best.coherence)]
+    is_western = any(FALLBACK in (match.encoding, *match.could_be_from_charset) for match in alike)
+    return FALLBACK if is_western else best.encoding

@@ -1,0 +1,143 @@
+"""Objects in JSON Lines files, or in a JSON file that holds one list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from corpus.quarantine import EMPTY, Rejected
+from corpus.readers.encodings import decode
+from corpus.readers.lines import Span, TooLong, lines_of
+from corpus.readers.record import MISSING, Record, field_names, pick
+from corpus.readers.streams import in_utf8_lines, opened, refuse_binary
+from infra.errors import stage_error
+from infra.sources import Place
+
+MAX_LIST_BYTES = 1_000_000_000
+BRACKET = ord("[")
+
+
+def read_records(
+    place: Place,
+    encoding: str,
+    fields: tuple[str, ...],
+    key: str,
+    field_keys: tuple[str, ...],
+    span: Span | None = None,
+    max_line_bytes: int | None = None,
+) -> Iterator[Record | Rejected]:
+    """All objects of a file, each with a string in all of `fields` (dotted names).
+
+    key: the dotted config key of the source; field_keys: the keys in it that name the fields; for messages.
+    span: the part of the file to read; all of it by default.
+    Raises StageError: `missing_source`, `binary_source`, `corrupt_file`; `wrong_encoding` for a list whose configured
+    encoding does not fit; `wrong_field` where already the first object lacks a field.
+    """
+    looked = span is not None and span.start > 0
+    for item in _items(place, encoding, span, max_line_bytes):
+        if isinstance(item, Record):
+            values = [pick(item.value, field) for field in fields]
+            if not looked and MISSING in values:
+                index = values.index(MISSING)
+                raise stage_error(
+                    "wrong_field",
+                    item.place,
+                    f"expected the field {fields[index]}, there are: {field_names(item.value)}",
+                    f"set {key}.{field_keys[index]}",
+                )
+            looked = True
+            wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
+            if wrong is not None:
+                yield Rejected(str(place), item.line, _fault(fields[wrong], values[wrong]))
+                continue
+        yield item
+
+
+def is_list(place: Place) -> bool:
+    """Whether a file opens like a JSON list, which cannot be read in parts."""
+    with opened(place) as stream:
+        return stream.peek(64)[:64].lstrip()[:1] == b"["
+
+
+def _fault(field: str, value: object) -> str:
+    if value is MISSING:
+        return f"no field {field}"
+    return f"the field {field} is not a string: it is {_json_type(value)}"
+
+
+def _items(place: Place, encoding: str, span: Span | None, max_line_bytes: int | None) -> Iterator[Record | Rejected]:
+    with opened(place) as raw:
+        refuse_binary(raw, place, encoding)
+        stream = in_utf8_lines(raw, place, encoding)
+        is_empty = True
+        for number, line in lines_of(stream, span, max_line_bytes):
+            if isinstance(line, TooLong):
+                is_empty = False
+                yield Rejected(str(place), number, str(line))
+                continue
+            if is_empty:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.isspace() or not line:
+                    continue
+                if line.lstrip()[0] == BRACKET and not (span and span.start):
+                    yield from _list(place, line + stream.read(MAX_LIST_BYTES), encoding)
+                    return
+                is_empty = False
+            elif line.isspace():
+                continue
+            yield _object(place, number, line, encoding)
+        if is_empty and span is None:
+            yield Rejected(str(place), 0, EMPTY)
+
+
+def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | Rejected:
+    is_repaired = False
+    try:
+        value = orjson.loads(line)
+    except ValueError:
+        # orjson is stricter: no other encodings, half surrogate pairs, NaN, or integers of over 64 bits.
+        try:
+            text, is_repaired = decode(line, encoding)
+            value = json.loads(text)
+        except UnicodeDecodeError:
+            return Rejected(str(place), number, f"not valid {encoding}")
+        except (ValueError, RecursionError) as error:
+            return Rejected(str(place), number, f"not JSON: {error}")
+    if not isinstance(value, dict):
+        return Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
+    return Record(place, number, value, is_repaired)
+
+
+def _list(place: Place, content: bytes, encoding: str) -> Iterator[Record | Rejected]:
+    if len(content) >= MAX_LIST_BYTES:
+        raise stage_error(
+            "too_big", str(place), "a JSON list has to be read at once, this is over 1 GB", "make it JSON Lines"
+        )
+    try:
+        text, is_repaired = decode(content, encoding)
+        items = json.loads(text)
+    except UnicodeDecodeError:
+        raise wrong_encoding(place, encoding) from None
+    except json.JSONDecodeError as error:
+        raise stage_error(
+            "corrupt_file", f"{place}:{error.lineno}", f"not JSON: {error.msg}", "mend the file"
+        ) from None
+    if not items:
+        yield Rejected(str(place), 0, EMPTY)
+    for number, value in enumerate(items, 1):
+        if isinstance(value, dict):
+            yield Record(place, number, value, is_repaired)
+        else:
+            yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
+
+
+def wrong_encoding(place: Place, encoding: str) -> Exception:
+    return stage_error("wrong_encoding", str(place), f"not valid {encoding}", "set encoding, e.g. latin-1 or auto")
+
+
+def _json_type(value: Any) -> str:
+    names = {"list": "a list", "str": "a string", "dict": "an object", "NoneType": "null", "bool": "true or false"}
+    return names.get(type(value).__name__, "a number")

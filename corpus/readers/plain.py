@@ -1,0 +1,109 @@
+"""Texts of plain files: the whole file, its paragraphs, its lines, or pieces of a given length."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+
+from corpus.quarantine import EMPTY, Rejected
+from corpus.readers.encodings import decode, likely_encoding
+from corpus.readers.json_lines import wrong_encoding
+from corpus.readers.lines import Span, TooLong, lines_of
+from corpus.readers.record import Text
+from corpus.readers.streams import in_utf8_lines, opened, refuse_binary
+from infra.sources import Place
+
+
+def read_whole(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
+    """A file as one text. Raises StageError: `missing_source`, `binary_source`, `wrong_encoding`, `corrupt_file`."""
+    with opened(place) as stream:
+        refuse_binary(stream, place, encoding)
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        yield Rejected(str(place), 0, too_long(max_bytes, "the file; cut it by text_unit or cut_characters"))
+        return
+    try:
+        text, repaired = decode(content, encoding)
+    except UnicodeDecodeError:
+        raise wrong_encoding(place, encoding) from None
+    # As Python's text mode does.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text.strip():
+        yield Text(place, 1, text, is_repaired=repaired)
+    else:
+        yield Rejected(str(place), 0, EMPTY)
+
+
+def read_lines(place: Place, encoding: str, span: Span | None, max_bytes: int) -> Iterator[Text | Rejected]:
+    """Each line that is not blank as a text. Lines that are not in the encoding are put aside."""
+    is_empty = True
+    with opened(place) as raw:
+        refuse_binary(raw, place, encoding)
+        stream = in_utf8_lines(raw, place, encoding)
+        likely = likely_encoding(stream, encoding)
+        for number, line in lines_of(stream, span, max_bytes):
+            if isinstance(line, TooLong):
+                is_empty = False
+                yield Rejected(str(place), number, str(line))
+                continue
+            try:
+                text, repaired = decode(line, encoding, likely=likely)
+            except UnicodeDecodeError:
+                yield Rejected(str(place), number, f"not valid {encoding}")
+                continue
+            if text := text.strip():
+                is_empty = False
+                yield Text(place, number, text, is_repaired=repaired)
+    if is_empty and span is None:
+        yield Rejected(str(place), 0, EMPTY)
+
+
+def read_paragraphs(place: Place, encoding: str, cut_characters: int, max_characters: int) -> Iterator[Text | Rejected]:
+    """A file cut at the first blank line after `cut_characters` characters; 0 gives every paragraph by itself."""
+    is_empty = True
+    with opened(place) as stream:
+        refuse_binary(stream, place, encoding)
+        lines = _decoded_lines(in_utf8_lines(stream, place, encoding), encoding)
+        try:
+            for number, text in cut(lines, cut_characters):
+                if not text:
+                    continue
+                is_empty = False
+                if len(text) > max_characters:
+                    yield Rejected(str(place), number, too_long(max_characters, "a paragraph"))
+                else:
+                    yield Text(place, number, text)
+        except UnicodeDecodeError:
+            raise wrong_encoding(place, encoding) from None
+    if is_empty:
+        yield Rejected(str(place), 0, EMPTY)
+
+
+def cut(lines: Iterable[str], cut_characters: int) -> Iterator[tuple[int, str]]:
+    """(number of the first line, text) of each piece. A paragraph of twice the length, if it is not 0, is cut at a line
+    end. A text without a piece gives one that is empty."""
+    piece: list[str] = []
+    size, begun, is_cut = 0, 1, False
+    for number, line in enumerate(lines, 1):
+        is_blank = not line.strip()
+        if not is_blank or piece:
+            begun = begun if piece else number
+            piece.append(line)
+            size += len(line)
+        too_long = cut_characters and size >= 2 * cut_characters
+        if (is_blank and piece and size >= cut_characters) or too_long:
+            yield begun, "".join(piece).strip()
+            piece, size, is_cut = [], 0, True
+    # An empty text is a document too: whoever validates the documents should see it.
+    if size or not is_cut:
+        yield begun, "".join(piece).strip()
+
+
+def too_long(limit: int, what: str) -> str:
+    return f"longer than max_document_mb allows: {what} of over {limit / 1e6:,.0f} MB"
+
+
+def _decoded_lines(stream: io.BufferedReader, encoding: str) -> Iterator[str]:
+    likely = likely_encoding(stream, encoding)
+    for line in stream:
+        yield decode(line, encoding, likely=likely)[0].replace("\r\n", "\n")

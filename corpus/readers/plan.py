@@ -1,0 +1,102 @@
+"""Cuts the files of a source into pieces of work, the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from corpus.config import TextOptions
+from corpus.readers.json_lines import is_list
+from corpus.readers.lines import Span
+from corpus.readers.record import by_name
+from corpus.readers.streams import compression, encoding_mark, is_wide
+from corpus.readers.tables import row_group_bytes
+from infra.sources import Place, open_place, size_of
+
+PARTITION_BYTES = 32_000_000
+"""About what is read in one partition. A file that cannot be cut (compressed, HTML, WARC) is never shared out."""
+
+COMPRESSION_SUFFIXES = {".gz", ".zst", ".bz2", ".xz"}
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".warc": "warc",
+    ".wet": "warc",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file, or a part of one: bytes of a file of lines, row groups of a Parquet file. size: bytes on disk."""
+
+    place: Place
+    size: int
+    span: Span | None = None
+
+
+def format_of(source: TextOptions, place: Place) -> str:
+    """The format that the source says, or else the file's name; what has no known suffix is text."""
+    if source.format != "auto":
+        return source.format
+    suffixes = [suffix.lower() for suffix in PurePosixPath(place.name).suffixes]
+    while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return FORMATS.get(suffixes[-1], "text") if suffixes else "text"
+
+
+def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[Piece]]:
+    """The pieces of all files, in groups of about PARTITION_BYTES; depends on nothing but the files.
+
+    Raises StageError `missing_source`, `corrupt_file` (Parquet).
+    """
+    groups: list[list[Piece]] = []
+    room = 0
+    for place in by_name(places):
+        for piece in _pieces(source, place):
+            if not groups or piece.size > room:
+                groups.append([])
+                room = PARTITION_BYTES
+            groups[-1].append(piece)
+            room -= piece.size
+    return groups
+
+
+def _pieces(source: TextOptions, place: Place) -> Iterator[Piece]:
+    size = size_of(place)
+    if size <= PARTITION_BYTES:
+        yield Piece(place, size)
+        return
+    kind = format_of(source, place)
+    if kind == "parquet":
+        yield from _row_groups(place)
+    elif (kind == "jsonl" or (kind == "text" and source.text_unit == "line")) and _splits_at_bytes(source, place, kind):
+        for start in range(0, size, PARTITION_BYTES):
+            end = min(size, start + PARTITION_BYTES)
+            yield Piece(place, end - start, Span(start, end))
+    else:
+        yield Piece(place, size)
+
+
+def _splits_at_bytes(source: TextOptions, place: Place, kind: str) -> bool:
+    with open_place(place) as file:
+        if compression(file) or is_wide(source.encoding) or is_wide(encoding_mark(file.read(4))):
+            return False
+    return not (kind == "jsonl" and is_list(place))
+
+
+def _row_groups(place: Place) -> Iterator[Piece]:
+    first, total = 0, 0
+    sizes = row_group_bytes(place)
+    for index, size in enumerate(sizes):
+        if total and total + size > PARTITION_BYTES:
+            yield Piece(place, total, Span(first, index))
+            first, total = index, 0
+        total += size
+    yield Piece(place, total, Span(first, len(sizes)))

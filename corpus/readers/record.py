@@ -1,0 +1,66 @@
+"""What the readers give: records with the place where they stand, and the texts that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.sources import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One object with fields and where it stands: its line, row or place in a list or archive, from 1."""
+
+    file: Place
+    line: int
+    value: Mapping[str, Any]
+    is_repaired: bool = False
+    """Whether its encoding had to be guessed."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text, where it stands, and what else was asked for of its record.
+
+    part: its number among the pieces that its record was cut into, from 0.
+    """
+
+    file: Place
+    line: int
+    text: str
+    metadata: Mapping[str, Any] | None = None
+    is_repaired: bool = False
+    """Whether its encoding had to be mended."""
+    part: int = 0
+
+
+MISSING = object()
+
+
+def pick(value: Any, field: str) -> Any:
+    """The value behind a dotted field, `MISSING` where there is none. A key that has the dots in it goes before."""
+    if not isinstance(value, Mapping):
+        return MISSING
+    if field in value:
+        return value[field]
+    head, dot, rest = field.partition(".")
+    return pick(value.get(head), rest) if dot else MISSING
+
+
+def field_names(value: Mapping[str, Any]) -> str:
+    """The fields of a record, for messages; those of nested ones dotted."""
+    names: list[str] = []
+    for key, inner in sorted(value.items()):
+        names += [f"{key}.{name}" for name in sorted(inner)] if isinstance(inner, Mapping) and inner else [key]
+    return ", ".join(names) or "none"
+
+
+def by_name(places: Iterable[Place]) -> list[Place]:
+    """Files in an order that does not change when their folder moves."""
+    return sorted(places, key=lambda place: (place.name, str(place)))

@@ -1,0 +1,116 @@
+"""The bytes of a file or object, decompressed, in an encoding that splits into lines."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from infra.errors import stage_error
+from infra.sources import Place, open_place
+
+BUFFER_BYTES = 1 << 17
+PROBE_BYTES = 8192
+# In texts NULs are rare accidents; in binary files every tenth byte or so is one.
+MAX_NUL_SHARE = 0.001
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[io.BufferedReader]:
+    """The bytes of a file or object; gzip, zstd, bzip2 and xz are decompressed, by their first bytes.
+
+    Raises StageError: `missing_source`; `corrupt_file` for an archive that is truncated or damaged.
+    """
+    with open_place(place) as file:
+        kind = compression(file)
+        try:
+            yield _decompressed(file, kind)
+        except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise _corrupt(place, kind, error) from None
+        except OSError as error:
+            # pyarrow's decompressors tell all their faults as plain OSError.
+            if kind and error.errno is None:
+                raise _corrupt(place, kind, error) from None
+            raise
+
+
+def compression(file: BinaryIO) -> str:
+    """How a file is compressed, by its first bytes; "" if it is not. Leaves the position at the start."""
+    start = file.read(8)
+    file.seek(0)
+    return next((kind for mark, kind in COMPRESSED.items() if start.startswith(mark)), "")
+
+
+def encoding_mark(start: bytes) -> str:
+    """The encoding that a byte order mark says, "" without one."""
+    return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "")
+
+
+def is_wide(encoding: str) -> bool:
+    """Whether a line end is more than one byte in this encoding."""
+    return encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
+
+
+def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> None:
+    """Raises StageError `binary_source` for a stream that opens like an image or a program rather than text."""
+    probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
+    wide = is_wide(encoding) or is_wide(encoding_mark(probe))
+    if not wide and probe.count(0) > MAX_NUL_SHARE * len(probe):
+        raise stage_error(
+            "binary_source",
+            str(place),
+            f"expected text, found a binary file (NUL byte at byte {probe.index(0):,})",
+            "take it off the paths, or set the format or encoding",
+        )
+
+
+def in_utf8_lines(stream: io.BufferedReader, place: Place, encoding: str) -> io.BufferedReader:
+    """The same text with lines that end in one byte: UTF-16 and UTF-32 are turned into UTF-8 on the way."""
+    declared = encoding if is_wide(encoding) else encoding_mark(stream.peek(4)[:4])
+    if not is_wide(declared):
+        return stream
+    return io.BufferedReader(_Transcoder(stream, declared), BUFFER_BYTES)
+
+
+class _Transcoder(io.RawIOBase):
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self._text = io.TextIOWrapper(stream, encoding, errors="replace", newline="")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._rest:
+            self._rest = self._text.read(BUFFER_BYTES).encode()
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def _decompressed(file: BinaryIO, kind: str) -> io.BufferedReader:
+    if not kind:
+        return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, BUFFER_BYTES)  # type: ignore[arg-type]
+    if kind == "xz":
+        return io.BufferedReader(lzma.open(file), BUFFER_BYTES)
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), kind), BUFFER_BYTES)
+
+
+def _corrupt(place: Place, kind: str, error: Exception) -> Exception:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return stage_error("corrupt_file", str(place), f"not a whole {kind} file: {reason}", "fetch it again")

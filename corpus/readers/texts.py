@@ -1,0 +1,123 @@
+"""The texts of one file or part of a file, whatever its format."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from corpus.config import TextOptions
+from corpus.quarantine import Rejected
+from corpus.readers.encodings import decode, mend
+from corpus.readers.json_lines import read_records
+from corpus.readers.mail import mail_text
+from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole, too_long
+from corpus.readers.plan import Piece, format_of
+from corpus.readers.record import MISSING, Record, Text, pick
+from corpus.readers.tables import read_arrow, read_parquet
+from corpus.readers.web import main_text, read_html, read_warc
+from infra.errors import StageError
+
+BROKEN = {"corrupt_file", "binary_source", "wrong_encoding", "too_big"}
+"""Faults of a whole file, which a source may choose to put aside."""
+
+
+def read_texts(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Rejected]:
+    """All texts of a piece of a source, mended and cut as the source asks for; what cannot be read is put aside.
+
+    key: the dotted config key of the source, for messages.
+    Raises StageError: `missing_source`, `wrong_field` (with the fields that are there), what `infra.s3` raises, and,
+    unless the source puts broken files aside, `binary_source`, `wrong_encoding`, `corrupt_file`, `too_big`.
+    """
+    try:
+        for item in _read(source, piece, key):
+            if isinstance(item, Rejected):
+                yield item
+            else:
+                yield from _finished(item, source)
+    except StageError as error:
+        [problem] = error.problems
+        if source.broken_files == "stop" or problem.code not in BROKEN:
+            raise
+        yield Rejected(str(piece.place), 0, f"broken file: {problem.message}")
+
+
+def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Rejected]:
+    place, encoding, max_bytes = piece.place, source.encoding, int(source.max_document_mb * 1e6)
+    fields = (source.text_field, *source.metadata_fields)
+    match format_of(source, place):
+        case "jsonl":
+            # Escapes and other fields may make a line longer than its text.
+            records = read_records(
+                place, encoding, (source.text_field,), key, ("text_field",), piece.span, 4 * max_bytes
+            )
+            yield from _texts_of(records, source)
+        case "parquet":
+            groups = None if piece.span is None else (piece.span.start, piece.span.end)
+            yield from _texts_of(read_parquet(place, fields, key, groups), source)
+        case "arrow":
+            yield from _texts_of(read_arrow(place, fields, key), source)
+        case "html":
+            yield from read_html(place, encoding, max_bytes)
+        case "warc":
+            yield from read_warc(place, encoding, max_bytes)
+        case _ if source.text_unit == "line":
+            yield from read_lines(place, encoding, piece.span, max_bytes)
+        case _ if source.text_unit == "paragraph" or source.cut_characters:
+            yield from read_paragraphs(place, encoding, source.cut_characters or 0, max_bytes)
+        case _:
+            yield from read_whole(place, encoding, max_bytes)
+
+
+def _texts_of(records: Iterator[Record | Rejected], source: TextOptions) -> Iterator[Text | Rejected]:
+    for record in records:
+        if isinstance(record, Rejected):
+            yield record
+            continue
+        value = pick(record.value, source.text_field)
+        text, repaired = value, record.is_repaired
+        if isinstance(value, bytes):
+            try:
+                text, repaired = decode(value, source.encoding)
+            except UnicodeDecodeError:
+                yield Rejected(str(record.file), record.line, f"not valid {source.encoding}")
+                continue
+        if not isinstance(text, str):
+            fault = "is null" if text is None or text is MISSING else "is not a string"
+            yield Rejected(str(record.file), record.line, f"the field {source.text_field} {fault}")
+            continue
+        yield Text(record.file, record.line, text, record.value, repaired)
+
+
+def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
+    """The text in its final form: out of its HTML or e-mail, mended, and cut."""
+    text, was_mended = mend(item.text)
+    if source.content != "plain":
+        text = _CONTENTS[source.content](text)
+    if len(text) > source.max_document_mb * 1e6:
+        yield Rejected(str(item.file), item.line, too_long(int(source.max_document_mb * 1e6), "a text"))
+        return
+    metadata = _metadata(item.metadata, source.metadata_fields) if source.metadata_fields else None
+    repaired = item.is_repaired or was_mended
+    is_cut_already = item.metadata is None
+    if source.cut_characters is None or is_cut_already:
+        yield Text(item.file, item.line, text, metadata, repaired)
+    else:
+        for number, (_, piece) in enumerate(cut(io.StringIO(text), source.cut_characters)):
+            yield Text(item.file, item.line, piece, metadata, repaired, number)
+
+
+def _metadata(value: Mapping[str, Any] | None, fields: tuple[str, ...]) -> dict[str, Any]:
+    found = {field: pick(value or {}, field) for field in fields}
+    return {field: value for field, value in found.items() if value is not MISSING}
+
+
+def _html_text(text: str) -> str:
+    """The main text of a page; text without a tag is only unescaped."""
+    return main_text(text) if _TAG.search(text) else html.unescape(text)
+
+
+_TAG = re.compile(r"<[a-zA-Z!/][^>]*>")
+_CONTENTS = {"html": _html_text, "email": mail_text}

@@ -1,0 +1,99 @@
+"""Documents tokenised part by part: their ids in one file, and a row of numbers about each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from corpus.encode import Encoder, encoder_of, end_of_text, load_tokenizer
+from corpus.sources import source_name
+from corpus.split import is_heldout
+
+BATCH_ROWS = 512
+TOKENS = "tokens.bin"
+INDEX_FILE = "index.npy"
+
+# One document, tokenised: its id as a number, tokens with the closing one, UTF-8 bytes, side, numbers of its source and
+# language, and where its tokens lie: in the file of which partition, from which token on.
+INDEX = np.dtype(
+    [
+        ("id", "<u8"),
+        ("tokens", "<u4"),
+        ("bytes", "<u4"),
+        ("heldout", "?"),
+        ("source", "<u2"),
+        ("language", "<u2"),
+        ("partition", "<u4"),
+        ("at", "<u8"),
+    ]
+)
+Index = NDArray[np.void]
+
+
+@lru_cache(maxsize=1)
+def _encoder(folder: str) -> Encoder:
+    tokenizer = load_tokenizer(Path(folder))
+    return encoder_of(tokenizer, end_of_text(tokenizer, Path(folder)))
+
+
+def tokenise(folder: str, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
+    """`encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
+    return encode_part(_encoder(folder), dtype, heldout_share, part, out)
+
+
+def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
+    """Tokenises one Parquet part into tokens.bin and index.npy; names of sources and languages go by the summary."""
+    sources: dict[str, int] = {}
+    languages: dict[str, int] = {}
+    pieces, at = [], 0
+    with (out / TOKENS).open("wb") as file, pq.ParquetFile(part) as documents:
+        for batch in documents.iter_batches(BATCH_ROWS, columns=["id", "text", "source", "group", "language"]):
+            texts = batch.column("text")
+            ids, lengths = encoder.encode(texts)
+            file.write(ids.astype(dtype).tobytes())
+            piece = np.zeros(len(batch), INDEX)
+            piece["id"] = [int(name, 16) for name in batch.column("id").to_pylist()]
+            piece["tokens"] = lengths
+            piece["bytes"] = np.diff(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1])
+            piece["heldout"] = [is_heldout(group, heldout_share) for group in batch.column("group").to_pylist()]
+            piece["source"] = _numbers(map(source_name, batch.column("source").to_pylist()), sources)
+            piece["language"] = _numbers(batch.column("language").to_pylist(), languages)
+            piece["at"] = at + np.cumsum(lengths) - lengths
+            at += len(ids)
+            pieces.append(piece)
+    index = np.concatenate(pieces) if pieces else np.zeros(0, INDEX)
+    np.save(out / INDEX_FILE, index)
+    return {"sources": list(sources), "languages": list(languages), "bytes": int(index["bytes"].sum(dtype=np.int64))}
+
+
+def _numbers(names: Iterable[str], known: dict[str, int]) -> list[int]:
+    return [known.setdefault(name, len(known)) for name in names]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Sources and languages by number, in the order of their names."""
+
+    sources: list[str]
+    languages: list[str]
+
+
+def joined_index(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> tuple[Index, Names]:
+    """The rows of all partitions, and what their numbers of sources and languages stand for."""
+    names = Names(*(sorted({name for one in summaries for name in one[key]}) for key in ("sources", "languages")))
+    pieces = []
+    for number, (folder, summary) in enumerate(zip(folders, summaries, strict=True)):
+        piece = np.load(folder / INDEX_FILE)
+        piece["partition"] = number
+        for column, all_names in (("source", names.sources), ("language", names.languages)):
+            renumbered = np.array([all_names.index(name) for name in summary[f"{column}s"]], np.uint16)
+            piece[column] = renumbered[piece[column]] if len(renumbered) else piece[column]
+        pieces.append(piece)
+    return np.concatenate(pieces), names

@@ -1,0 +1,131 @@
+"""Trains byte-level tokenizers on an even sample of a corpus, in memory that does not grow with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corpus.chat_template import SPECIAL_TOKENS
+from corpus.config import TokenizerConfig
+from corpus.documents import count_documents, read_documents
+from corpus.sources import read_sources
+from corpus.split import is_heldout
+from infra.errors import stage_error
+from infra.pace import Pace
+from infra.run import Run
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+UNKNOWN = "<|unknown|>"
+# Marks a WordPiece entry that does not open a word. BERT writes ##, which among bytes could also be two hash signs.
+CONTINUATION = "\u203f"
+# Longest pre-token that WordPiece takes apart; BERT has 100.
+MAX_WORD_CHARACTERS = 1000
+
+
+def special_tokens(kind: str) -> list[str]:
+    """The special tokens in the order of their ids. BPE over bytes knows no unknown text."""
+    return [*SPECIAL_TOKENS, *([] if kind == "bpe" else [UNKNOWN])]
+
+
+def train(kind: str, config: TokenizerConfig, documents: Path, run: Run) -> Tokenizer:
+    """A tokenizer of a kind, of `config.vocab_size` entries, that any text comes back whole from.
+
+    The same documents in any order give the same tokenizer. Raises StageError `no_training_text`, `vocab_too_large`.
+    """
+    counted = _Counted()
+    with Pace(run, "documents", count_documents(documents)) as pace:
+        tokenizer = _trained(kind, config, _training_texts(config, documents, run, pace, counted))
+    if not counted.characters:
+        raise stage_error("no_training_text", "tokenizer", "expected documents that are not held out, found none")
+    if tokenizer.get_vocab_size() < config.vocab_size:
+        raise stage_error(
+            "vocab_too_large",
+            "tokenizer.vocab_size",
+            f"the text of {counted.characters:,} characters gives {tokenizer.get_vocab_size():,} entries, asked were "
+            f"{config.vocab_size:,}",
+            "lower it, lower tokenizer.min_frequency, or give it more text",
+        )
+    return tokenizer
+
+
+def _trained(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if kind == "unigram":
+        tokenizer = _unigram(config.vocab_size, texts)
+    elif kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if kind != "unigram":
+        tokenizer.train_from_iterator(texts, _trainer(kind, config))
+    if kind == "wordpiece":
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(CONTINUATION, ""), decoders.ByteLevel()])
+        return _without_added_bytes(tokenizer)
+    return tokenizer
+
+
+def _unigram(vocab_size: int, texts: Iterator[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, models
+
+    from corpus.unigram import train_pieces
+
+    special = special_tokens("unigram")
+    entries = [*((token, 0.0) for token in special), *train_pieces(texts, vocab_size - len(special))]
+    tokenizer = Tokenizer(models.Unigram(entries, unk_id=special.index(UNKNOWN)))
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def _trainer(kind: str, config: TokenizerConfig) -> Any:
+    from tokenizers import pre_tokenizers, trainers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    common = {
+        "vocab_size": config.vocab_size,
+        "min_frequency": config.min_frequency,
+        "initial_alphabet": alphabet,
+        "show_progress": False,
+    }
+    if kind == "bpe":
+        return trainers.BpeTrainer(special_tokens=special_tokens(kind), **common)
+    # Each byte inside a word, which the trainer would else add as it meets them, in an order that varies.
+    inside = [CONTINUATION + byte for byte in alphabet]
+    return trainers.WordPieceTrainer(
+        special_tokens=[*special_tokens(kind), *inside], continuing_subword_prefix=CONTINUATION, **common
+    )
+
+
+def _without_added_bytes(tokenizer: Tokenizer) -> Tokenizer:
+    """The bytes inside words were trained as special tokens, which are found in texts; they stay as mere entries."""
+    parts = json.loads(tokenizer.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if not token["content"].startswith(CONTINUATION)]
+    return type(tokenizer).from_str(json.dumps(parts))
+
+
+class _Counted:
+    characters = 0
+
+
+def _training_texts(config: TokenizerConfig, documents: Path, run: Run, pace: Pace, counted: _Counted) -> Iterator[str]:
+    """The documents that are not held out; of more than `train_mb` those whose ids say so, evenly over the corpus."""
+    share = _share(config, documents)
+    for document in read_documents(documents):
+        run.stop_if_cancelled()
+        pace.add(1, len(document.text))
+        if int(document.id, 16) < share * 2**64 and not is_heldout(document.group, config.heldout_share):
+            counted.characters += len(document.text)
+            yield document.text
+
+
+def _share(config: TokenizerConfig, documents: Path) -> float:
+    if config.train_mb is None:
+        return 1.0
+    total = sum(facts.bytes for facts in read_sources(documents).values())
+    return min(1.0, config.train_mb * 1e6 / max(1, total))
