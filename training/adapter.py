@@ -1,32 +1,48 @@
 """The one place that drives Composer: a model, a loader and a length in, a trained model out.
 
-Composer's quirks that are mended here or in training/checkpoints.py: it refuses bf16 on CPU (our models cast in their
-forward pass instead), forgets the random state on a resume within an epoch, writes checkpoints in place, sets the
-learning rate a batch late, and talks.
+Composer's quirks that are mended here, in training/checkpoints.py or in training/parallel.py: it refuses bf16 on CPU
+(our models cast in their forward pass instead), forgets the random state on a resume within an epoch, unpickles
+checkpoints and writes them in place, cannot shard a model whose loss uses its weights, sets the learning rate a batch
+late, and talks.
 """
 
 from __future__ import annotations
 
 import logging
+import platform
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from composer import Trainer
-from composer.core import Callback, DataSpec, State, TimeUnit
+from composer.core import Callback, DataSpec, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
+from composer.utils import collect_env
 
-from infra.launch.config import LaunchConfig
 from infra.run import Run
-from training.checkpoints import Checkpointer, RandomStateAfterResume, batch_of, newest
+from training import ranks
+from training.batch_size import Growth
+from training.checkpoint_folder import drop_after
+from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
+from training.clipping import GradientClip
 from training.config import TrainerConfig, batches
+from training.guard.callback import Alarmed, Guard
+from training.guard.corrections import Correction, Corrections
+from training.guard.loss_scale import LossScale
 from training.hardware import Hardware
-from training.optimizers import adamw, learning_rate_share, warmup_batches
+from training.liveness import SignsOfLife, SlowRanks
+from training.loaders import data_fingerprint
+from training.microbatch import choose, lower_limit, out_of_memory
+from training.optimizers import adamw
+from training.parallel import gather_outer, left_where_it_is, recompute, share_out
+from training.schedules import Schedule
+from training.throughput import Throughput, clock_time
 
+_ROLLBACK_KEPT = 3
 _SAY_EVERY_S = 0.5
 
 
@@ -35,10 +51,12 @@ class Plan:
     """How long one fit is.
 
     batches: optimizer steps in all.
-    batch_size: examples of one of them.
+    batch_size: examples of one of them, over all ranks.
     batch_tokens: tokens of one of them (about, where examples differ in length).
     epoch_batches: batches of one pass over the data.
     whole_epochs: the loader can only continue at an epoch's start.
+    flops_per_token: of a training step, for MFU; 0 where nobody counted them.
+    growth: of batches that are smaller at first; `batch_size` and `batch_tokens` are of the full ones.
     """
 
     batches: int
@@ -46,6 +64,12 @@ class Plan:
     batch_tokens: int
     epoch_batches: int
     whole_epochs: bool = False
+    flops_per_token: float = 0.0
+    growth: Growth | None = None
+
+    def examples(self, batches: int) -> int:
+        """Examples of the first so many batches together."""
+        return self.growth.examples(batches) if self.growth else batches * self.batch_size
 
 
 @dataclass(frozen=True)
@@ -53,12 +77,21 @@ class Fit:
     """What a fit came to.
 
     tokens: seen in all, by earlier processes too.
-    tokens_per_s: of this process, without its first batches; 0 if it did none.
+    tokens_per_s: of this process, without its first batch; 0 if it did no other.
+    mfu: model FLOPs utilisation at that speed, where peak and FLOPs are known.
+    corrections: what the guard did, in order.
+    skipped: batches that were passed over by corrections.
     """
 
     batches: int
     tokens: int
     tokens_per_s: float
+    mfu: float | None = None
+    corrections: Sequence[Correction] = ()
+    skipped: int = 0
+
+    def guard_figures(self) -> dict[str, float]:
+        return {"corrections": float(len(self.corrections)), "skipped_batches": float(self.skipped)}
 
 
 def fit(
@@ -73,112 +106,162 @@ def fit(
 ) -> Fit:
     """Trains `model` in place with Composer and returns when `plan.batches` are done.
 
-    Continues from the newest whole checkpoint in `run.work_dir`. Raises infra.errors.Cancelled at the next batch once
-    the run is cancelled.
+    Continues from the newest whole checkpoint in `run.work_dir`. When the guard (training/guard) raises an alarm it
+    goes back to a healthy checkpoint and on with a correction. Raises infra.errors.Cancelled after the running batch,
+    once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help.
     """
+    run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
+    recompute(model, run.launch.recompute)
+    # With batches that grow all microbatches are of the first one's size: shapes that change would be compiled anew.
+    smallest = plan.growth.first if plan.growth else plan.batch_size
+    microbatch = choose(model, loader, ranks.share(smallest), hardware, run)
+    share_out(model, run.launch, hardware)
     optimizer = adamw(model, config.optimizer)
-    warmup = warmup_batches(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches)
-
-    learning_rate = _LearningRate(config, plan.batches, warmup)
+    corrections = Corrections(run.work_dir, config.guard)
+    schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.growth)
+    learning_rate = _LearningRate(schedule, config.optimizer.learning_rate, corrections)
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
-    folder = run.work_dir / "checkpoints"
-    if plan.whole_epochs:
-        checkpointer = Checkpointer(folder, max(1, every // plan.epoch_batches), TimeUnit.EPOCH)
-    else:
-        checkpointer = Checkpointer(folder, every)
-    random_state = RandomStateAfterResume()
-    voice = _Voice(plan, config.optimizer.gradient_clip, run)
-    start = newest(folder)
-    _quieten()
-    trainer = Trainer(
-        model=model,
-        optimizers=optimizer,
-        train_dataloader=loader,
-        max_duration=f"{plan.batches}ba",
-        device="gpu" if hardware.device.type == "cuda" else "cpu",
-        # The models compute in bf16 by themselves, on CPU too.
-        precision="fp32",
-        device_train_microbatch_size=_microbatch(run.launch, plan.batch_size),
-        accumulate_train_batch_on_tokens=True,
-        seed=config.seed,
-        load_path=None if start is None else str(start),
-        load_progress_bar=False,
-        progress_bar=False,
-        callbacks=[random_state, learning_rate, voice, *callbacks, checkpointer],
+    checkpoints = CheckpointPlan(
+        run.work_dir / "checkpoints",
+        max(1, every // plan.epoch_batches) if plan.whole_epochs else every,
+        config.keep_checkpoints,
+        config.keep_checkpoints_hours,
+        data_fingerprint(loader),
+        plan.whole_epochs,
     )
+    clip = GradientClip(config.optimizer.gradient_clip)
+    scale = LossScale(corrections.skips) if hardware.fp16 else None
+    guards: list[Callback] = []
+    rollback = replace(
+        checkpoints,
+        folder=run.work_dir / "rollback",
+        every=config.guard.rollback_every,
+        keep=_ROLLBACK_KEPT,
+        keep_hours=0.0,
+        for_rollback=True,
+    )
+    if config.guard.enabled:
+        guards = [Guard(config.guard, corrections, clip, scale), Checkpointer(rollback, run)]
+    resumption = Resumption(checkpoints, run, [rollback.folder])
+    peak = hardware.peak_flops() if plan.flops_per_token else None
+    peak = peak and peak * ranks.world_size()
+    throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
+    watch = [SignsOfLife(), SlowRanks(model, run)]
+    voice = _Voice(plan, throughput, clip, corrections, run)
+    _quieten()
+    with left_where_it_is(model, run.launch):
+        trainer = Trainer(
+            model=model,
+            optimizers=optimizer,
+            train_dataloader=loader,
+            max_duration=f"{plan.batches}ba",
+            device="gpu" if hardware.device.type == "cuda" else "cpu",
+            # The models compute in bf16 by themselves, on CPU too.
+            precision="fp32",
+            device_train_microbatch_size=microbatch,
+            accumulate_train_batch_on_tokens=True,
+            seed=config.seed,
+            progress_bar=False,
+            callbacks=[
+                *watch,
+                resumption,
+                learning_rate,
+                *([scale] if scale else []),
+                clip,
+                voice,
+                *callbacks,
+                *guards,
+                Checkpointer(checkpoints, run),
+            ],
+        )
     try:
-        if start is not None:
-            run.event("continued", f"continuing {stage} at batch {batch_of(start):,} of {plan.batches:,}")
-            if trainer.state.timestamp.batch_in_epoch.value:
-                random_state.saved, trainer._rng_state = trainer._rng_state, None
-        if start is None or batch_of(start) < plan.batches:
-            trainer.fit()
-        return Fit(trainer.state.timestamp.batch.value, trainer.state.timestamp.token.value, voice.tokens_per_s())
+        while True:
+            if corrections.unfinished:
+                for folder in (checkpoints.folder, rollback.folder):
+                    drop_after(folder, corrections.made[-1].back_to)
+                corrections.finish()
+            start = resumption.load(trainer)
+            if start:
+                run.event("continued", f"continuing {stage} at batch {start:,} of {plan.batches:,}")
+            try:
+                if start is None or start < plan.batches:
+                    trainer.fit()
+                break
+            except Alarmed as alarmed:
+                made = corrections.answer(alarmed.alarm)
+                throughput.restart()
+                run.event("correction", f"{stage}: {made}", **made.as_json())
+                run.metrics({"guard/corrections": len(corrections.made)}, made.alarm.batch)
+        gather_outer(model)
+        clock, speed = trainer.state.timestamp, throughput.mean()
+        mfu = throughput.mfu(speed) if speed else None
+        skipped = corrections.skipped(plan.batches)
+        return Fit(clock.batch.value, clock.token.value, speed, mfu, tuple(corrections.made), skipped)
+    except torch.OutOfMemoryError as error:
+        lower_limit(run.work_dir, microbatch)
+        raise out_of_memory(microbatch) from error
     finally:
         trainer.close()
-
-
-def _microbatch(launch: LaunchConfig, batch_size: int) -> int:
-    return batch_size if launch.microbatch == "auto" else min(launch.microbatch, batch_size)
 
 
 def _quieten() -> None:
     logging.getLogger("composer").setLevel(logging.ERROR)
     logging.getLogger("streaming").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="composer")
+    # A subprocess that takes a second or more to find the processor's name, which we use nowhere.
+    collect_env.get_cpu_model = platform.machine
 
 
 class _LearningRate(Callback):
     """Sets each batch's learning rate. Composer's schedulers are a batch late: they step before the clock does."""
 
-    def __init__(self, config: TrainerConfig, total: int, warmup: int) -> None:
-        self._config = config
-        self._total = total
-        self._warmup = warmup
+    def __init__(self, schedule: Schedule, peak: float, corrections: Corrections) -> None:
+        self._schedule = schedule
+        self._peak = peak
+        self._corrections = corrections
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        share = learning_rate_share(self._config.schedule, state.timestamp.batch.value, self._total, self._warmup)
+        batch = state.timestamp.batch.value
+        share = self._schedule.share(batch) * self._corrections.share(batch)
         for group in state.optimizers[0].param_groups:
-            group["lr"] = share * group["scale"] * self._config.optimizer.learning_rate
+            group["lr"] = share * group["scale"] * self._peak
 
 
 class _Voice(Callback):
-    """Clips gradients, tells metrics and progress, and looks whether the run was cancelled."""
+    """Tells metrics and progress."""
 
-    def __init__(self, plan: Plan, gradient_clip: float, run: Run) -> None:
+    def __init__(
+        self, plan: Plan, throughput: Throughput, clip: GradientClip, corrections: Corrections, run: Run
+    ) -> None:
         self._plan = plan
-        self._clip = gradient_clip
+        self._throughput = throughput
+        self._clip = clip
+        self._corrections = corrections
         self._run = run
-        self._norm = 0.0
         self._said = 0.0
         self._learning_rate = 0.0
-        self._marks: list[tuple[float, int]] = []
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        self._run.stop_if_cancelled()
         self._learning_rate = float(state.optimizers[0].param_groups[0]["lr"])
-
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        self._norm = float(torch.nn.utils.clip_grad_norm_(state.model.parameters(), self._clip))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         batch, now = state.timestamp.batch.value, time.monotonic()
-        self._marks.append((now, state.timestamp.token.value))
+        self._throughput.mark(batch, state.timestamp.token.value)
+        if self._corrections.skips(batch - 1):
+            self._run.metrics({"guard/skipped": 1.0}, batch)
+            return
         loss = float(state.total_loss_dict["loss/train/total"])
-        values = {"train/loss": loss, "train/lr": self._learning_rate, "train/grad_norm": self._norm}
-        if speed := self.tokens_per_s():
-            values["train/tokens_per_s"] = speed
+        values = {"train/loss": loss, "train/lr": self._learning_rate, "train/grad_norm": self._clip.norm}
+        if self._plan.growth:
+            values["train/batch_tokens"] = float(state.timestamp.token.value - state.previous_timestamp.token.value)
+        values |= self._throughput.values()
         self._run.metrics(values, batch)
         if now - self._said > _SAY_EVERY_S or batch == self._plan.batches:
             self._said = now
-            self._run.progress(batch, self._plan.batches, "batches", f"loss {loss:.3f}")
-
-    def tokens_per_s(self) -> float:
-        """Tokens a second since the first batch, which pays for warming up."""
-        if len(self._marks) < 2:
-            return 0.0
-        (began, first), (now, last) = self._marks[0], self._marks[-1]
-        return (last - first) / max(now - began, 1e-9)
+            note = f"loss {loss:.3f}"
+            if speed := values.get("train/tokens_per_s"):
+                note += f", {speed:,.0f} tokens/s, {clock_time(self._throughput.left_s())} left"
+            self._run.progress(batch, self._plan.batches, "batches", note)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

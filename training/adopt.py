@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 
 from corpus.chat_template import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
 from infra.errors import stage_error
+from infra.foreign import PICKLES, dangers
 from infra.run import Result, Run
 from training.config import BaseModelConfig
 from training.export import export
@@ -32,8 +34,8 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     _check(folder)
     try:
         model = load(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
     missing = [token for token in _CHAT_TOKENS if token not in tokenizer.get_vocab()]
@@ -61,6 +63,10 @@ def _check(folder: Path) -> None:
             "missing_source", "base_model.path", f"expected a Hugging Face model folder with config.json at {folder}"
         )
     if any(folder.glob("*.safetensors")):
+        # Pickles beside them are never opened; links and indexes that lead elsewhere would be.
+        for path, told in dangers(folder):
+            if path.suffix not in PICKLES:
+                raise stage_error("unsafe_file", "base_model.path", f"{path}: {told}")
         return
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
     found = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"

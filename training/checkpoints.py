@@ -1,73 +1,196 @@
-"""Checkpoints in the work folder: whole or absent, the newest two kept."""
+"""When checkpoints are written during a fit, and how a fit continues from one."""
 
 from __future__ import annotations
 
-import os
-import re
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+from composer import Trainer
 from composer.core import Callback, Event, State, TimeUnit
 from composer.loggers import Logger
-from composer.utils import checkpoint, reproducibility
+from composer.utils import reproducibility
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-_NAME = re.compile(r"ba(\d+)\.pt")
-_KEPT = 2
+from infra.errors import Cancelled, Problem, StageError, stage_error
+from infra.run import Run
+from training import ranks
+from training.checkpoint_folder import batch_of, retain, whole_checkpoints, write
+from training.snapshot import STATE, WEIGHTS, Snapshot, tensors_of, write_rank
+
+_FORMAT = 1
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest whole checkpoint; what a killed writer left half done has another name."""
-    found = [path for path in folder.glob("*.pt") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return max(found, key=batch_of, default=None)
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """When checkpoints are written, and which stay.
 
+    every: batches, or epochs where the loader can only continue at an epoch's start (`whole_epochs`).
+    keep: the newest so many stay; older ones too while they are younger than `keep_hours`.
+    data: names the training data; a checkpoint of other data is refused.
+    for_rollback: the guard's own. There is one from before the first batch too, which stays, and none when the run is
+        told to stop.
+    """
 
-def batch_of(path: Path) -> int:
-    """Batches that were done when a checkpoint was written."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    folder: Path
+    every: int
+    keep: int
+    keep_hours: float
+    data: str
+    whole_epochs: bool = False
+    for_rollback: bool = False
 
 
 class Checkpointer(Callback):
-    """Writes a checkpoint every so many batches: to the side, then renamed.
+    """Writes checkpoints, also one when the run is told to stop."""
 
-    unit: epochs where the loader can only continue at an epoch's start.
-    """
-
-    def __init__(self, folder: Path, every: int, unit: TimeUnit = TimeUnit.BATCH) -> None:
-        self._folder = folder
-        self._every = every
-        self._unit = unit
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob("*.tmp*"):
-            leftover.unlink()
+    def __init__(self, plan: CheckpointPlan, run: Run) -> None:
+        self._plan = plan
+        self._run = run
+        plan.folder.mkdir(parents=True, exist_ok=True)
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        wanted = Event.BATCH_CHECKPOINT if self._unit == TimeUnit.BATCH else Event.EPOCH_CHECKPOINT
-        if event == wanted and state.timestamp.get(self._unit).value % self._every == 0:
-            self._write(state)
+        unit, when = TimeUnit.BATCH, Event.BATCH_CHECKPOINT
+        if self._plan.whole_epochs:
+            unit, when = TimeUnit.EPOCH, Event.EPOCH_CHECKPOINT
+        stop = event == Event.BATCH_CHECKPOINT and not self._plan.for_rollback and ranks.any_rank(self._run.cancelled)
+        due = event == when and state.timestamp.get(unit).value % self._plan.every == 0
+        due |= event == Event.FIT_START and self._plan.for_rollback and state.timestamp.batch.value == 0
+        if due or (stop and event == when):
+            self.write(state)
+        if stop:
+            raise Cancelled
 
-    def _write(self, state: State) -> None:
-        batch = state.timestamp.batch.value
-        unfinished = self._folder / "unfinished.tmp.pt"
-        checkpoint.save_checkpoint(state, str(unfinished))
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(self._folder / f"ba{batch:09}.pt")
-        for old in sorted(self._folder.glob("ba*.pt"), key=batch_of)[:-_KEPT]:
-            old.unlink()
+    def write(self, state: State) -> Path:
+        """Writes a checkpoint of this moment and removes those that need not stay; every rank must call."""
+        tensors = tensors_of(unwrapped(state.model), state.optimizers[0])
+
+        def files(folder: Path) -> list[Path]:
+            written = write_rank(folder, tensors)
+            if ranks.is_first():
+                (folder / STATE).write_text(json.dumps(_state(state, self._plan.data)), encoding="utf8")
+                written.append(folder / STATE)
+            return written
+
+        path = write(self._plan.folder, state.timestamp.batch.value, files)
+        if ranks.is_first():
+            retain(self._plan.folder, self._plan.keep, self._plan.keep_hours, first=self._plan.for_rollback)
+        return path
 
 
-class RandomStateAfterResume(Callback):
-    """Puts back the random state of a checkpoint taken within an epoch, which Composer 0.32 forgets.
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that DDP wraps, or the model itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
-    Composer restores it at an epoch's first batch, or in a branch that it skips for datasets that resume themselves
-    (`Trainer._train_loop`). `saved` is what it loaded and did not use.
+
+def _state(state: State, data: str) -> dict[str, Any]:
+    clock = state.timestamp.state_dict()
+    return {
+        "format": _FORMAT,
+        "batch": state.timestamp.batch.value,
+        "ranks": ranks.world_size(),
+        "data": data,
+        "clock": {
+            key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in clock.items()
+        },
+        "dataset": state._dataset_state_dict()["train"],
+        "callbacks": {type(one).__qualname__: one.state_dict() for one in state.callbacks},
+        "scaler": state.scaler.state_dict() if state.scaler else {},
+    }
+
+
+class Resumption(Callback):
+    """Continues a fit from the newest whole checkpoint, random state included.
+
+    others: folders of checkpoints besides the plan's own.
     """
 
-    def __init__(self) -> None:
-        self.saved: list[dict[str, object]] | None = None
+    def __init__(self, plan: CheckpointPlan, run: Run, others: Sequence[Path] = ()) -> None:
+        self._plan = plan
+        self._run = run
+        self._folders = [plan.folder, *others]
+        self._from: Snapshot | None = None
+        self._mid_epoch = False
+
+    def load(self, trainer: Trainer) -> int | None:
+        """Puts the newest whole checkpoint in place; its batch, or None if there is none. Every rank must call.
+
+        Raises StageError for a checkpoint of other data or of another architecture.
+        """
+        for path in whole_checkpoints(self._folders, lambda said: self._run.event("passed_over", said)):
+            self.load_from(path, trainer.state)
+            return batch_of(path)
+        return None
+
+    def load_from(self, path: Path, state: State) -> None:
+        """Puts one checkpoint in place; its random state follows at the next batch."""
+        snapshot = Snapshot.open(path)
+        model, optimizer = unwrapped(state.model), state.optimizers[0]
+        _check(snapshot, model, optimizer, self._plan.data)
+        optimizer.state.clear()  # what is older than its first step has no state to put in its place
+        snapshot.load(model, optimizer)
+        saved = snapshot.state
+        clock = saved["clock"]
+        clock |= {key: timedelta(seconds=value) for key, value in clock.items() if key.endswith("_wct")}
+        state.timestamp.load_state_dict(clock)
+        if saved["dataset"] is not None:
+            state._load_dataset_state({"train": saved["dataset"]})
+        for callback in state.callbacks:
+            callback.load_state_dict(saved["callbacks"].get(type(callback).__qualname__, {}))
+        if saved["scaler"] and state.scaler:
+            state.scaler.load_state_dict(saved["scaler"])
+        self._from = snapshot
+        self._mid_epoch = state.timestamp.batch_in_epoch.value > 0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._restore_random_state(state, done=not self._mid_epoch)
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        if self.saved is not None:
-            reproducibility.load_rng_state(self.saved)
-            self.saved = None
+        # Within an epoch the loader is set up anew, which may draw random numbers.
+        self._restore_random_state(state, done=True)
+
+    def _restore_random_state(self, state: State, *, done: bool) -> None:
+        if self._from is None:
+            return
+        if not self._from.load_random_state():
+            # Another number of ranks: no state fits, but dropout must not begin again with its first draws.
+            reproducibility.seed_all((state.seed + 1_000_003 * state.timestamp.batch.value) % 2**31)
+        if done:
+            self._from = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str) -> None:
+    where = str(snapshot.folder)
+    if snapshot.state["format"] != _FORMAT:
+        raise stage_error("other_format", where, "the checkpoint is of another version of this program", "remove it")
+    if snapshot.state["data"] != data:
+        raise stage_error(
+            "other_data",
+            where,
+            "the checkpoint was written while training on another data set",
+            "give back that data set, or train in an empty work folder",
+        )
+    saved = {name: shape for name, shape in snapshot.shapes.items() if name.startswith(WEIGHTS)}
+    ours = {
+        name: tuple(value.shape) for name, value in tensors_of(model, optimizer).items() if name.startswith(WEIGHTS)
+    }
+    if saved == ours:
+        return
+    name = min(name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name))
+    in_checkpoint, in_model = (str(list(found[name])) if name in found else "absent" for found in (saved, ours))
+    raise StageError(
+        Problem(
+            "other_architecture",
+            where,
+            f"the checkpoint is of another architecture: {name.removeprefix(WEIGHTS)} is {in_checkpoint} there, "
+            f"{in_model} in this model",
+            "give the config that it was written with, or train in an empty work folder",
+        )
+    )

@@ -2,47 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from evaluation.config import TaskByName
 from infra.config import Config, StageConfig, outside_identity
 from infra.errors import Problem
-from infra.sources import Source, SourcePath, expand
+from infra.sources import Source, SourcePath, absolute, expand
+from training.batch_size import Growth
 from training.duration import Length, LengthOrShare, parse_duration
+from training.guard.config import GuardConfig
 from training.presets import PRESETS, Family, Preset
 
 _SIZES = ("layers", "width", "heads")
+# What a config.json says of its tokenizer, its weights and its writer, and not of the architecture.
+_NOT_OF_THE_ARCHITECTURE = {
+    "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "dtype",
+    "transformers_version", "_name_or_path", "auto_map",
+}  # fmt: skip
+
+
+def _read_config(value: Any, info: ValidationInfo) -> Any:
+    """The mapping itself, or what stands in the config.json that a path leads to."""
+    if not isinstance(value, str):
+        return value
+    path = Path(absolute(value, info))
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"expected a mapping, or a folder with config.json; {path}: {error}") from None
+    return {key: item for key, item in found.items() if key not in _NOT_OF_THE_ARCHITECTURE}
+
+
+TransformersConfig = Annotated[
+    dict[str, Any] | None, BeforeValidator(_read_config, json_schema_input_type=dict[str, Any] | str | None)
+]
 
 
 class ModelConfig(Config):
-    """A decoder-only model: a preset by name, a family with sizes, or any transformers config.
+    """A model: a preset by name, a family with sizes, or any transformers config.
 
     Sizes next to a preset replace the preset's.
     """
 
     preset: str | None = None
-    """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b (GPT-3, table 2.1), or llama-4m, llama-nano (ours)."""
+    """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b (GPT-3, table 2.1), gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    (GPT-2, table 2), smollm-135m, smollm-360m, tinyllama-1.1b, llama-3.2-1b, llama-2-7b (as released), or llama-4m,
+    llama-nano (ours); for the objective masked bert-base, bert-large (BERT, section 3) or bert-nano, for
+    span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano."""
     family: Family | None = None
-    """Architecture: gpt2 (learned positions, LayerNorm, GELU) or llama (rotary positions, RMSNorm, SwiGLU)."""
+    """Architecture: gpt2 (learned positions, LayerNorm, GELU), llama (rotary positions, RMSNorm, SwiGLU), bert (an
+    encoder, norms after the residuals) or t5 (encoder and decoder, relative positions)."""
     layers: int | None = Field(None, ge=1)
-    """Transformer blocks."""
+    """Transformer blocks; of t5 on each side."""
     width: int | None = Field(None, ge=1)
     """Width of the residual stream."""
     heads: int | None = Field(None, ge=1)
     """Attention heads; must divide the width."""
     kv_heads: int | None = Field(None, ge=1)
-    """Key and value heads (grouped-query attention, llama only); by default as many as heads."""
+    """Key and value heads (grouped-query attention, llama only); by default the preset's, or as many as heads."""
     mlp_width: int | None = Field(None, ge=1)
-    """Inner width of the MLP; by default 4 times the width for gpt2, 8/3 times for llama (Shazeer 2020)."""
+    """Inner width of the MLP; by default 4 times the width, for llama 8/3 times (Shazeer 2020)."""
     positions: int | None = Field(None, ge=1)
     """Longest sequence the model takes; 2,048 in GPT-3 (section 2.1)."""
-    tie_embeddings: bool = True
-    """Whether the output layer shares the input embedding (Press & Wolf 2017; GPT-2)."""
+    tie_embeddings: bool | None = None
+    """Whether the output layer shares the input embedding (Press & Wolf 2017; GPT-2); by default as in the preset, and
+    shared without one."""
+    init: Literal["gpt2", "plain", "small", "fan_in"] = "gpt2"
+    """Fresh weights. gpt2: N(0, init_std²), residual projections divided by sqrt(2 × layers) (GPT-2, section 2.3).
+    plain: N(0, init_std²) throughout (BERT). small: N(0, 2/(5 × width)) (Nguyen & Salazar 2019, section 2.2), residual
+    projections N(0, (2/(layers × sqrt(width)))²) (Wang & Komatsuzaki 2021), as in GPT-NeoX-20B. fan_in: N(0, 1/fan-in),
+    residual projections divided by sqrt(2 × layers), an untied output layer zero (Yang et al. 2022, appendix D.2). A t5
+    has T5's own and takes no other."""
+    init_std: float = Field(0.02, gt=0)
+    """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on attention, residuals and embeddings (gpt2), on attention (llama); 0 for one pass over the data."""
-    transformers: dict[str, Any] | None = None
-    """Any transformers config as a mapping with `model_type`, e.g. {model_type: mistral, hidden_size: 512, …}."""
+    """Dropout on attention, residuals and embeddings (gpt2, bert, t5), on attention (llama); 0 for one pass over the
+    data."""
+    transformers: TransformersConfig = None
+    """Any transformers config: a mapping with `model_type`, e.g. {model_type: mistral, hidden_size: 512, …}, or a
+    folder with config.json, whose text and not its place bears on identity; token ids come from the tokenizer."""
 
     @field_validator("preset")
     @classmethod
@@ -76,6 +119,8 @@ class ModelConfig(Config):
             raise ValueError("expected kv_heads only with the llama family")
         if self.kv_heads and shape.heads % self.kv_heads:
             raise ValueError(f"expected kv_heads to divide heads: {self.kv_heads} do not divide {shape.heads}")
+        if shape.family == "t5" and self.init != "gpt2":
+            raise ValueError("expected init left out: a t5 has its own")
         if shape.family == "llama" and shape.width // shape.heads % 2:
             raise ValueError(f"expected an even width a head for rotary positions, not {shape.width // shape.heads}")
         return self
@@ -85,8 +130,9 @@ class ModelConfig(Config):
         if self.transformers is not None:
             raise ValueError("a free transformers config has no shape of ours")
         base = PRESETS.get(self.preset or "")
-        # A preset's MLP width belongs to its own width.
+        # A preset's inner sizes belong to its own width and heads.
         same_width = base is not None and self.width in (None, base.width)
+        same_heads = base is not None and self.heads in (None, base.heads)
         return Preset(
             family=self.family or (base.family if base else "llama"),
             layers=self.layers or (base.layers if base else 0),
@@ -95,12 +141,19 @@ class ModelConfig(Config):
             positions=self.positions or (base.positions if base else 2048),
             parameters=base.parameters if base else 0,
             mlp_width=self.mlp_width or (base.mlp_width if base and same_width else None),
+            kv_heads=self.kv_heads or (base.kv_heads if base and same_heads else None),
+            tied=(base is None or base.tied) if self.tie_embeddings is None else self.tie_embeddings,
         )
 
+    def architecture(self) -> str:
+        """The model type, as transformers names it."""
+        return str(self.transformers["model_type"]) if self.transformers is not None else self.shape().family
+
     def longest_sequence(self) -> int | None:
-        """Positions the model has, where the config alone can tell."""
+        """Positions the model has, where the config alone can tell; T5's relative ones have no end."""
         if self.transformers is None:
-            return self.shape().positions
+            shape = self.shape()
+            return None if shape.family == "t5" else shape.positions
         for key in ("max_position_embeddings", "n_positions"):
             if isinstance(self.transformers.get(key), int):
                 return int(self.transformers[key])
@@ -120,7 +173,10 @@ class OptimizerConfig(Config):
     eps: float = Field(1.0e-8, gt=0)
     """Added to the denominator; GPT-3, appendix B."""
     weight_decay: float = Field(0.1, ge=0)
-    """Decay of matrices; norms, biases and embeddings have none. 0.1 in GPT-3, appendix B."""
+    """Decay of what `decayed` names. 0.1 in GPT-3, appendix B."""
+    decayed: tuple[Literal["matrices", "embeddings", "norms", "biases"], ...] = ("matrices",)
+    """What decays: matrices between layers, embeddings (with the output layer), weights of norms, biases. Decayed norms
+    and biases only lose what they learnt; embeddings decay in GPT-2 and GPT-NeoX, not in OLMo 2 (section 3.3)."""
     gradient_clip: float = Field(1.0, gt=0)
     """Largest global gradient norm; GPT-3, appendix B."""
 
@@ -135,12 +191,15 @@ class OptimizerConfig(Config):
 class ScheduleConfig(Config):
     """The learning rate over training: linear warm-up, then a decay."""
 
-    decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
-    """What follows the warm-up; cosine in GPT-3, appendix B."""
+    decay: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
+    """What follows the warm-up; cosine in GPT-3, appendix B. wsd (warm-up, stable, decay) stays at the peak and falls
+    at the very end, so that a longer training can branch off (Hu et al. 2024, section 4)."""
     warmup: LengthOrShare = "1 %"
     """Length of the linear warm-up, or its percentage of training; 1 % in Mosaic LLMs (Part 1)."""
     final_share: float = Field(0.1, ge=0, le=1)
     """Learning rate at the end as a share of the peak; 0.1 in GPT-3, appendix B."""
+    decay_length: LengthOrShare = "10 %"
+    """Length of wsd's fall at the end; 10 % in MiniCPM (Hu et al. 2024, section 4.2)."""
 
 
 class TrainerConfig(StageConfig):
@@ -150,25 +209,82 @@ class TrainerConfig(StageConfig):
     """Optimizer settings."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning-rate schedule."""
+    guard: GuardConfig = GuardConfig()
+    """Watches for spikes and divergence, and answers them."""
     seed: int = 17
     """Seeds initial weights, data order, dropout and sampling."""
     checkpoint_every: Length = outside_identity("200 batches")
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
+    keep_checkpoints: int = outside_identity(2, ge=1)
+    """The newest so many checkpoints stay."""
+    keep_checkpoints_hours: float = outside_identity(0.0, ge=0)
+    """Older checkpoints stay too until they are so many hours old."""
+
+
+class BatchWarmup(Config):
+    """Batches that grow in equal steps to `global_batch_tokens` (GPT-3, section 2.3; Smith et al. 2018)."""
+
+    first_tokens: int = Field(32_768, ge=1)
+    """Tokens of the first batch, and of each step; 32k in GPT-3, section 2.3."""
+    over_tokens: int = Field(4_000_000_000, ge=1)
+    """Tokens over which batches grow, in the first epoch; 4 to 12 billion in GPT-3, section 2.3."""
 
 
 class PretrainConfig(TrainerConfig):
-    """Next-token pretraining on packed shards."""
+    """Pretraining on packed shards."""
 
+    objective: Literal["causal", "masked", "prefix", "span_corruption"] = "causal"
+    """What is learnt. causal: the next token (GPT-3). masked: 15 % of the tokens, hidden, from both sides (Devlin et
+    al. 2018, section 3.1), with a bert model. prefix: each document's rest from a beginning that is seen in both
+    directions (Raffel et al. 2020, section 3.2; Wang et al. 2022), with any causal model. span_corruption: 15 % of the
+    tokens in spans of 3 on average, written by a decoder (Raffel et al. 2020, section 3.1.4), with a t5 model."""
     model: ModelConfig = ModelConfig(preset="gpt-125m")
     """The model to train from scratch."""
     duration: Length = "2_500_000_000 tokens"
     """Length of training; 20 tokens a parameter (Chinchilla, section 3), here for 125M parameters."""
     global_batch_tokens: int = Field(524_288, ge=1)
     """Tokens of one optimizer step over all devices; 0.5M for GPT-3 up to 760M parameters (table 2.1)."""
+    batch_warmup: BatchWarmup | None = None
+    """Smaller batches at first; none by default, as in OPT and Llama."""
+    attention: Literal["document", "sequence"] = "document"
+    """How far a token looks back in a packed sequence: to its document's beginning, with positions counted from there
+    (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2)."""
     evaluate_every: Length = outside_identity("200 batches")
     """How often the validation loss is measured during training; the weights do not depend on it."""
     evaluate_tokens: int = outside_identity(65_536, ge=1)
     """Validation tokens of each such measurement; the figure at the end uses all of them."""
+
+    evaluate_tasks: tuple[TaskByName, ...] = outside_identity(())
+    """Benchmarks that are taken during training as well, as in `benchmarks.tasks`; only with one process."""
+    evaluate_limit: int = outside_identity(50, ge=1)
+    """Items of each of these benchmarks, the first of the file."""
+    sample_prompts: tuple[str, ...] = outside_identity(("", "The "))
+    """Prompts that the model continues at each evaluation; "" asks for a text from nothing."""
+    sample_tokens: int = outside_identity(32, ge=1)
+    """Longest such continuation."""
+
+    @model_validator(mode="after")
+    def _model_fits_the_objective(self) -> Self:
+        wanted = {"masked": "bert", "span_corruption": "t5"}.get(self.objective)
+        found = self.model.architecture()
+        if wanted and found != wanted:
+            raise ValueError(
+                f"expected a {wanted} model for the objective {self.objective}, such as {wanted}-nano, not {found}"
+            )
+        if not wanted and found in ("bert", "t5"):
+            objective = "masked" if found == "bert" else "span_corruption"
+            raise ValueError(f"expected objective: {objective} with a {found} model, not {self.objective}")
+        if wanted and self.evaluate_tasks:
+            raise ValueError(f"expected no evaluate_tasks with the objective {self.objective}: they need causal models")
+        if self.objective == "span_corruption" and self.attention == "document":
+            raise ValueError(
+                "expected attention: sequence with the objective span_corruption: T5's encoder sees all of a sequence"
+            )
+        return self
+
+    def continues_text(self) -> bool:
+        """Whether later stages can use the model as a causal one."""
+        return self.objective in ("causal", "prefix")
 
     def problems(self, sequence_length: int, vocab_size: int | None = None) -> list[Problem]:
         """What does not fit sequences of this length or token ids below `vocab_size`; empty if all does."""
@@ -183,6 +299,18 @@ class PretrainConfig(TrainerConfig):
                     f"the nearest below is {lower}",
                 )
             )
+        if self.batch_warmup is not None:
+            first = self.batch_warmup.first_tokens
+            if first % sequence_length or self.global_batch_tokens % first:
+                found.append(
+                    Problem(
+                        "not_divisible",
+                        "pretrain.batch_warmup.first_tokens",
+                        f"expected a multiple of the sequence length {sequence_length} that divides "
+                        f"global_batch_tokens {self.global_batch_tokens}, not {first}",
+                        "such as a half, a quarter, an eighth of global_batch_tokens",
+                    )
+                )
         positions = self.model.longest_sequence()
         if positions is not None and positions < sequence_length:
             found.append(
@@ -296,10 +424,19 @@ class RlhfConfig(TrainerConfig):
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(decay="constant", warmup="3 %")
     """Constant after a short warm-up, InstructGPT, appendix C.4."""
+    guard: GuardConfig = GuardConfig(enabled=False)
+    """Not for PPO, whose loss is no measure of its success: the KL penalty holds it."""
     heldout_prompts: int = Field(256, ge=2)
     """Held-out prompts that both policies answer at the end, the first of the file."""
     checkpoint_every: Length = outside_identity("50 batches")
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
+
+    @field_validator("guard")
+    @classmethod
+    def _no_guard(cls, guard: GuardConfig) -> GuardConfig:
+        if guard.enabled:
+            raise ValueError("expected enabled: false: the guard watches losses, and PPO's says nothing")
+        return guard
 
     @model_validator(mode="after")
     def _minibatches_divide(self) -> Self:
@@ -311,7 +448,11 @@ class RlhfConfig(TrainerConfig):
         return self
 
 
-def batches(length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0) -> int:
-    """A length from a config in batches, at least one."""
+def batches(
+    length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0, growth: Growth | None = None
+) -> int:
+    """A length from a config in batches, at least one. growth: counts from the first batch on while batches grow."""
     duration = parse_duration(length)
+    if growth is not None and duration.unit in ("tokens", "epochs"):
+        return max(1, growth.length(duration, batch_tokens))
     return max(1, duration.batches(batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=whole))

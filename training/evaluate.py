@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from infra.run import Run
-from training.loaders import Tokens, next_token_batch
+from training.documents import Packed
+from training.loss import IGNORE
 from training.models import LanguageModel
+from training.objectives.base import Objective
 
 _BATCH = 16
 
@@ -25,44 +30,120 @@ def measuring(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, and random states that are put back afterwards."""
     was_training = model.training
     model.eval()
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(), torch.no_grad():
             yield
     finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
         model.train(was_training)
 
 
-def sequence_losses(model: LanguageModel, sequences: Tokens, run: Run | None = None) -> NDArray[np.float64]:
-    """Summed cross-entropy in nats of each packed sequence (sequences,), over its T - 1 predicted tokens."""
+def token_losses(
+    model: LanguageModel, sequences: Packed, objective: Objective, run: Run | None = None
+) -> NDArray[np.float64]:
+    """Cross-entropy in nats (sequences, T) of each labelled token, 0 elsewhere; by the causal objective at each
+    position that of the token that follows it, 0 at the last.
+
+    objective: that of the training.
+    """
     device = next(model.parameters()).device
-    sums = []
+    found = []
     with measuring(model):
-        for start in range(0, len(sequences), _BATCH):
-            batch = {
-                name: value.to(device) for name, value in next_token_batch(sequences[start : start + _BATCH]).items()
-            }
-            sums.append(model.losses(batch).double().sum(1).cpu().numpy())
+        for number, part in enumerate(sequences.batches(_BATCH)):
+            batch = objective.batch(part)
+            losses = model.losses({name: value.to(device) for name, value in batch.items()})
+            found.append(losses.double().cpu().numpy())
             if run is not None:
                 run.stop_if_cancelled()
-                run.progress(min(start + _BATCH, len(sequences)), len(sequences), "sequences", "validating")
-    return np.concatenate(sums)
+                run.progress(number * _BATCH + len(part), len(sequences), "sequences", "validating")
+    return np.concatenate(found)
+
+
+def labels_of(sequences: Packed, objective: Objective) -> NDArray[np.int64]:
+    """What is to be told of each sequence (sequences, T), -100 elsewhere: the labels of `token_losses`."""
+    return np.concatenate([objective.batch(part)["labels"].numpy() for part in sequences.batches(_BATCH)])
+
+
+@dataclass(frozen=True)
+class Side:
+    """What meta.json knows of the validation side of one source.
+
+    id: its number in the shards' column `sources`.
+    """
+
+    name: str
+    id: int
+    bytes_per_token: float
+
+
+def sides(meta: Mapping[str, Any]) -> list[Side]:
+    """The sources with validation text; empty for shards that know none."""
+    found = []
+    for name, source in meta.get("sources", {}).items():
+        held = source["validation"]
+        if held["tokens"]:
+            found.append(Side(name, source["id"], held["bytes"] / held["tokens"]))
+    return found
+
+
+def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
+    """Loss of a text by its UTF-8 bytes, which compares across tokenizers."""
+    return nats_per_token / math.log(2) / bytes_per_token
+
+
+def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Sequence[Side]) -> dict[str, float]:
+    """Mean loss in nats a token of each source that has tokens in `sequences`, from their `token_losses`."""
+    predicted = sequences.token_sources()[:, 1:].ravel()
+    sums = np.bincount(predicted, losses[:, :-1].ravel())
+    counts = np.bincount(predicted)
+    return {
+        one.name: float(sums[one.id] / counts[one.id]) for one in sources if one.id < len(counts) and counts[one.id]
+    }
 
 
 class Validation(Callback):
-    """Measures the loss on a fixed part of the validation text every so many batches."""
+    """Measures loss and bits per byte on a fixed part of the validation text every so many batches, by source too.
 
-    def __init__(self, model: LanguageModel, sequences: Tokens, every: int, run: Run) -> None:
+    bytes_per_token: of the whole validation side; 0 for objectives whose loss is no code length of the text.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sequences: Packed,
+        every: int,
+        run: Run,
+        objective: Objective,
+        *,
+        bytes_per_token: float = 0.0,
+        sources: Sequence[Side] = (),
+    ) -> None:
         self._model = model
         self._sequences = sequences
+        self._objective = objective
+        self._labelled = int((labels_of(sequences, objective) != IGNORE).sum())
         self._every = every
         self._run = run
+        self._bytes_per_token = bytes_per_token
+        self._sources = sources
 
     def batch_end(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch.value
-        if batch % self._every == 0:
-            losses = sequence_losses(self._model, self._sequences)
-            tokens = len(self._sequences) * (self._sequences.shape[1] - 1)
-            self._run.metrics({"validation/loss": float(losses.sum() / tokens)}, batch)
+        if batch % self._every:
+            return
+        losses = token_losses(self._model, self._sequences, self._objective)
+        mean = float(losses.sum()) / self._labelled
+        values = {"validation/loss": mean}
+        if self._bytes_per_token:
+            values["validation/bits_per_byte"] = bits_per_byte(mean, self._bytes_per_token)
+        by_source = losses_by_source(losses, self._sequences, self._sources) if self._sources else {}
+        for one in self._sources:
+            if one.name in by_source:
+                values[f"validation/loss/{one.name}"] = by_source[one.name]
+                values[f"validation/bits_per_byte/{one.name}"] = bits_per_byte(by_source[one.name], one.bytes_per_token)
+        self._run.metrics(values, batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from training import ranks
+from training.parallel import whole_weights
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -21,7 +24,9 @@ TOKENIZER_FILES = (
 
 
 def export(model: PreTrainedModel, tokenizer_dir: Path | None, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
-    """Writes fp32 weights, config.json, generation_config.json and the tokenizer's files to `out_dir`.
+    """Writes fp32 weights, config.json, generation_config.json and the tokenizer's files to `out_dir`, on rank 0.
+
+    Every rank must call.
 
     tokenizer_dir: where the tokenizer's files are; None if they are in `out_dir` already.
     end_ids: ids that end an answer, besides the model's own end of text.
@@ -31,10 +36,15 @@ def export(model: PreTrainedModel, tokenizer_dir: Path | None, out_dir: Path, en
         {*end_ids, *([config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or [])}
     )
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=ends or None, pad_token_id=config.pad_token_id
+        bos_token_id=config.bos_token_id,
+        eos_token_id=ends or None,
+        pad_token_id=config.pad_token_id,
+        decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
     )
-    model.cpu().float()
-    model.save_pretrained(out_dir, safe_serialization=True)
+    weights = whole_weights(model)
+    if not ranks.is_first():
+        return
+    model.save_pretrained(out_dir, state_dict=weights, safe_serialization=True)
     if tokenizer_dir is not None:
         copy_tokenizer(tokenizer_dir, out_dir)
 

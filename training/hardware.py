@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
+from training import ranks
 
 # Dense bf16 peak of one device in FLOP/s, from the makers' data sheets.
 _PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "L40S": 362e12, "A10G": 70e12}
+_PROBE_SIZE = 1024
+_PROBE_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -20,46 +26,70 @@ class Hardware:
     """One device of one process.
 
     bf16: whether forward passes run under bf16 autocast; weights and optimizer state stay in fp32.
+    fp16: the same for fp16, with a dynamic loss scale.
+    attention: the attention kernel that was asked for.
     """
 
     device: torch.device
     bf16: bool
-
-    def autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+    attention: str = "auto"
+    fp16: bool = False
 
     @property
+    def compute(self) -> torch.dtype:
+        """The type that matrix products run in."""
+        return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)
+
+    def loader_workers(self, launch: LaunchConfig) -> int:
+        """Processes that read ahead of training: `launch.loader_workers`, or its default for this device."""
+        if launch.loader_workers is not None:
+            return launch.loader_workers
+        return 2 if self.device.type == "cuda" else 0
+
     def peak_flops(self) -> float | None:
-        """Peak bf16 FLOP/s where it is known."""
-        if self.device.type != "cuda":
-            return None
+        """Peak FLOP/s of the device: a GPU's from its data sheet (bf16), a CPU's as its matrix products reach it."""
+        if self.device.type == "cpu":
+            return _measured_peak(self.compute)
         name = torch.cuda.get_device_name(self.device)
         return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
 
 
-def prepare(launch: LaunchConfig) -> Hardware:
-    """Picks device and precision and sets the CPU threads of this process.
+@cache
+def _measured_peak(dtype: torch.dtype) -> float:
+    """FLOP/s of the fastest of many matrix products with all threads of this process."""
+    matrix = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
+    best = math.inf
+    stop = time.perf_counter() + _PROBE_S
+    while (began := time.perf_counter()) < stop:
+        torch.mm(matrix, matrix)
+        best = min(best, time.perf_counter() - began)
+    return 2 * _PROBE_SIZE**3 / best
 
-    Raises StageError for a GPU that is not there and for more than one process.
+
+def prepare(launch: LaunchConfig) -> Hardware:
+    """Picks device and precision, sets the CPU threads of this process, and meets the other ranks.
+
+    Raises StageError for a GPU that is not there.
     """
-    if launch.processes * launch.nodes > 1:
-        raise stage_error(
-            "not_supported",
-            "launch.processes",
-            f"training runs in one process so far, not {launch.processes} on {launch.nodes} nodes",
-            "set launch.processes and launch.nodes to 1",
-        )
     gpu = torch.cuda.is_available()
     if launch.device == "gpu" and not gpu:
         raise stage_error(
             "no_gpu", "launch.device", "expected a CUDA GPU, found none", "set launch.device to auto or cpu"
         )
-    device = torch.device("cuda" if gpu and launch.device != "cpu" else "cpu")
+    device = torch.device("cuda", ranks.local_rank()) if gpu and launch.device != "cpu" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    return Hardware(device, launch.precision == "bf16" or (launch.precision == "auto" and _native_bf16(device)))
+    if ranks.world_size() > 1 or launch.offload:
+        ranks.join(device)
+    bf16 = launch.precision == "bf16" or (launch.precision == "auto" and _native_bf16(device))
+    return Hardware(device, bf16, launch.attention, launch.precision == "fp16")
 
 
 def _native_bf16(device: torch.device) -> bool:

@@ -8,30 +8,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 from composer.core import DataSpec
-from numpy.typing import NDArray
 from streaming import StreamingDataset
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from infra.errors import stage_error
+from training import ranks
+from training.batch_size import Growth
+from training.documents import Packed, Starts, Tokens, document_numbers, positions_within
 from training.loss import IGNORE
 
 Batch = dict[str, Tensor]
-Tokens = NDArray[np.int64]
 E = TypeVar("E")
 _COLUMN = "tokens"
+_STARTS = "starts"
+_SOURCES = "sources"
+_ONE_DOCUMENT = np.zeros(1, np.int64)
+_ENDS = 1 << 16
 
 
 class PackedShards(StreamingDataset):
-    """The MDS folder of one split; an item is one packed sequence (T,) of token ids."""
+    """The MDS folder of one split; an item is one packed sequence (T,) of token ids, where its documents begin, and its
+    epoch and number.
 
-    def __init__(self, folder: Path, cache: Path, batch_size: int, seed: int, *, shuffle: bool) -> None:
+    batch_size: sequences of a batch over all ranks. What is left of an epoch after its last whole batch is left out;
+    each epoch leaves out other sequences where the data are shuffled.
+    read_at_once: sequences that a loader asks for at once over all ranks, where these are not a whole batch.
+    """
+
+    def __init__(
+        self, folder: Path, cache: Path, batch_size: int, seed: int, *, shuffle: bool, read_at_once: int | None = None
+    ) -> None:
         index = _index(folder)
         columns = index["shards"][0]["column_names"]
         if _COLUMN not in columns:
@@ -45,13 +61,64 @@ class PackedShards(StreamingDataset):
             remote=str(folder) if compressed else None,
             shuffle=shuffle,
             shuffle_seed=seed,
-            batch_size=batch_size,
+            batch_size=ranks.share(read_at_once or batch_size),
+            # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
+            epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
         )
+        self.fingerprint = _fingerprint(folder, index)
+        self._continued = (0, 0)
 
     def __getitem__(self, at: Any) -> Any:
         item = super().__getitem__(at)
-        return item[_COLUMN].astype(np.int64) if isinstance(item, dict) else item
+        if not isinstance(item, dict):
+            return item
+        place = max(0, self.next_epoch - 1), int(at)
+        return item[_COLUMN].astype(np.int64), item.get(_STARTS, _ONE_DOCUMENT).astype(np.int64), place
+
+    def sources(self, number: int) -> Starts:
+        """The source of each document of a sequence, by its number in meta.json; 0 in shards that know none."""
+        item = super().__getitem__(number)
+        return np.asarray(item.get(_SOURCES, np.zeros(len(item.get(_STARTS, _ONE_DOCUMENT)))), np.int64)
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Where training is, also before the first epoch, which streaming counts as -1."""
+        state = super().state_dict(num_samples, from_beginning)
+        return {**state, "epoch": max(0, state["epoch"])}
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Goes to a place in an epoch: streaming by itself only goes forward, and ignores an epoch before its own."""
+        super().load_state_dict(obj)
+        self.next_epoch = obj["epoch"]
+        self._continued = obj["epoch"], obj["sample_in_epoch"]
+
+    def position(self) -> tuple[int, int]:
+        """The epoch that is read next, and how many of its sequences were read before; in the process that trains."""
+        epoch, read = self._continued
+        return self.next_epoch, read if epoch == self.next_epoch else 0
+
+    def largest(self, count: int) -> list[Any]:
+        """So many examples of the greatest length; packed sequences are all of one."""
+        return [self[number % self.size] for number in range(count)]
+
+
+def _fingerprint(folder: Path, index: dict[str, Any]) -> str:
+    """Names the text of an MDS folder: its index, and both ends of every shard."""
+    digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True))
+    for shard in index["shards"]:
+        for part in ("raw_data", "zip_data"):
+            path = folder / shard[part]["basename"] if shard.get(part) else folder
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest.update(file.read(_ENDS))
+                    file.seek(-min(_ENDS, path.stat().st_size), 2)
+                    digest.update(file.read())
+    return digest.hexdigest()
+
+
+def data_fingerprint(loader: DataSpec) -> str:
+    """What names the data behind a loader; empty where it makes its data itself."""
+    return str(getattr(loader.dataloader.dataset, "fingerprint", ""))
 
 
 def _index(folder: Path) -> dict[str, Any]:
@@ -71,34 +138,105 @@ def count_sequences(folder: Path) -> int:
     return sum(shard["samples"] for shard in _index(folder)["shards"])
 
 
-def read_tokens(folder: Path, cache: Path, limit: int | None = None) -> Tokens:
-    """The first `limit` sequences (or all) of an MDS folder in order, as (sequences, T)."""
+def read_packed(folder: Path, cache: Path, limit: int | None = None, *, with_sources: bool = False) -> Packed:
+    """The first `limit` sequences (or all) of an MDS folder in order."""
     count = count_sequences(folder)
-    shards = PackedShards(folder, cache, batch_size=1, seed=0, shuffle=False)
-    return np.stack([shards[number] for number in range(count if limit is None else min(limit, count))])
+    shards = PackedShards(folder, cache, batch_size=ranks.world_size(), seed=0, shuffle=False)
+    numbers = range(min(limit or count, count))
+    packed = stacked([shards[number] for number in numbers])
+    return replace(packed, sources=tuple(map(shards.sources, numbers))) if with_sources else packed
 
 
-def next_token_batch(sequences: Sequence[Tokens] | Tokens) -> Batch:
-    """Sequences (B, T) as a batch: each position's label is the token after it, the last one's -100."""
-    tokens = torch.from_numpy(np.stack(list(sequences)))
-    labels = torch.full_like(tokens, IGNORE)
-    labels[:, :-1] = tokens[:, 1:]
-    return {"input_ids": tokens, "labels": labels}
+def stacked(items: Sequence[tuple[Tokens, Starts, tuple[int, int]]]) -> Packed:
+    """Items of PackedShards as one."""
+    tokens, starts, draws = zip(*items, strict=True)
+    return Packed(np.stack(tokens), starts, draws=draws)
 
 
-def packed_loader(shards: PackedShards, batch_size: int) -> DataSpec:
-    """Batches of packed sequences; the rest of an epoch that fills no batch is left out."""
-    loader: DataLoader[Any] = DataLoader(
-        shards, batch_size, collate_fn=next_token_batch, drop_last=True, generator=torch.Generator().manual_seed(0)
-    )
-    return DataSpec(loader, get_num_tokens_in_batch=count_tokens)
+def next_token_batch(tokens: Tokens, starts: Sequence[Starts] | None = None) -> Batch:
+    """Sequences (B, T) as a batch: each position's label is the token after it, the last one's -100.
+
+    starts: where the documents of each sequence begin; with them, attention and positions keep to documents.
+    """
+    ids = torch.from_numpy(tokens)
+    labels = torch.full_like(ids, IGNORE)
+    labels[:, :-1] = ids[:, 1:]
+    if starts is None:
+        return {"input_ids": ids, "labels": labels}
+    documents = document_numbers(starts, ids.shape[1])
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "documents": documents,
+        "position_ids": positions_within(documents),
+    }
+
+
+def packed_loader(
+    shards: PackedShards,
+    batch_size: int,
+    batch: Callable[[Packed], Batch],
+    count: Callable[[Any], dict[str, int]],
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+    growth: Growth | None = None,
+) -> DataSpec:
+    """Batches of packed sequences; the rest of an epoch that fills no batch is left out.
+
+    batch: makes tensors of sequences, see training/objectives.
+    count: total and loss-bearing tokens of such a batch.
+    workers: processes that read ahead; the batches are the same for any number.
+    growth: of batches that are smaller at first; `shards` are then read `growth.first` at once.
+    """
+
+    def collate(items: list[tuple[Tokens, Starts, tuple[int, int]]]) -> Batch:
+        return batch(stacked(items))
+
+    settings: dict[str, Any] = {
+        "collate_fn": collate,
+        "drop_last": True,
+        "generator": torch.Generator().manual_seed(0),
+        "num_workers": workers,
+        "pin_memory": pin_memory,
+        # A spawned worker would import torch and Composer anew, and could not be handed `collate`.
+        "multiprocessing_context": "fork" if workers else None,
+    }
+    loader: DataLoader[Any]
+    if growth is None:
+        loader = DataLoader(shards, ranks.share(batch_size), **settings)
+    else:
+        loader = GrowingBatches(shards, growth, **settings)
+    return DataSpec(loader, get_num_tokens_in_batch=count)
+
+
+class GrowingBatches(DataLoader[Any]):
+    """Joins parts of `growth.first` sequences to batches; how many follows from the place in the epoch alone."""
+
+    def __init__(self, shards: PackedShards, growth: Growth, **settings: Any) -> None:
+        super().__init__(shards, ranks.share(growth.first), **settings)
+        self._shards = shards
+        self._growth = growth
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # Before the workers start, which move the shards' epoch on.
+        epoch, read = self._shards.position()
+        parts = super().__iter__()
+        while True:
+            size = self._growth.size(read) if epoch == 0 else self._growth.full
+            batch = list(islice(parts, size // self._growth.first))
+            if len(batch) * self._growth.first < size:
+                return
+            yield {name: torch.cat([part[name] for part in batch]) for name in batch[0]}
+            read += size
 
 
 class Examples(IterableDataset[E]):
-    """Examples in memory, in an order that only seed and epoch decide."""
+    """Examples in memory, in an order that only seed and epoch decide; ranks take turns."""
 
     def __init__(self, examples: Sequence[E], seed: int) -> None:
         self.examples = examples
+        self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, examples))).hexdigest()
         self._seed = seed
         self._epoch = 0
         self._skip = 0
@@ -107,12 +245,16 @@ class Examples(IterableDataset[E]):
         order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self.examples))
         skip, self._skip = self._skip, 0
         self._epoch += 1
-        for number in order[skip:]:
+        for number in order[skip + ranks.rank() :: ranks.world_size()]:
             yield self.examples[number]
+
+    def largest(self, count: int) -> list[E]:
+        """So many of the longest examples."""
+        return sorted(self.examples, key=lambda example: len(repr(example)), reverse=True)[:count]
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
         """Where Composer is, in its own terms: samples read since the beginning of the epoch."""
-        return {"epoch": self._epoch - 1, "sample_in_epoch": num_samples}
+        return {"epoch": max(0, self._epoch - 1), "sample_in_epoch": num_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch, self._skip = state["epoch"], state["sample_in_epoch"]
@@ -132,7 +274,7 @@ def example_loader(
     batch_size = min(batch_size, len(examples))
     loader: DataLoader[E] = DataLoader(
         Examples(examples, seed),
-        batch_size,
+        ranks.share(batch_size),
         collate_fn=collate,
         drop_last=True,
         generator=torch.Generator().manual_seed(0),

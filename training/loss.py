@@ -5,6 +5,8 @@ Shapes: N positions, D width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,48 +17,71 @@ IGNORE = -100
 _CHUNK = 1024
 
 
+def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy of one chunk, in fp32, and its gradient by `logits (chunk, V)`, in their type."""
+    kept = labels != IGNORE
+    index = labels.clamp(min=0)[:, None]
+    scores = logits.float()
+    normaliser = scores.logsumexp(-1, keepdim=True)
+    total = ((normaliser - scores.gather(-1, index)) * kept[:, None]).sum()
+    is_label = torch.arange(logits.shape[-1], device=logits.device) == index
+    gradient = ((scores - normaliser).exp() - is_label.float()) * kept[:, None]
+    return total, gradient.to(logits.dtype)
+
+
+def _loss_and_gradient_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without a compiler: fewer passes over memory."""
+    kept = labels != IGNORE
+    index = labels.clamp(min=0)[:, None]
+    scores = logits.float()
+    normaliser = scores.logsumexp(-1)
+    total = ((normaliser - scores.gather(-1, index)[:, 0]) * kept).sum()
+    gradient = scores.sub_(normaliser[:, None]).exp_()
+    gradient.scatter_add_(-1, index, torch.full_like(index, -1, dtype=torch.float32))
+    return total, gradient.mul_(kept[:, None]).to(logits.dtype)
+
+
+@cache
+def _compiled_loss_and_gradient() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return torch.compile(_loss_and_gradient)
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Computes the gradient chunk by chunk in the forward pass, so that logits (chunk, V) can be dropped at once."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, compiled: bool) -> Tensor:
         # Under autocast the caller hands in its compute type; the sums stay in fp32.
+        loss_and_gradient = _compiled_loss_and_gradient() if compiled else _loss_and_gradient_in_place
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
-        compute = hidden.dtype
-        weight_compute = weight.to(compute)
+        weight_compute = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(labels), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            chunk, target = hidden[rows], labels[rows]
-            kept = target != IGNORE
-            index = target.clamp(min=0)[:, None]
-            logits = (chunk @ weight_compute.T).float()
-            normaliser = logits.logsumexp(-1)
-            total += ((normaliser - logits.gather(-1, index)[:, 0]) * kept).sum()
-            d_logits = logits.sub_(normaliser[:, None]).exp_()
-            d_logits.scatter_add_(-1, index, torch.full_like(index, -1, dtype=torch.float32))
-            d_logits.mul_(kept[:, None])
-            d_logits_compute = d_logits.to(compute)
-            d_hidden[rows] = d_logits_compute @ weight_compute
-            d_weight += d_logits_compute.T @ chunk
+            chunk = hidden[rows]
+            loss, d_logits = loss_and_gradient(chunk @ weight_compute.T, labels[rows])
+            total += loss
+            d_hidden[rows] = d_logits @ weight_compute
+            d_weight += d_logits.T @ chunk
         ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
         return total
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (grad,) = upstream
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None
+        return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None, None
 
 
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, compiled: bool = False) -> Tensor:
     """Summed cross-entropy of `hidden (N, D)` against `labels (N,)` through an output layer `weight (V, D)`.
 
     Positions labelled -100 count nothing. The products run in hidden's type, softmax and sums in fp32.
+    compiled: whether a chunk's softmax and gradient are one compiled kernel.
     """
     if torch.is_grad_enabled():
-        return _ChunkedCrossEntropy.apply(hidden, weight, labels)
+        return _ChunkedCrossEntropy.apply(hidden, weight, labels, compiled)
     return token_losses(hidden, weight, labels).sum()
 
 

@@ -1,4 +1,4 @@
-"""Decoder-only models: built from a config, computed in bf16, wrapped for Composer.
+"""Language models: built from a config, computed in bf16, wrapped for Composer.
 
 Shapes: B sequences, T tokens, D width, V vocabulary.
 """
@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from infra.errors import stage_error
 from training.config import ModelConfig
+from training.documents import additive, within_documents
 from training.hardware import Hardware
+from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
 
 Batch = Mapping[str, Tensor]
@@ -44,6 +46,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
                 "bad_model",
                 "pretrain.model.transformers",
                 f"transformers takes no such config: {str(error).splitlines()[0]}",
+                "give a model_type of this version of transformers, with the keys of its config class",
             ) from error
     shape = config.shape()
     if shape.family == "gpt2":
@@ -55,10 +58,40 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             n_layer=shape.layers,
             n_head=shape.heads,
             n_inner=shape.mlp_width,
-            tie_word_embeddings=config.tie_embeddings,
+            tie_word_embeddings=shape.tied,
             attn_pdrop=config.dropout,
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
+            **special,
+        )
+    if shape.family == "bert":
+        return AutoConfig.for_model(
+            "bert",
+            vocab_size=vocab_size,
+            max_position_embeddings=shape.positions,
+            hidden_size=shape.width,
+            intermediate_size=shape.mlp_width or 4 * shape.width,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            tie_word_embeddings=shape.tied,
+            attention_probs_dropout_prob=config.dropout,
+            hidden_dropout_prob=config.dropout,
+            **special,
+        )
+    if shape.family == "t5":
+        # The decoder begins with padding, as in T5; a tokenizer without it has the end of text in its place.
+        start = special["eos_token_id"] if special.get("pad_token_id") is None else special["pad_token_id"]
+        return AutoConfig.for_model(
+            "t5",
+            vocab_size=vocab_size,
+            d_model=shape.width,
+            d_kv=shape.width // shape.heads,
+            d_ff=shape.mlp_width or 4 * shape.width,
+            num_layers=shape.layers,
+            num_heads=shape.heads,
+            tie_word_embeddings=shape.tied,
+            dropout_rate=config.dropout,
+            decoder_start_token_id=start,
             **special,
         )
     return AutoConfig.for_model(
@@ -69,71 +102,126 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
         intermediate_size=shape.mlp_width or 16 * math.ceil(shape.width * 8 / 3 / 16),
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        num_key_value_heads=config.kv_heads or shape.heads,
-        tie_word_embeddings=config.tie_embeddings,
+        num_key_value_heads=shape.kv_heads or shape.heads,
+        tie_word_embeddings=shape.tied,
         attention_dropout=config.dropout,
         **special,
     )
 
 
-def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    """A model with fresh fp32 weights; residual projections are scaled by 1/sqrt(2 × layers) (GPT-2, section 2.3)."""
+def build(
+    config: PretrainedConfig,
+    seed: int,
+    scheme: Scheme = "gpt2",
+    spread: float = 0.02,
+    auto: Any = AutoModelForCausalLM,
+) -> PreTrainedModel:
+    """A model with fresh fp32 weights, see training/initialise.py; a T5 keeps its own, which its attention without a
+    scale needs.
+
+    auto: the class of transformers for what the model shall do.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if config.model_type == "llama":  # transformers does the same for gpt2 itself
-        spread = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
-        for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.normal_(weight, 0.0, spread)
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+    if config.model_type != "t5":
+        initialise(model, scheme, spread)
     return model
 
 
 def load(folder: Path) -> PreTrainedModel:
     """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only."""
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
     )
     return model.train()
 
 
 def choose_attention(model: PreTrainedModel, hardware: Hardware, longest: int) -> None:
-    """Plain attention where it is faster than SDPA (short sequences on CPU), else transformers' choice."""
-    if hardware.device.type == "cpu" and longest <= _EAGER_UP_TO and "eager" in _implementations(model):
-        model.set_attn_implementation("eager")
+    """The kernel that was asked for, else plain attention where it is faster than SDPA (short sequences on CPU).
 
-
-def _implementations(model: PreTrainedModel) -> set[str]:
-    return {"eager", "sdpa"} if getattr(model, "_supports_sdpa", False) else {"eager"}
+    Raises StageError for a kernel that the model or the machine has not.
+    """
+    wanted = hardware.attention
+    if wanted == "auto" and hardware.device.type == "cpu" and longest <= _EAGER_UP_TO:
+        wanted = "eager"
+    if wanted == "auto":
+        return
+    try:
+        model.set_attn_implementation(wanted)
+    except (ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise stage_error(
+            "no_such_attention",
+            "launch.attention",
+            f"{model.config.model_type} has no {wanted} attention here: {reason}",
+            "set launch.attention to auto",
+        ) from error
 
 
 class LanguageModel(ComposerModel):
-    """A causal language model whose loss is the mean over labelled tokens.
+    """A language model whose loss is the mean over labelled tokens.
 
     A batch has `input_ids (B, T)` and `labels (B, T)`, where labels[b, t] is the token that follows position t, or
-    -100. Padding lies on the right, where a causal model needs no mask.
+    -100. Padding lies on the right, where a causal model needs no mask. Packed batches also have `documents (B, T)` and
+    `position_ids (B, T)` (training/documents.py), and attention stays within documents. Other objectives
+    (training/objectives) have labels of their own, `seen_by_all (B, T)` where a token is seen from before it, and
+    `decoder_input_ids` for a decoder, which then bears the labels.
     """
 
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
         super().__init__()
         self.model = model
         self._hardware = hardware
+        self._compiled: Callable[[Batch], Tensor] | None = None
+        self._encoder = model.config.model_type == "bert"
         self._plain_head = (
             model.config.model_type in _PLAIN_HEADS and getattr(model.get_output_embeddings(), "bias", None) is None
         )
 
+    def compile_training(self) -> None:
+        """Compiles forward, backward and loss of training batches; measuring stays uncompiled."""
+        self._compiled = torch.compile(self._outputs)
+
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix."""
+        compute = self._compiled if self._compiled and self.training else self._outputs
+        return compute(batch)
+
+    def _outputs(self, batch: Batch) -> Tensor:
+        inputs = {"input_ids": batch["input_ids"], **self._attention(batch)}
+        if not self._encoder:
+            inputs["use_cache"] = False
+        if "decoder_input_ids" in batch:
+            inputs["decoder_input_ids"] = batch["decoder_input_ids"]
         with self._hardware.autocast():
             if self._plain_head:
-                hidden = self.model.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
-                return hidden.to(torch.bfloat16) if self._hardware.bf16 else hidden
-            return self.model(input_ids=batch["input_ids"], use_cache=False).logits
+                hidden = self.model.base_model(**inputs).last_hidden_state
+                return hidden.to(self._hardware.compute)
+            return self.model(**inputs).logits
+
+    def _attention(self, batch: Batch) -> dict[str, Any]:
+        """What keeps attention within documents, in the form that the model's attention takes."""
+        if "documents" not in batch:
+            return {}
+        positions = {"position_ids": batch["position_ids"]}
+        implementation = self.model.config._attn_implementation
+        if implementation not in ("eager", "sdpa"):
+            # The flash and flex kernels of transformers take documents from positions that start again.
+            return positions
+        mask = within_documents(batch["documents"], batch.get("seen_by_all"))
+        if self._encoder:
+            # BERT takes (B, T, T) and makes what its attention adds by itself.
+            return positions | {"attention_mask": mask[:, 0]}
+        if implementation == "eager":
+            mask = additive(mask, self._hardware.compute)
+        return positions | {"attention_mask": mask}
 
     def loss(self, outputs: Tensor, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
         flat, labels = outputs.flatten(0, 1), batch["labels"].flatten()
         count = (labels != IGNORE).sum().clamp(min=1)
         if self._plain_head:
-            total = chunked_cross_entropy(flat, self.model.get_output_embeddings().weight, labels)
+            weight = self.model.get_output_embeddings().weight
+            total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled is not None)
         else:
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         return total / count

@@ -21,7 +21,11 @@ class Unigram:
 
     def loss(self, sequences: Tokens) -> float:
         """Mean cross-entropy in nats of each token but the first of a sequence, as the language model is measured."""
-        return float(-np.log(self.probabilities[sequences[:, 1:]]).mean())
+        return self.loss_of(sequences[:, 1:])
+
+    def loss_of(self, tokens: Tokens) -> float:
+        """Mean cross-entropy in nats of each token."""
+        return float(-np.log(self.probabilities[tokens]).mean())
 
 
 class Bigram:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["gpt2", "llama"]
+Family = Literal["gpt2", "llama", "bert", "t5"]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The shape of a decoder-only model, and how it was trained where it was published.
+    """The shape of a model, and how it was trained where it was published.
 
-    parameters: the published count (with a vocabulary of 50,257 for the GPT-3 family, 4,096 for ours).
+    parameters: the published count, with `vocabulary` ids and input and output embedding `tied` or not.
     batch_tokens, learning_rate: from the same table; None where nothing was published.
     """
 
@@ -23,6 +23,9 @@ class Preset:
     positions: int
     parameters: int
     mlp_width: int | None = None
+    kv_heads: int | None = None
+    vocabulary: int = 50_257
+    tied: bool = True
     batch_tokens: int | None = None
     learning_rate: float | None = None
 
@@ -34,7 +37,30 @@ PRESETS: dict[str, Preset] = {
     "gpt-350m": Preset("gpt2", 24, 1024, 16, 2048, 350_000_000, batch_tokens=524_288, learning_rate=3.0e-4),
     "gpt-760m": Preset("gpt2", 24, 1536, 16, 2048, 760_000_000, batch_tokens=524_288, learning_rate=2.5e-4),
     "gpt-1.3b": Preset("gpt2", 24, 2048, 16, 2048, 1_300_000_000, batch_tokens=1_048_576, learning_rate=2.0e-4),
+    # GPT-2 (Radford et al. 2019), table 2; counts of the released weights.
+    "gpt2": Preset("gpt2", 12, 768, 12, 1024, 124_439_808),
+    "gpt2-medium": Preset("gpt2", 24, 1024, 16, 1024, 354_823_168),
+    "gpt2-large": Preset("gpt2", 36, 1280, 20, 1024, 774_030_080),
+    "gpt2-xl": Preset("gpt2", 48, 1600, 25, 1024, 1_557_611_200),
+    # Llama-style: SmolLM (Allal et al. 2024), TinyLlama (Zhang et al. 2024, table 2), Llama 2 (Touvron et al. 2023),
+    # Llama 3.2 (Meta 2024, at Llama 3's 8,192 positions of pretraining); counts of the released weights.
+    "smollm-135m": Preset("llama", 30, 576, 9, 2048, 134_515_008, mlp_width=1536, kv_heads=3, vocabulary=49_152),
+    "smollm-360m": Preset("llama", 32, 960, 15, 2048, 361_821_120, mlp_width=2560, kv_heads=5, vocabulary=49_152),
+    "tinyllama-1.1b": Preset(
+        "llama", 22, 2048, 32, 2048, 1_100_048_384, mlp_width=5632, kv_heads=4, vocabulary=32_000, tied=False
+    ),
+    "llama-3.2-1b": Preset("llama", 16, 2048, 32, 8192, 1_235_814_400, mlp_width=8192, kv_heads=8, vocabulary=128_256),
+    "llama-2-7b": Preset("llama", 32, 4096, 32, 4096, 6_738_415_616, mlp_width=11_008, vocabulary=32_000, tied=False),
+    # Encoders for the objective masked: BERT (Devlin et al. 2018, section 3); counts of the released weights without
+    # the pooler, which masked language modelling leaves out.
+    "bert-base": Preset("bert", 12, 768, 12, 512, 109_514_298, vocabulary=30_522),
+    "bert-large": Preset("bert", 24, 1024, 16, 512, 335_174_458, vocabulary=30_522),
+    # Encoder-decoders for span_corruption: T5 (Raffel et al. 2020, section 3.7), `layers` on each side.
+    "t5-small": Preset("t5", 6, 512, 8, 512, 60_506_624, vocabulary=32_128),
+    "t5-base": Preset("t5", 12, 768, 12, 512, 222_903_552, vocabulary=32_128),
     # Ours, for a laptop and for tests.
-    "llama-4m": Preset("llama", 4, 256, 4, 512, 4_200_000, mlp_width=688),
-    "llama-nano": Preset("llama", 2, 64, 2, 512, 370_000, mlp_width=176),
+    "bert-nano": Preset("bert", 2, 64, 2, 512, 400_000, vocabulary=4096),
+    "t5-nano": Preset("t5", 2, 64, 2, 512, 500_000, vocabulary=4096),
+    "llama-4m": Preset("llama", 4, 256, 4, 512, 4_200_000, mlp_width=688, vocabulary=4096),
+    "llama-nano": Preset("llama", 2, 64, 2, 512, 370_000, mlp_width=176, vocabulary=4096),
 }

@@ -1,4 +1,4 @@
-"""Pretrains a decoder-only model on packed shards.
+"""Pretrains a model on packed shards.
 
 python -m training.pretrain --config pretrain.yaml --input shards=DIR --input tokenizer=DIR --out DIR
 """
@@ -15,14 +15,21 @@ from transformers import AutoTokenizer
 
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from training import ranks
 from training.adapter import Plan, fit
+from training.batch_size import Growth
+from training.compiling import wants_compile
 from training.config import PretrainConfig, batches
-from training.evaluate import Validation, sequence_losses
+from training.evaluate import Validation, bits_per_byte, labels_of, losses_by_source, sides, token_losses
 from training.export import export
+from training.guard.corrections import write_log
 from training.hardware import prepare
-from training.loaders import PackedShards, count_sequences, packed_loader, read_tokens
+from training.loaders import PackedShards, count_sequences, packed_loader, read_packed
+from training.look import Look, keep_samples
+from training.loss import IGNORE
 from training.models import LanguageModel, build, choose_attention, flops_per_token, hf_config
 from training.ngram import Bigram, Unigram
+from training.objectives.choose import objective_of
 from training.shared_memory import own_shared_memory
 from training.statistics import bootstrap_ratio, perplexity
 
@@ -30,9 +37,11 @@ from training.statistics import bootstrap_ratio, perplexity
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `shards/train`, measures on `shards/validation`, exports a Hugging Face folder.
 
-    Figures: validation_loss (nats a token, with its bootstrap interval over sequences), bits_per_byte, perplexity,
-    unigram_loss and bigram_loss of the same tokens, tokens, batches, tokens_per_s, parameters, mfu where the device's
-    peak is known. Raises StageError where batch, positions or vocabulary do not fit the shards.
+    Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
+    unigram_loss of the same tokens, for the causal objective bigram_loss and bits_per_byte (of each source too),
+    tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
+    skipped_batches of the guard (see aux/corrections.json). Raises StageError where batch, positions or vocabulary do
+    not fit the shards or the attention kernel the objective, and where the guard gives up.
     """
     shards, tokenizer_dir = inputs["shards"], inputs["tokenizer"]
     meta = _meta(shards)
@@ -48,55 +57,150 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
             f"expected at least one batch of {batch_size} sequences, the training split has {train_sequences}",
             "lower global_batch_tokens or give more text",
         )
+    epoch_batches = train_sequences // batch_size
+    scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
+    growth = _growth(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+    objective = objective_of(config, tokenizer, length)
+    if config.objective != "causal" and hardware.attention not in ("auto", "eager", "sdpa"):
+        raise stage_error(
+            "no_such_attention",
+            "launch.attention",
+            f"expected auto, eager or sdpa with objective {config.objective}: {hardware.attention} has no such mask",
+        )
+    if objective.extends_tokenizer:
+        vocab_size = max(vocab_size, len(tokenizer))
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    network = build(hf_config(config.model, vocab_size, special), config.seed)
+    network = build(
+        hf_config(config.model, vocab_size, special),
+        config.seed,
+        config.model.init,
+        config.model.init_std,
+        objective.auto,
+    )
     choose_attention(network, hardware, length)
     model = LanguageModel(network, hardware)
-    epoch_batches = train_sequences // batch_size
-    scale = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
-    plan = Plan(batches(config.duration, **scale), batch_size, config.global_batch_tokens, epoch_batches)
-    flops = flops_per_token(network, length)
+    # PaLM's formula is of models in which every token passes every layer.
+    flops = 0.0 if network.config.is_encoder_decoder else flops_per_token(network, length)
+    plan = Plan(
+        batches(config.duration, **scale, growth=growth),
+        batch_size,
+        config.global_batch_tokens,
+        epoch_batches,
+        flops_per_token=flops,
+        growth=growth,
+    )
+    layers = network.config.num_hidden_layers
+    if wants_compile(run.launch, hardware, layers, flops * plan.examples(plan.batches) * length):
+        run.event("compiling", "compiling the model: the first batches take up to some minutes")
+        model.compile_training()
+    every = batches(config.evaluate_every, **scale)
+    causal = config.objective == "causal"
+    bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])
 
     with own_shared_memory(run.work_dir):
         cache = run.work_dir / "shards"
-        validation = read_tokens(shards / "validation", cache)
-        watched = validation[: max(1, config.evaluate_tokens // length)]
-        train = PackedShards(shards / "train", cache, batch_size, config.seed, shuffle=True)
+        sources = sides(meta) if causal else []
+        validation = read_packed(shards / "validation", cache, with_sources=bool(sources))
+        watched = validation.first(max(1, config.evaluate_tokens // length))
+        at_once = growth.first if growth else None
+        train = PackedShards(shards / "train", cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
         done = fit(
             "pretrain",
             model,
-            packed_loader(train, batch_size),
+            packed_loader(
+                train,
+                batch_size,
+                objective.batch,
+                objective.count,
+                workers=hardware.loader_workers(run.launch),
+                pin_memory=hardware.device.type == "cuda",
+                growth=growth,
+            ),
             plan,
             config,
             hardware,
             run,
-            [Validation(model, watched, batches(config.evaluate_every, **scale), run)],
+            [
+                Validation(
+                    model,
+                    watched,
+                    every,
+                    run,
+                    objective,
+                    bytes_per_token=bytes_per_token if causal else 0.0,
+                    sources=sources,
+                ),
+                *([Look(network, tokenizer, config, every, hardware, run)] if objective.continues_text else []),
+            ],
         )
-        counted = read_tokens(shards / "train", cache)
+        counted = read_packed(shards / "train", cache)
 
-    losses = sequence_losses(model, validation, run)
-    loss = bootstrap_ratio(losses, [length - 1] * len(losses), config.seed)
-    unigram, bigram = (model_of(counted, vocab_size).loss(validation) for model_of in (Unigram, Bigram))
-    bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])
+    losses, labels = token_losses(model, validation, objective, run), labels_of(validation, objective)
+    loss = bootstrap_ratio(losses.sum(1), (labels != IGNORE).sum(1), config.seed)
+    by_source = losses_by_source(losses, validation, sources) if sources else {}
+    if causal:
+        baselines = {
+            "unigram": Unigram(counted.tokens, vocab_size).loss(validation.tokens),
+            "bigram": Bigram(counted.tokens, vocab_size).loss(validation.tokens),
+        }
+    else:
+        told = labels_of(counted, objective)
+        baselines = {"unigram": Unigram(told[told != IGNORE], vocab_size).loss_of(labels[labels != IGNORE])}
     figures = {
         **loss.as_figures("validation_loss"),
         "validation_perplexity": perplexity(loss.value),
-        "bits_per_byte": loss.value / math.log(2) / bytes_per_token,
-        "unigram_loss": unigram,
-        "bigram_loss": bigram,
+        **({"bits_per_byte": bits_per_byte(loss.value, bytes_per_token)} if causal else {}),
+        **{
+            f"bits_per_byte_{one.name}": bits_per_byte(by_source[one.name], one.bytes_per_token)
+            for one in sources
+            if one.name in by_source
+        },
+        **{f"{name}_loss": value for name, value in baselines.items()},
         "parameters": float(sum(weight.numel() for weight in network.parameters())),
         "batches": float(done.batches),
+        **done.guard_figures(),
         "tokens": float(done.tokens),
         "tokens_per_s": done.tokens_per_s,
-        "tflops": done.tokens_per_s * flops / 1e12,
     }
-    if hardware.peak_flops is not None:
-        figures["mfu"] = done.tokens_per_s * flops / hardware.peak_flops
+    if flops:
+        figures["tflops"] = done.tokens_per_s * flops / 1e12
+    if done.mfu is not None:
+        figures["mfu"] = done.mfu
     run.metrics({"validation/loss": loss.value}, done.batches)
-    export(network, tokenizer_dir, out_dir)
-    return Result(figures, f"validation loss {loss.value:.3f} (bigram {bigram:.3f}, unigram {unigram:.3f})")
+    if objective.extends_tokenizer and ranks.is_first():
+        tokenizer.save_pretrained(out_dir)
+    export(network, None if objective.extends_tokenizer else tokenizer_dir, out_dir)
+    write_log(done.corrections, out_dir)
+    keep_samples(run.work_dir, out_dir)
+    beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(baselines.items()))
+    return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
+
+
+def _growth(config: PretrainConfig, length: int, batch_size: int, epoch_batches: int) -> Growth | None:
+    """The batch-size warm-up in sequences. Raises StageError where it is longer than an epoch, or ranks
+    cannot share the first batch."""
+    if config.batch_warmup is None:
+        return None
+    over = math.ceil(config.batch_warmup.over_tokens / length)
+    if over > epoch_batches * batch_size:
+        raise stage_error(
+            "not_within_an_epoch",
+            "pretrain.batch_warmup.over_tokens",
+            f"expected no more than the {epoch_batches * batch_size * length:,} tokens of an epoch, not "
+            f"{config.batch_warmup.over_tokens:,}",
+            "shorten it, or give more text",
+        )
+    first = config.batch_warmup.first_tokens // length
+    if first % ranks.world_size():
+        raise stage_error(
+            "not_divisible",
+            "pretrain.batch_warmup.first_tokens",
+            f"expected {ranks.world_size()} ranks to share the {first} sequences of the first batch",
+            f"make it a multiple of {length * ranks.world_size():,} tokens, or start fewer processes",
+        )
+    return Growth(first, batch_size, over, epoch_batches * batch_size)
 
 
 def _meta(shards: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from training.chat import Chat, Conversation, pad, read_rows
 from training.config import RewardModelConfig, batches
 from training.evaluate import measuring
 from training.export import export
+from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import choose_attention, limit_length
@@ -146,6 +147,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     accuracy = wilson(right, len(margins))
     p_value = binomial_p_value(right, len(margins), alternative="greater")
     export(scorer.model, inputs["model"], out_dir)
+    write_log(done.corrections, out_dir)
     figures = {
         **accuracy.as_figures("heldout_accuracy"),
         "heldout_pairs": float(len(margins)),
@@ -153,6 +155,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         **bootstrap_mean(margins, config.seed).as_figures("margin"),
         "heldout_loss": float(np.logaddexp(0, -margins).mean()),
         "batches": float(done.batches),
+        **done.guard_figures(),
     }
     return Result(figures, f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})")
 

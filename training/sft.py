@@ -20,6 +20,7 @@ from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig, batches
 from training.evaluate import measuring
 from training.export import export
+from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import LanguageModel, choose_attention, limit_length, load
@@ -67,6 +68,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
 
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)
     export(network, inputs["model"], out_dir, chat.stops)
+    write_log(done.corrections, out_dir)
     improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
     text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
     ends = {name: wilson(side.ended(chat), len(side.answers)) for name, side in (("base", before), ("sft", after))}
@@ -79,6 +81,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         **ends["sft"].as_figures("ends_share_sft"),
         "heldout_pairs": float(len(heldout)),
         "batches": float(done.batches),
+        **done.guard_figures(),
         "tokens": float(done.tokens),
         "tokens_per_s": done.tokens_per_s,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.shared_memory import SharedMemory
@@ -18,26 +19,35 @@ from tempfile import gettempdir
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
 from streaming.base.shared import prefix as streaming_prefix
 
-_PLACES = 64  # datasets of one process
+from training import ranks
+
+_PLACES = 64  # datasets of one run
 
 
 @contextmanager
 def own_shared_memory(work_dir: Path) -> Iterator[None]:
-    """While open, datasets made in this process share names with nobody; afterwards none of their memory is left."""
-    record = work_dir / "shared_memory"
-    if record.exists():
-        _clean(int(record.read_text()))
-    first = os.getpid() * _PLACES
-    _clean(first)  # a dead process may have had our number
-    record.write_text(str(first))
+    """While open, datasets of this node's ranks share names with nobody else; afterwards none of their memory is left.
+
+    Every rank must open it.
+    """
+    record = work_dir / f"shared_memory.{socket.gethostname()}"
+    first = _PLACES * ranks.gather(os.getpid())[ranks.rank() - ranks.local_rank()]
+    if ranks.local_rank() == 0:
+        if record.exists():
+            _clean(int(record.read_text()))
+        _clean(first)  # a dead process may have had our number
+        record.write_text(str(first))
+    ranks.wait_for_all()
     before = streaming_prefix._each_prefix_int
     streaming_prefix._each_prefix_int = lambda: itertools.count(first)
     try:
         yield
+        ranks.wait_for_all()
     finally:
         streaming_prefix._each_prefix_int = before
-        _clean(first)
-        record.unlink(missing_ok=True)
+        if ranks.local_rank() == 0:
+            _clean(first)
+            record.unlink(missing_ok=True)
 
 
 def _clean(first: int) -> None:

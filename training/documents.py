@@ -1,0 +1,87 @@
+"""Documents in packed sequences: where each begins, and the attention that stays within it.
+
+A document begins with the `<|endoftext|>` that ended the one before, which so plays the part of a beginning-of-text
+token, as it does when the model is scored or asked from nothing. It sees nothing of what came before it.
+
+Shapes: B sequences, T tokens, D documents of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Tokens = NDArray[np.int64]
+Starts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Packed sequences: tokens (B, T), and for each sequence the positions at which a document's text begins (D,).
+
+    sources: the source of each of these documents (D,); empty where nobody asked for them.
+    draws: epoch and number of each sequence, which what is drawn for it follows; empty where nothing is drawn.
+    """
+
+    tokens: Tokens
+    starts: tuple[Starts, ...]
+    sources: tuple[Starts, ...] = ()
+    draws: tuple[tuple[int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, count: int) -> Packed:
+        return self._rows(slice(count))
+
+    def batches(self, size: int) -> Iterator[Packed]:
+        for begin in range(0, len(self), size):
+            yield self._rows(slice(begin, begin + size))
+
+    def _rows(self, rows: slice) -> Packed:
+        return Packed(self.tokens[rows], self.starts[rows], self.sources[rows], self.draws[rows])
+
+    def token_sources(self) -> NDArray[np.int64]:
+        """The source of every token (B, T)."""
+        found = np.zeros(self.tokens.shape, np.int64)
+        for row, starts, sources in zip(found, self.starts, self.sources, strict=True):
+            row[:] = np.repeat(sources, np.diff([*starts, len(row)]))
+        return found
+
+
+def document_numbers(starts: Sequence[Starts], length: int) -> Tensor:
+    """The number of the document that each token belongs to, from 0 in each sequence: (B, T), int32."""
+    begins = np.zeros((len(starts), length), np.int32)
+    for row, positions in zip(begins, starts, strict=True):
+        row[positions[positions > 1] - 1] = 1
+    return torch.from_numpy(begins.cumsum(1, dtype=np.int32))
+
+
+def positions_within(documents: Tensor) -> Tensor:
+    """The position of each token in its document (B, T), counted from 0."""
+    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - torch.where(begins, places, 0).cummax(1).values
+
+
+def within_documents(documents: Tensor, seen_by_all: Tensor | None = None) -> Tensor:
+    """Which tokens may see which: (B, 1, T, T), true for itself and the earlier ones of its document.
+
+    seen_by_all: tokens (B, T) that the earlier ones of their document see too.
+    """
+    length = documents.shape[1]
+    visible = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    if seen_by_all is not None:
+        visible = visible | seen_by_all[:, None, :]
+    return ((documents[:, :, None] == documents[:, None, :]) & visible)[:, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` is true, else the least number of the type: what plain attention adds to its scores."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

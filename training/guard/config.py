@@ -1,0 +1,55 @@
+"""What a person may set for the guard against loss spikes and divergence."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from infra.config import Config
+
+
+class GuardConfig(Config):
+    """Watches training, and on a spike goes back, lowers the learning rate, leaves out the data around it, and goes on.
+
+    All lengths are in batches. The answer follows OPT (Zhang et al. 2022, section 2.5: a lower learning rate from a
+    healthy checkpoint) and PaLM (Chowdhery et al. 2022, section 5.1: the batches around the spike are left out).
+    """
+
+    enabled: bool = True
+    """Whether the guard watches."""
+    window: int = Field(100, ge=10)
+    """Batches whose median absolute deviation says what is usual."""
+    window_least: int = Field(20, ge=3)
+    """Batches that the window needs before it says anything, until then only `divergence` and NaN count; and the last
+    batches whose median a loss is held against."""
+    limit: float = Field(6.0, gt=0)
+    """Robust z-score from which a batch is suspicious: deviation from the median over 1.4826 times the MAD (Iglewicz &
+    Hoaglin 1993 take 3.5 for one sample; a training looks at millions)."""
+    patience: int = Field(3, ge=1)
+    """Suspicious batches in a row that make an alarm; NaN and infinity need one. A single odd batch is no spike."""
+    divergence: float = Field(1.2, gt=1)
+    """Multiple of the first batch's loss that is suspicious whatever the window says: a fresh model's loss is that of
+    guessing, and worse than guessing by a fifth is no noise."""
+    least_loss_scale: float = Field(1.0e-4, gt=0)
+    """fp16 only: a loss scale below this is an alarm; 1e-4 is fairseq's `min_loss_scale`, by which OPT was trained."""
+    rollback_every: int = Field(100, ge=1)
+    """Distance of the checkpoints that the guard may go back to. Unlike `checkpoint_every` it bears on the result."""
+    healthy_after: int = Field(20, ge=0)
+    """A checkpoint is healthy if no suspicious batch came within so many batches after it."""
+    cut: float = Field(0.5, gt=0, lt=1)
+    """Learning rate after a correction as a multiple of the one before. Each further try at the same place cuts as much
+    as all tries there before it together."""
+    cut_at_start: float = Field(0.03, gt=0, lt=1)
+    """The same where the alarm came before `window_least`: a training that never got going has a learning rate that is
+    wrong by far; too low a rate loses little, too high a one everything. Its first try leaves out no data."""
+    recover: int = Field(0, ge=0)
+    """Batches over which the learning rate climbs back to the schedule after a correction; 0: it stays cut, as in
+    OPT, figure 1."""
+    skip_before: int = Field(2, ge=0)
+    """Batches before the first suspicious one whose data is left out."""
+    skip_after: int = Field(5, ge=0)
+    """Batches from the first suspicious one on whose data is left out; each further try at the same place doubles it.
+    PaLM left out 200 to 500, of a run of 255,000."""
+    tries: int = Field(4, ge=1)
+    """Corrections at the same place before the training is given up."""
+    corrections: int = Field(35, ge=1)
+    """Corrections in all before the training is given up; OPT-175B needed 35 restarts."""

@@ -1,0 +1,166 @@
+"""The corrections of one training: what they change in every batch, and their log in the work folder.
+
+A training is determined by its config, data, seed and this list, which itself follows from the first three: each
+correction only changes batches from `back_to` on, so that whoever continues from any earlier point comes to the same
+weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import stage_error
+from infra.run import json_number
+from training import ranks
+from training.guard.config import GuardConfig
+
+FILE = "corrections.json"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What the guard saw.
+
+    batch: the batch of the alarm, first: the first suspicious one of the row; both count from 0.
+    cause: loss, gradient norm, activation norm, loss scale.
+    """
+
+    batch: int
+    first: int
+    cause: str
+    value: float
+    usual: float
+
+    def __str__(self) -> str:
+        usual = f", usually {self.usual:.3g}" if self.usual == self.usual else ""
+        return f"{self.cause} {self.value:.3g} at batch {self.batch:,}{usual}"
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One answer to an alarm: from batch `back_to` on the learning rate is `factor` times what it was, and the batches
+    from `skip_first` to `skip_end` (not included) are passed over without an update."""
+
+    alarm: Alarm
+    back_to: int
+    factor: float
+    skip_first: int
+    skip_end: int
+    attempt: int
+
+    def as_json(self) -> dict[str, Any]:
+        alarm = {**asdict(self.alarm), "value": json_number(self.alarm.value), "usual": json_number(self.alarm.usual)}
+        return {**asdict(self), "alarm": alarm}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Correction:
+        alarm = told["alarm"]
+        read = {**alarm, "value": float(alarm["value"]), "usual": float(alarm["usual"])}
+        return cls(**{**told, "alarm": Alarm(**read)})
+
+    def __str__(self) -> str:
+        skipped = "leaving out none"
+        if self.skip_first < self.skip_end:
+            skipped = f"leaving out batches {self.skip_first:,} to {self.skip_end - 1:,}"
+        return (
+            f"{self.alarm}: back to batch {self.back_to:,}, learning rate × {self.factor:.3g}, {skipped} "
+            f"(try {self.attempt})"
+        )
+
+
+class Corrections:
+    """The corrections so far, in `folder`/corrections.json."""
+
+    def __init__(self, folder: Path, config: GuardConfig) -> None:
+        self._path = folder / FILE
+        self._config = config
+        self.made: list[Correction] = []
+        self.unfinished = False
+        """Whether the last one still waits for the checkpoints behind it to be dropped."""
+        text = ranks.from_first(self._path.read_text(encoding="utf8") if self._path.exists() else "")
+        if text:
+            state = json.loads(text)
+            self.made = [Correction.from_json(one) for one in state["made"]]
+            self.unfinished = state["unfinished"]
+
+    def share(self, batch: int) -> float:
+        """What a batch's learning rate is multiplied by."""
+        share = 1.0
+        for one in self.made:
+            if batch < one.back_to:
+                continue
+            climbed = 0.0
+            if self._config.recover:
+                climbed = min(1.0, max(0, batch - one.skip_end + 1) / self._config.recover)
+            share *= one.factor + (1 - one.factor) * climbed
+        return share
+
+    def skips(self, batch: int) -> bool:
+        """Whether a batch is passed over."""
+        return any(one.skip_first <= batch < one.skip_end for one in self.made)
+
+    def skipped(self, total: int) -> int:
+        """Batches of the first `total` that are passed over."""
+        return len({batch for one in self.made for batch in range(one.skip_first, min(one.skip_end, total))})
+
+    def answer(self, alarm: Alarm) -> Correction:
+        """The next correction, written down before anything else happens; call `finish` once it is carried out.
+
+        Raises StageError `diverged` when the tries are used up.
+        """
+        config = self._config
+        attempt = 1
+        if self.made and alarm.first <= self.made[-1].skip_end + config.healthy_after:
+            attempt = self.made[-1].attempt + 1
+        if attempt > config.tries or len(self.made) >= config.corrections:
+            raise stage_error(
+                "diverged",
+                "guard",
+                f"{alarm}, after {len(self.made)} corrections ({attempt - 1} of them here)",
+                "lower optimizer.learning_rate, lengthen schedule.warmup, or look at the data of these batches",
+            )
+        back_to = max(0, alarm.first - config.healthy_after) // config.rollback_every * config.rollback_every
+        skip_first = max(back_to, alarm.first - config.skip_before)
+        skip_end = max(skip_first, alarm.first + config.skip_after * 2 ** (attempt - 1))
+        cut = config.cut
+        if alarm.first < config.window_least:
+            cut = config.cut_at_start
+            if attempt == 1:
+                skip_end = skip_first  # a training that never got going: the warm-up stays whole
+        factor = cut ** (2 ** max(0, attempt - 2))
+        correction = Correction(alarm, back_to, factor, skip_first, skip_end, attempt)
+        self.made.append(correction)
+        self._write(unfinished=True)
+        return correction
+
+    def finish(self) -> None:
+        """Notes that nothing of what the last correction took back is left."""
+        self._write(unfinished=False)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The corrections as JSON takes them: NaN and infinity as text."""
+        return [one.as_json() for one in self.made]
+
+    def _write(self, *, unfinished: bool) -> None:
+        self.unfinished = unfinished
+        if not ranks.is_first():
+            return
+        beside = self._path.with_suffix(".tmp")
+        with beside.open("w", encoding="utf8") as file:
+            json.dump({"made": self.as_json(), "unfinished": unfinished}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+
+
+def write_log(made: Sequence[Correction], out_dir: Path) -> None:
+    """Leaves the corrections of a finished training in aux/corrections.json; nothing if there were none."""
+    if made:
+        path = out_dir / "aux" / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([one.as_json() for one in made], indent=1) + "\n", encoding="utf8")

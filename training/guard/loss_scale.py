@@ -1,0 +1,61 @@
+"""Dynamic loss scaling for fp16, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+
+_FIRST = 2.0**16
+_GROW_AFTER = 2000
+
+
+class LossScale(Callback):
+    """Multiplies gradients by `scale` in the backward pass, so that small ones do not vanish in fp16 (Micikevicius et
+    al. 2018, section 3.2), and takes it out again before the update.
+
+    Infinite gradients halve the scale and leave the update out; 2,000 batches without one double it (the defaults of
+    torch's GradScaler, which Composer offers on GPUs alone). It must come before whatever reads gradients.
+
+    ignored: batches that say nothing, since they are passed over.
+    """
+
+    def __init__(self, ignored: Callable[[int], bool], scale: float = _FIRST, grow_after: int = _GROW_AFTER) -> None:
+        self._ignored = ignored
+        self._grow_after = grow_after
+        self._good = 0
+        self.scale = scale
+        self.overflowed = 0
+        """Batches in a row whose gradients were infinite."""
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        if not isinstance(state.loss, torch.Tensor):
+            raise TypeError("expected one loss, not several")
+        # The loss itself stays as it is, for whoever logs it.
+        state.loss.register_hook(lambda gradient: gradient * self.scale)
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
+        torch._foreach_div_(gradients, self.scale)
+        if self._ignored(state.timestamp.batch.value):
+            return
+        if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            self._good += 1
+            self.overflowed = 0
+            if self._good % self._grow_after == 0:
+                self.scale *= 2
+            return
+        self._good = 0
+        self.overflowed += 1
+        self.scale /= 2
+        for weight in state.model.parameters():
+            weight.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale, "good": self._good, "overflowed": self.overflowed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale, self._good, self.overflowed = state["scale"], state["good"], state["overflowed"]

@@ -1,0 +1,59 @@
+"""Fresh weights of a model by the schemes that papers name."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+Scheme = Literal["gpt2", "plain", "small", "fan_in"]
+# What adds to the residual stream, by the names that transformers' families give it.
+RESIDUAL = (
+    "o_proj.weight", "down_proj.weight", "c_proj.weight", "out_proj.weight", "attention.dense.weight",
+    "dense_4h_to_h.weight", "fc2.weight", "wo.weight", "SelfAttention.o.weight", "EncDecAttention.o.weight",
+)  # fmt: skip
+
+
+def initialise(model: PreTrainedModel, scheme: Scheme, spread: float = 0.02) -> None:
+    """Draws every matrix of `model` anew by `scheme` (see ModelConfig.init); norms and biases stay at 1 and 0.
+
+    spread: standard deviation for the schemes that take one.
+
+    Draws from torch's global random state. Tied matrices are drawn once.
+    """
+    layers, width = model.config.num_hidden_layers, model.config.hidden_size
+    tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    head = model.get_output_embeddings()
+    for name, weight in model.named_parameters():
+        if weight.ndim < 2:
+            continue
+        residual = name.endswith(RESIDUAL)
+        match scheme:
+            case "gpt2":
+                deviation = spread / (math.sqrt(2 * layers) if residual else 1)
+            case "plain":
+                deviation = spread
+            case "small":
+                deviation = 2 / (layers * math.sqrt(width)) if residual else math.sqrt(2 / (5 * width))
+            case "fan_in":
+                if id(weight) in tables:
+                    deviation = spread
+                elif head is not None and weight is head.weight:
+                    deviation = 0.0
+                else:
+                    deviation = 1 / math.sqrt(_fan_in(model, name)) / (math.sqrt(2 * layers) if residual else 1)
+        nn.init.normal_(weight, 0.0, deviation)
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            with torch.no_grad():
+                layer.weight[layer.padding_idx].zero_()
+
+
+def _fan_in(model: PreTrainedModel, name: str) -> int:
+    """Inputs of a matrix: GPT-2's Conv1D keeps them first, Linear last."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    weight = model.get_parameter(name)
+    return weight.shape[1] if isinstance(module, nn.Linear) else weight.shape[0]

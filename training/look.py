@@ -1,0 +1,103 @@
+"""What a model can do so far: benchmarks and sampled text every so many batches, without a trace in the training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infra.run import Run
+from training import ranks
+from training.config import PretrainConfig
+from training.evaluate import measuring
+from training.hardware import Hardware
+from training.sampling import sample
+
+SAMPLES = "training_samples.jsonl"
+_TEMPERATURE = 0.8
+
+
+class Look(Callback):
+    """Tells figures as `benchmarks/<task>/<metric>`, and appends samples to training_samples.jsonl in the work folder.
+
+    Each look draws the same random numbers, so that what differs between two of them is the model.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PretrainConfig,
+        every: int,
+        hardware: Hardware,
+        run: Run,
+    ) -> None:
+        self._network = network
+        self._tokenizer = tokenizer
+        self._config = config
+        self._every = every
+        self._hardware = hardware
+        self._run = run
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        batch = state.timestamp.batch.value
+        # A model in several ranks' hands cannot answer from one of them.
+        if batch % self._every or ranks.world_size() > 1:
+            return
+        with measuring(self._network):
+            self._sample(batch)
+            if self._config.evaluate_tasks:
+                self._run.metrics(self._benchmarks(), batch)
+
+    def _sample(self, batch: int) -> None:
+        start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        first = end if start is None else start
+        prompts = [
+            [first, *self._tokenizer.encode(text, add_special_tokens=False)] for text in self._config.sample_prompts
+        ]
+        if not prompts:
+            return
+        answers = sample(
+            self._network,
+            prompts,
+            max_new_tokens=self._config.sample_tokens,
+            temperature=_TEMPERATURE,
+            stops={end},
+            hardware=self._hardware,
+            seed=self._config.seed,
+        )
+        with (self._run.work_dir / SAMPLES).open("a", encoding="utf8") as file:
+            for prompt, answer in zip(self._config.sample_prompts, answers, strict=True):
+                text = self._tokenizer.decode([token for token in answer if token != end])
+                file.write(json.dumps({"batch": batch, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
+
+    def _benchmarks(self) -> dict[str, float]:
+        # lm-eval takes seconds to import.
+        from evaluation.benchmarks import task_metrics
+        from evaluation.config import BenchmarksConfig
+        from evaluation.harness import evaluate_model
+        from evaluation.language_model import LanguageModel
+
+        config = BenchmarksConfig(tasks=self._config.evaluate_tasks, limit=self._config.evaluate_limit)
+        quiet = Run(self._run.work_dir, self._run.launch)
+        found = evaluate_model(config, LanguageModel(self._network, self._tokenizer, self._hardware.device), quiet)
+        return {
+            f"benchmarks/{name}/{metric}": entry["value"]
+            for name in found["results"]
+            for metric, entry in task_metrics(found, name, config.confidence).items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def keep_samples(work_dir: Path, out_dir: Path) -> None:
+    """Copies the samples of a training to aux/, where the report finds them."""
+    if ranks.is_first() and (work_dir / SAMPLES).exists():
+        (out_dir / "aux").mkdir(exist_ok=True)
+        shutil.copyfile(work_dir / SAMPLES, out_dir / "aux" / SAMPLES)

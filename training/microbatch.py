@@ -1,0 +1,131 @@
+"""How many examples a device can compute at once, found by trying before the first step.
+
+The model is tried before it is shared out, so no collective runs and a rank out of memory leaves none waiting:
+each tries alone, then all agree on the smallest. Gradients and random state are as before, so the choice never shows in
+the result but by rounding.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from composer.core import DataSpec
+from composer.models import ComposerModel
+from torch import Tensor, nn
+
+from infra.errors import StageError, stage_error
+from infra.run import Run
+from training import ranks
+from training.hardware import Hardware
+
+# Copies of a weight besides itself and its gradient: AdamW's two moments, and DDP's bucket.
+_ADAMW, _DDP = 2, 1
+
+
+def choose(model: ComposerModel, loader: DataSpec, batch_size: int, hardware: Hardware, run: Run) -> int:
+    """Examples at once of this device's `batch_size`: what `launch.microbatch` says, or as many as memory allows.
+
+    On a CPU all of them, since running out of memory cannot be caught there. No more than what an earlier try of the
+    same work left as its limit. Under fsdp it is tried with whole weights, which is cautious: one at once where they do
+    not fit. Raises StageError where not even one fits under ddp.
+    """
+    limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)
+    if run.launch.microbatch != "auto":
+        return min(limit, run.launch.microbatch)
+    dataset = loader.dataloader.dataset
+    if not can_be_tried(hardware.device) or not hasattr(dataset, "largest"):
+        return limit
+    examples = dataset.largest(limit)
+    collate = loader.dataloader.collate_fn
+
+    def compute(count: int) -> None:
+        model.to(hardware.device)
+        batch = {name: value.to(hardware.device) for name, value in collate(examples[:count]).items()}
+        loss = model.loss(model(batch), batch)
+        (loss["total"] if isinstance(loss, Mapping) else loss).backward()
+
+    sharded = run.launch.sharding == "fsdp"
+    copies = 0 if sharded else _ADAMW + (_DDP if ranks.world_size() > 1 else 0)
+    with torch.random.fork_rng(), _memory_of_a_step(model, hardware.device, copies):
+        try:
+            found = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))
+        except StageError:
+            if not sharded:
+                raise
+            found = 1
+    if found < batch_size:
+        run.event("microbatch", f"{found} of {batch_size} examples at once fit the memory of each device")
+    return found
+
+
+def can_be_tried(device: torch.device) -> bool:
+    """Whether running out of this device's memory raises an error instead of ending the process."""
+    return device.type == "cuda"
+
+
+def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callable[[], None]) -> int:
+    """The largest of limit, limit / 2, … that every rank can compute; every rank must call.
+
+    compute: computes and keeps gradients for so many examples, without any collective; is called twice, since
+        gradients of the first microbatch are there during the second.
+    clear: gives back what `compute` keeps.
+
+    Raises StageError `out_of_memory` where a rank cannot compute a single example.
+    """
+    count = limit
+    while True:
+        failed = False
+        try:
+            compute(count)
+            compute(count)
+        except torch.OutOfMemoryError:
+            failed = True
+        # Outside of the handler: the error holds the frames, and they the activations.
+        clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if not ranks.any_rank(failed):
+            return count
+        if count == 1:
+            raise out_of_memory(1)
+        count //= 2
+
+
+def out_of_memory(microbatch: int) -> StageError:
+    """What to tell of a device that cannot compute `microbatch` examples at once."""
+    if microbatch > 1:
+        fix = f"run again: it continues from the last checkpoint with {microbatch // 2} at once"
+    else:
+        fix = "set launch.recompute: full, launch.sharding: fsdp with more processes, or shorten the sequences"
+    return stage_error(
+        "out_of_memory", "launch.microbatch", f"a device ran out of memory with {microbatch} examples at once", fix
+    )
+
+
+def lower_limit(work_dir: Path, microbatch: int) -> None:
+    """Leaves word that `microbatch` was too much, for whoever continues this work."""
+    if microbatch > 1:
+        (work_dir / "microbatch.json").write_text(json.dumps({"limit": microbatch // 2}), encoding="utf8")
+
+
+def _limit(work_dir: Path) -> int | None:
+    path = work_dir / "microbatch.json"
+    return int(json.loads(path.read_text(encoding="utf8"))["limit"]) if path.exists() else None
+
+
+@contextmanager
+def _memory_of_a_step(model: nn.Module, device: torch.device, copies: int) -> Iterator[None]:
+    """While open, as much memory is taken as a step needs besides weights, gradients and activations."""
+    taken: list[Tensor] = []
+    for parameter in model.parameters():
+        taken += [torch.empty_like(parameter, device=device) for _ in range(copies)]
+    try:
+        yield
+    finally:
+        taken.clear()

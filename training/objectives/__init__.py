@@ -1,0 +1,1 @@
+"""What a model learns from packed text: one file an objective."""

@@ -1,0 +1,14 @@
+"""Next-token prediction."""
+
+from __future__ import annotations
+
+from training.documents import Packed
+from training.loaders import Batch, next_token_batch
+from training.objectives.base import Objective
+
+
+class Causal(Objective):
+    """Each token is predicted from those before it."""
+
+    def batch(self, packed: Packed) -> Batch:
+        return next_token_batch(packed.tokens, packed.starts if self.within_documents else None)

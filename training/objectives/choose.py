@@ -1,0 +1,26 @@
+"""The objective that a config names."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+
+from training.config import PretrainConfig
+from training.objectives.base import Objective
+from training.objectives.causal import Causal
+from training.objectives.masked import Masked
+from training.objectives.prefix import Prefix
+from training.objectives.span_corruption import SpanCorruption
+
+
+def objective_of(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int) -> Objective:
+    """The objective of `config` on sequences of `length` tokens; gives `tokenizer` the special tokens that it needs."""
+    within = config.attention == "document"
+    match config.objective:
+        case "causal":
+            return Causal(config.seed, within_documents=within)
+        case "prefix":
+            return Prefix(config.seed, within_documents=within)
+        case "masked":
+            return Masked(tokenizer, config.seed, within_documents=within)
+        case "span_corruption":
+            return SpanCorruption(tokenizer, config.seed, length)

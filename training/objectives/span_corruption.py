@@ -1,0 +1,79 @@
+"""Span corruption (Raffel et al. 2020, section 3.1.4): spans are cut out of the input, and written by the decoder."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
+
+from training.documents import Packed, Tokens
+from training.loaders import Batch
+from training.loss import IGNORE
+from training.objectives.base import Objective
+
+# Share of a sequence that is cut out, and the mean length of a span (section 3.3.4).
+_NOISE, _MEAN_SPAN = 0.15, 3.0
+
+
+class SpanCorruption(Objective):
+    """The encoder reads a sequence with each span replaced by a sentinel; the decoder writes each sentinel with its
+    span, then the end of text. Spans are as many, and hold as many tokens, in every sequence of one length.
+
+    Sentinels are `<extra_id_0>`, … as in T5's own vocabulary; a tokenizer gets those that it lacks as its last ids.
+
+    length: tokens of a packed sequence.
+    """
+
+    auto: ClassVar = AutoModelForSeq2SeqLM
+    continues_text: ClassVar = False
+    extends_tokenizer: ClassVar = True
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, length: int) -> None:
+        super().__init__(seed, within_documents=False)
+        self._length = length
+        self._noise = min(max(1, round(_NOISE * length)), length - 1)
+        self._spans = min(max(1, round(self._noise / _MEAN_SPAN)), length - self._noise)
+        names = [f"<extra_id_{number}>" for number in range(self._spans)]
+        tokenizer.add_tokens(names, special_tokens=True)
+        self.sentinels = np.array(tokenizer.convert_tokens_to_ids(names))
+        self._end = tokenizer.eos_token_id
+        self.start = self._end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    def batch(self, packed: Packed) -> Batch:
+        pairs = [
+            self.corrupted(tokens, noise_mask(self._length, self._noise, self._spans, generator))
+            for tokens, generator in zip(packed.tokens, self._generators(packed), strict=True)
+        ]
+        inputs, targets = (torch.from_numpy(np.stack(side)) for side in zip(*pairs, strict=True))
+        before = torch.full_like(targets, self.start)
+        before[:, 1:] = targets[:, :-1]
+        return {"input_ids": inputs, "decoder_input_ids": before, "labels": targets}
+
+    def corrupted(self, tokens: Tokens, noise: NDArray[np.bool_]) -> tuple[Tokens, Tokens]:
+        """What the encoder reads and what the decoder writes of one sequence; `noise` says what is cut out."""
+        begins = noise.copy()
+        begins[1:] &= ~noise[:-1]
+        shown = tokens.copy()
+        shown[begins] = self.sentinels
+        written = np.insert(tokens[noise], np.flatnonzero(begins[noise]), self.sentinels)
+        return np.append(shown[~noise | begins], self._end), np.append(written, self._end)
+
+    def count(self, batch: Any) -> dict[str, int]:
+        """Tokens of the text, whichever side has them."""
+        labels = batch["labels"]
+        return {"total": len(labels) * self._length, "loss_generating": int((labels != IGNORE).sum())}
+
+
+def noise_mask(length: int, noise: int, spans: int, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Which tokens are cut out (length,): `noise` of them in `spans` spans, the first token not among them."""
+    kept, cut = (_parts(total, spans, generator) for total in (length - noise, noise))
+    return np.repeat(np.tile([False, True], spans), np.stack([kept, cut], 1).ravel())
+
+
+def _parts(total: int, count: int, generator: np.random.Generator) -> Tokens:
+    """`total` as a sum of `count` positive numbers, each such sum as likely."""
+    cuts = np.sort(generator.choice(total - 1, count - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=total)

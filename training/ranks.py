@@ -1,0 +1,94 @@
+"""This process among the ranks that train together: which one it is, and what they tell each other.
+
+Ranks are known by the environment (RANK, WORLD_SIZE, …), so torchrun or srun may start them as well as we.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from infra.errors import stage_error
+
+T = TypeVar("T")
+_TIMEOUT = timedelta(hours=1)  # a hang is found by the launcher's watchdog, not by this
+
+
+def rank() -> int:
+    """This process's place among all ranks, from 0; 0 also where it is alone."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank() -> int:
+    """This process's place among the ranks of its node, from 0."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def world_size() -> int:
+    """Ranks in all."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """True in the one rank that writes what all of them made."""
+    return rank() == 0
+
+
+def join(device: torch.device) -> None:
+    """Meets the other ranks, once in a process; one that is alone makes a group of itself."""
+    if distributed.is_initialized():
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if world_size() > 1:
+        distributed.init_process_group(backend, timeout=_TIMEOUT)
+    else:
+        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+
+
+def share(batch_size: int) -> int:
+    """This rank's examples of a batch over all ranks. Raises StageError if they cannot be shared out evenly."""
+    if batch_size % world_size():
+        raise stage_error(
+            "not_divisible",
+            "launch.processes",
+            f"expected a global batch that {world_size()} ranks can share, not {batch_size} examples",
+            f"make the global batch a multiple of {world_size()} examples, or start fewer processes",
+        )
+    return batch_size // world_size()
+
+
+def gather(value: T) -> list[T]:
+    """`value` of every rank, in order of ranks; every rank must call."""
+    if world_size() == 1:
+        return [value]
+    found: list[T | None] = [None] * world_size()
+    distributed.all_gather_object(found, value)
+    return found  # type: ignore[return-value]
+
+
+def from_first(value: T) -> T:
+    """Rank 0's `value`; every rank must call."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def any_rank(value: bool) -> bool:
+    """Whether `value` is true on at least one rank; every rank must call."""
+    if world_size() == 1:
+        return value
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    flag = torch.tensor([value], dtype=torch.uint8, device=device)
+    distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def wait_for_all() -> None:
+    """Returns once every rank is here."""
+    gather(None)
