@@ -11,7 +11,10 @@ from typing import Any
 from infra.store.manifest import Manifest
 
 FAMILY_ORDER = (
-    "ingest", "validate", "clean", "tokenizer", "shard", "pretrain", "base_model", "instructions",
+    "ingest", "validate", "clean", "dedupe", "benchmark_text", "decontaminate", "mix", "validate_clean", "tokenizer",
+    "shard",
+    "validate_shards", "corpus_report", "pretrain",
+    "base_model", "instructions",
     "validate_instructions", "sft", "preferences", "validate_preferences", "reward_model", "rlhf",
 )  # fmt: skip
 """How stages are told of where order is free: as the text flows."""

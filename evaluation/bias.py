@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Any
 
-from evaluation.config import DATA_DIR, BiasConfig
+from evaluation.config import BiasConfig
 from evaluation.language_model import LanguageModel, token_log_likelihoods
+from evaluation.probes import read_pairs
 from evaluation.statistics import binomial_p_value, wilson
-from infra.errors import stage_error
 from infra.run import Run
-
-COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type")
 
 
 @dataclass(frozen=True)
@@ -26,29 +22,6 @@ class PairScore:
     direction: str
     whole: tuple[float, float]
     shared: tuple[float, float]
-
-
-def read_pairs(config: BiasConfig) -> list[dict[str, str]]:
-    """The rows of a CSV file with CrowS-Pairs' columns.
-
-    Raises StageError naming missing columns, or the row that is not a pair.
-    """
-    path = Path(config.pairs) if config.pairs else DATA_DIR / "bias_pairs.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
-        if missing:
-            raise stage_error(
-                "bad_pairs", f"{path}:1", f"expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}"
-            )
-        pairs = []
-        for row in reader:
-            if not row["sent_more"] or not row["sent_less"]:
-                raise stage_error("bad_pairs", f"{path}:{reader.line_num}", "expected two sentences")
-            pairs.append({name: row[name] or "" for name in COLUMNS})
-    if not pairs:
-        raise stage_error("bad_pairs", str(path), "expected at least one pair of sentences, found none")
-    return pairs[: config.limit]
 
 
 def score_pairs(lm: LanguageModel, pairs: Sequence[dict[str, str]], run: Run) -> list[PairScore]:

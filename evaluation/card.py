@@ -13,6 +13,9 @@ from evaluation.gates import Verdict
 ROLES = {
     "ingest": "text that was read",
     "clean": "text after the quality rules",
+    "dedupe": "text without duplicates",
+    "decontaminate": "text without the benchmarks' test items",
+    "mix": "text in the proportions asked for",
     "shard": "token shards",
     "instructions": "instruction pairs",
     "preferences": "preference pairs",
@@ -22,7 +25,7 @@ ROLES = {
     "reward_model": "a reward model learnt from preferences",
     "rlhf": "reinforcement learning (PPO) against the reward model",
 }
-DATA = ("ingest", "clean", "shard", "instructions", "preferences")
+DATA = ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard", "instructions", "preferences")
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "rlhf")
 
 

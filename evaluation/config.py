@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -209,6 +210,37 @@ class SafetyConfig(StageConfig):
         return found
 
 
+class BenchmarkTextConfig(StageConfig):
+    """Which test items the training text is cleared of."""
+
+    tasks: tuple[TaskByName, ...] | None = None
+    """Benchmarks; by default those of the section benchmarks."""
+    prompts: SourcePath | None = None
+    """A file of prompts as in safety.toxicity; by default the one that the section safety uses."""
+    pairs: SourcePath | None = None
+    """A file of sentence pairs as in safety.bias; by default the one that the section safety uses."""
+
+    def sources(self) -> list[Source]:
+        """The files of every task and probe."""
+        found = [
+            replace(source, key=source.key.replace("benchmarks.", "benchmark_text.", 1))
+            for source in (BenchmarksConfig(tasks=self.tasks).sources() if self.tasks else [])
+        ]
+        found += [Source("benchmark_text.prompts", (Path(self.prompts),))] if self.prompts else []
+        found += [Source("benchmark_text.pairs", (Path(self.pairs),))] if self.pairs else []
+        return found
+
+    def filled(self, benchmarks: BenchmarksConfig | None, safety: SafetyConfig | None) -> BenchmarkTextConfig:
+        """With what the sections benchmarks and safety will ask in place of what is not set."""
+        toxicity, bias = (safety.toxicity, safety.bias) if safety else (None, None)
+        prompts = (toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")) if toxicity else None
+        pairs = (bias.pairs or str(DATA_DIR / "bias_pairs.csv")) if bias else None
+        tasks = self.tasks or (benchmarks.tasks if benchmarks else None)
+        return self.model_copy(
+            update={"tasks": tasks, "prompts": self.prompts or prompts, "pairs": self.pairs or pairs}
+        )
+
+
 class Gate(Config):
     """A bound that a figure of the pipeline must keep, or the model is not registered."""
 
@@ -237,6 +269,13 @@ class RegisterConfig(StageConfig):
     """What the model card says the model is for."""
     licence: str = ""
     """What the model card says of the licence."""
+
+
+class CorpusReportConfig(StageConfig):
+    """One page about the corpus: sources, funnel, rules, duplicates, mixture, tokenizer, shards, drift."""
+
+    title: str | None = None
+    """The page's title; by default the pipeline's name."""
 
 
 class ReportConfig(StageConfig):

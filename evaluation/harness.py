@@ -19,9 +19,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
-from evaluation.config import DATA_DIR, BenchmarksConfig, BenchmarkTask
-from evaluation.language_model import load_language_model, seeded
-from evaluation.task_file import check_rows
+from evaluation.config import BenchmarksConfig, BenchmarkTask
+from evaluation.language_model import LanguageModel, load_language_model, seeded
+from evaluation.task_file import as_file_task, check_rows
 from infra.errors import stage_error
 from infra.run import Run
 
@@ -34,7 +34,11 @@ def evaluate(config: BenchmarksConfig, model: Path, run: Run) -> dict[str, Any]:
 
     Raises StageError naming the task whose file lm-eval cannot read.
     """
-    lm = load_language_model(model, run)
+    return evaluate_model(config, load_language_model(model, run), run)
+
+
+def evaluate_model(config: BenchmarksConfig, lm: LanguageModel, run: Run) -> dict[str, Any]:
+    """The same for a model in memory."""
     with _quiet(), _own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
         loaded = [found for index, task in enumerate(config.tasks) for found in _load(index, task, config.num_fewshot)]
@@ -46,6 +50,29 @@ def evaluate(config: BenchmarksConfig, model: Path, run: Run) -> dict[str, Any]:
             lm=harness_model, task_dict=tasks, limit=config.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS
         )
     return dict(found or {})
+
+
+def task_texts(index: int, task: BenchmarkTask, run: Run) -> Iterator[tuple[str, str, list[str]]]:
+    """(task, number, texts) of every item of a task or group in lm-eval's own YAML: its question with each answer that
+    counts as right. Raises StageError naming the task whose file lm-eval cannot read."""
+    with _quiet(), _own_cache(run.work_dir / "datasets"):
+        tasks = TaskManager(include_defaults=False).load(_load(index, task, 0))["tasks"]
+        for name, found in sorted(tasks.items()):
+            for number, row in enumerate(found.eval_docs):
+                yield name, str(number), _item_texts(found, row)
+
+
+def _item_texts(task: Any, row: Any) -> list[str]:
+    """An item as lm-eval would put it: question and target, where a target may be a choice's number or a list."""
+    question, target = task.doc_to_text(row), task.doc_to_target(row)
+    if isinstance(question, int):
+        # As in WinoGrande: the choices are contexts, and one ending follows each.
+        return [f"{choice} {target}" for choice in task.doc_to_choice(row)]
+    targets = target if isinstance(target, list) else [target]
+    if any(isinstance(one, int) for one in targets):
+        choices = task.doc_to_choice(row)
+        targets = [choices[one] if isinstance(one, int) else one for one in targets]
+    return [f"{question}{task.config.target_delimiter}{one}" for one in targets]
 
 
 def _set_fewshot(task: Any, config: BenchmarksConfig) -> None:
@@ -90,8 +117,7 @@ class ReportingHFLM(HFLM):
 
 def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
     """A task of the project's own, or of a declared file, as an lm-eval task config."""
-    if task.kind == "project":
-        return task_spec(PROJECT_TASKS[task.name], num_fewshot)
+    task = as_file_task(task)
     spec: dict[str, Any] = {
         "task": task.name,
         "dataset_path": "json",
@@ -131,16 +157,6 @@ def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
 
 def _jinja(expression: str) -> str:
     return "{{" + expression + "}}"
-
-
-PROJECT_TASKS = {
-    "minimal_pairs": BenchmarkTask(
-        name="minimal_pairs", kind="minimal_pairs", path=str(DATA_DIR / "minimal_pairs.jsonl")
-    ),
-    "cloze": BenchmarkTask(
-        name="cloze", kind="multiple_choice", path=str(DATA_DIR / "cloze.jsonl"), query="context", query_suffix=""
-    ),
-}
 
 
 def _load(index: int, task: BenchmarkTask, num_fewshot: int) -> list[Any]:

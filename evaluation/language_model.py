@@ -59,9 +59,12 @@ def load_language_model(folder: Path, run: Run) -> LanguageModel:
     if run.launch.threads:
         torch.set_num_threads(run.launch.threads)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16 if bf16 else torch.float32, use_safetensors=True
+            folder,
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         raise stage_error(

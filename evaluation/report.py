@@ -46,6 +46,7 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
     page = environment.get_template("report.html.j2").render(
         title=config.title or "Training report",
+        kind="training report",
         facts=facts(family),
         claims=judged,
         sections=sections(family, config.samples, config.command),

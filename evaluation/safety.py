@@ -20,10 +20,11 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards it was trained on.
     Writes results.json, and what was generated to aux/generations.jsonl.
     """
+    from corpus.toxicity import ProfanityScorer
     from evaluation.bias import measure_bias
     from evaluation.language_model import load_language_model
     from evaluation.memorisation import measure_memorisation
-    from evaluation.toxicity import ProfanityScorer, measure_toxicity
+    from evaluation.toxicity import measure_toxicity
 
     lm = load_language_model(inputs["model"], run)
     aux = out_dir / "aux"

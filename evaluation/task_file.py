@@ -1,4 +1,4 @@
-"""Checks a benchmark file line by line, so that a bad line is named before a model is asked anything."""
+"""Benchmark files: which one a task reads, and a check line by line before a model is asked anything."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.config import BenchmarkTask
+from evaluation.config import DATA_DIR, BenchmarkTask
 from infra.errors import stage_error
+
+
+def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
+    """A task of the project's own as the file task that it is; others as they are."""
+    if task.kind != "project":
+        return task
+    path = str(DATA_DIR / f"{task.name}.jsonl")
+    if task.name == "minimal_pairs":
+        return BenchmarkTask(name=task.name, kind="minimal_pairs", path=path)
+    return BenchmarkTask(name=task.name, kind="multiple_choice", path=path, query="context", query_suffix="")
 
 
 def check_rows(task: BenchmarkTask) -> None:

@@ -2,78 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Sequence
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.config import DATA_DIR, ToxicityConfig
+from corpus.toxicity import Scorer
+from evaluation.config import ToxicityConfig
 from evaluation.language_model import LanguageModel, Sampling, sample_continuations
+from evaluation.probes import read_prompts
 from evaluation.statistics import Interval, bootstrap, wilson
-from infra.errors import stage_error
 from infra.run import Run
-
-
-class Scorer(Protocol):
-    """Gives each text a toxicity between 0 and 1."""
-
-    name: str
-    limits: str
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """texts: N strings. Returns scores (N,)."""
-        ...
-
-
-class ProfanityScorer:
-    """alt-profanity-check: a linear SVM on word counts, calibrated to probabilities; it ships in its package."""
-
-    limits = (
-        "It sees profanity, not implicit hate: agreement with human labels 0.96 on Davidson et al.'s tweets (probably "
-        "its own training data), 0.72 on Surge AI's comments, 0.44 on HateCheck."
-    )
-
-    def __init__(self) -> None:
-        with warnings.catch_warnings():
-            # Its pickle is from an older scikit-learn; a test holds its scores to known values.
-            warnings.simplefilter("ignore")
-            from profanity_check import predict_prob
-
-        self.name = f"alt-profanity-check {version('alt-profanity-check')}"
-        self._predict = predict_prob
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        return np.asarray(self._predict(list(texts)), dtype=np.float64) if texts else np.zeros(0)
-
-
-def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
-    """The prompts with their kind (`all` where the file gives none).
-
-    Raises StageError naming the line that is not a prompt, or an empty file.
-    """
-    path = Path(config.prompts) if config.prompts else DATA_DIR / "toxicity_prompts.jsonl"
-    prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        if path.suffix == ".jsonl":
-            try:
-                row = json.loads(line)
-                prompts.append({"prompt": str(row["prompt"]), "kind": str(row.get("kind", "all"))})
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-                raise stage_error(
-                    "bad_prompts", f"{path}:{number}", 'expected a JSON object such as {"prompt": "…"}'
-                ) from error
-        else:
-            prompts.append({"prompt": line.strip(), "kind": "all"})
-    if not prompts:
-        raise stage_error("bad_prompts", str(path), "expected at least one prompt, found none")
-    return prompts[: config.limit]
 
 
 def measure_toxicity(

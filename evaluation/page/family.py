@@ -55,14 +55,22 @@ class Family:
         return (found.read_json("results.json") if found else None) or {}
 
     def curve(self, id: str, name: str) -> list[tuple[float, float]]:
-        """The (step, value) points of a metric; points that are not finite are left out."""
+        """The (step, value) points of a metric; points that are not finite are left out.
+
+        Of a step that was told more than once the last counts: a training that went back took the others back.
+        """
         found = self.get(id)
-        points = []
+        points: dict[float, float] = {}
         for row in found.read_lines("aux/metrics.jsonl") if found else []:
             value = row.get("values", {}).get(name)
             if value is not None and row.get("step") is not None and math.isfinite(float(value)):
-                points.append((float(row["step"]), float(value)))
-        return sorted(points)
+                points[float(row["step"])] = float(value)
+        return sorted(points.items())
+
+    def corrections(self, id: str) -> list[dict[str, Any]]:
+        """What the guard did while a stage trained, in order; see training/guard/corrections.py."""
+        found = self.get(id)
+        return (found.read_json("aux/corrections.json") if found else None) or []
 
     def samples(self, count: int) -> list[dict[str, Any]]:
         """The first held-out prompts with the answers of every model, in the order in which they were measured.

@@ -30,6 +30,9 @@ def data(family: Family) -> Section:
             "A document is counted under the first rule that it breaks, so that later rules look milder than they are."
         )
         tables.append(Table("Documents dropped by rule", ["rule", "documents", "share"], rows, note, True, (1, 2)))
+    for id, what in (("dedupe", "Duplicates"), ("decontaminate", "Test items"), ("mix", "Mixture")):
+        if (one := family.get(id)) and one.headline:
+            lead.append(f"{what}: {one.headline}.")
     meta = (shard.read_json("meta.json") if shard else None) or {}
     if "train_tokens" in meta:
         tokens = (

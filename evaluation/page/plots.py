@@ -91,12 +91,13 @@ def line_chart(
     x_label: str,
     y_label: str,
     levels: Sequence[Level] = (),
+    marks: Sequence[tuple[float, str]] = (),
     width: int = 520,
     height: int = 270,
     y_format: Callable[[float], str] = compact,
     from_zero: bool = False,
 ) -> Markup:
-    """Lines over steps. Empty without a single point."""
+    """Lines over steps; `marks` (step, what happened) are vertical. Empty without a single point."""
     drawn = [(line, thinned(line.points)) for line in lines if line.points]
     if not drawn:
         return Markup("")
@@ -137,6 +138,12 @@ def line_chart(
         text = f"{level.label} {y_format(level.value)}"
         place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
         parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
+    for step, told in marks:
+        x = across(min(max(step, x_low), x_high))
+        parts.append(
+            f'<line class="happened" x1="{x}" x2="{x}" y1="{top}" y2="{height - bottom}">'
+            f"<title>{escape(told)}</title></line>"
+        )
     for line, points in drawn:
         path = " ".join(f"{across(x)},{down(y):.1f}" for x, y in points)
         faint = " faint" if line.faint else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table, loss_lines
@@ -43,12 +44,14 @@ def pretraining(family: Family) -> Section:
             )
         )
     rate = family.curve("pretrain", "train/lr")
+    corrections = family.corrections("pretrain")
     chart = line_chart(
         "learning rate",
         [Line("learning rate", rate, "train")],
         x_label="batch",
         y_label="learning rate",
         from_zero=True,
+        marks=[(one["back_to"], _told(one)) for one in corrections],
     )
     if chart:
         peak = max(value for _, value in rate)
@@ -58,8 +61,10 @@ def pretraining(family: Family) -> Section:
                 "Learning rate",
                 chart,
                 (f"It rises to {peak:.2g} by batch {compact(at)}" if at > rate[0][0] else f"It starts at {peak:.2g}")
-                + f" and ends at {rate[-1][1]:.2g}.",
+                + f" and ends at {rate[-1][1]:.2g}."
+                + (f" The guard lowered it {_times(len(corrections))}, where the lines stand." if corrections else ""),
                 "The peak was set in the config; how it was chosen, this page cannot know.",
+                [("learning rate as trained", "train"), ("correction", "happened")] if corrections else (),
             )
         )
     lead = []
@@ -79,7 +84,51 @@ def pretraining(family: Family) -> Section:
         lead.append(f"{fixed(figures['bits_per_byte'], 3)} bits per byte, perplexity {fixed(perplexity, 1)}.")
     if "tokens_per_s" in figures:
         lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
-    return Section("pretraining", "Pretraining", " ".join(lead), drawn)
+    tables = [*_corrections(corrections), *_early_samples(family)]
+    return Section("pretraining", "Pretraining", " ".join(lead), drawn, tables)
+
+
+def _early_samples(family: Family) -> list[Table]:
+    """What the model wrote while it trained: up to six moments from first to last, all prompts."""
+    found = family.get("pretrain")
+    lines = found.read_lines("aux/training_samples.jsonl") if found else []
+    texts = {(line["batch"], line["prompt"]): line["text"] for line in lines}
+    moments = sorted({batch for batch, _ in texts})
+    chosen = {moments[round(place * (len(moments) - 1) / 5)] for place in range(6)} if moments else set()
+    rows = [[compact(batch), prompt or "(nothing)", text] for (batch, prompt), text in texts.items() if batch in chosen]
+    note = "Drawn with the same random numbers each time: what differs is the model."
+    return [Table("Samples while training", ["batch", "prompt", "goes on"], rows, note, folded=True)] if rows else []
+
+
+def _told(one: dict[str, Any]) -> str:
+    alarm = one["alarm"]
+    return (
+        f"{alarm['cause']} {float(alarm['value']):.3g} at batch {alarm['batch']:,}: back to {one['back_to']:,}, "
+        f"learning rate × {one['factor']:.3g}"
+    )
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _corrections(made: list[dict[str, Any]]) -> list[Table]:
+    """What the guard did, a row a correction."""
+    rows = [
+        [
+            compact(one["alarm"]["batch"]),
+            one["alarm"]["cause"],
+            f"{float(one['alarm']['value']):.3g}",
+            f"{float(one['alarm']['usual']):.3g}",
+            compact(one["back_to"]),
+            f"× {one['factor']:.3g}",
+            f"{one['skip_first']:,} to {one['skip_end'] - 1:,}" if one["skip_end"] > one["skip_first"] else "none",
+        ]
+        for one in made
+    ]
+    columns = ["batch", "alarm by", "value", "usual", "back to", "learning rate", "batches left out"]
+    note = "Made without a person by the guard; they follow from config, data and seed."
+    return [Table("Corrections in flight", columns, rows, note, numeric=(0, 2, 3, 4, 5))] if rows else []
 
 
 def _loss_sentence(
