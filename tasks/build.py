@@ -24,12 +24,14 @@ from infra.launch.config import LaunchConfig
 from infra.lineage import messages
 from infra.lineage.ledger import mlflow_run_id
 from infra.lineage.outbox import Outbox
+from infra.process import GRACE_S
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
+from infra.sources import Source
 from infra.store.layout import AUX
 from infra.store.lease import Holder, Lease
 from infra.store.manifest import Manifest, SourceRecord
-from infra.store.store import Store, disk_error
+from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import Asked, Change, changes
@@ -56,12 +58,22 @@ class Surroundings:
     read_all: bool = False
     say: Callable[[str, Mapping[str, Any]], None] = lambda node, message: None
     is_cancelled: Callable[[], bool] = lambda: False
+    patience_s: Callable[[], float] = lambda: GRACE_S
+    """Seconds that a stage has to save and end, once the run is cancelled."""
     turn: Callable[[str], AbstractContextManager[None]] = lambda node: nullcontext()
     """Held while a node's process runs, so that not too many do at once."""
 
     @property
     def outbox(self) -> Outbox:
         return Outbox(self.store.root)
+
+    def tell(self, message: messages.Message) -> None:
+        """Sends the end of something, if the disk has room for it; the courier ends what nobody did."""
+        try:
+            self.outbox.send(message)
+        except OSError as error:
+            if not is_full(error):
+                raise
 
 
 @dataclass(frozen=True)
@@ -205,7 +217,9 @@ class _Build:
             self._prepare()
             self._send_started(started)
             with self.around.turn(self.node.id):
-                outcome = run_child(self._job(), self.lease, self._pass_on, self.around.is_cancelled)
+                outcome = run_child(
+                    self._job(), self.lease, self._pass_on, self.around.is_cancelled, self.around.patience_s
+                )
             with self.clock("journal"):
                 self._keep_records()
             manifest = self._manifest(outcome, started)
@@ -239,15 +253,28 @@ class _Build:
                 )
             )
 
+    def _previous(self) -> dict[str, str]:
+        """The pipeline's last artifact of this node but this one, for a stage that compares itself with it."""
+        if not self.node.stage.compares:
+            return {}
+        others = (
+            (manifest.finished, str(folder))
+            for folder, manifest in self.store.manifests(self.node.id)
+            if manifest.pipeline == self.around.pipeline and manifest.fingerprint != self.asked.fingerprint
+        )
+        newest = max(others, default=None)
+        return {"previous": newest[1]} if newest else {}
+
     def _job(self) -> Job:
         return Job(
             node=self.node.id,
             stage=self.node.stage.name,
             config=self.node.config.model_dump(mode="json"),
             launch=self.around.launch.model_dump(mode="json"),
-            inputs={name: str(self.store.path(manifest)) for name, manifest in self.inputs.items()},
+            inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._previous()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
+            keeps_memory=self.node.stage.makes == "model",
         )
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:
@@ -269,14 +296,7 @@ class _Build:
     def _manifest(self, outcome: Outcome, started: float) -> Manifest:
         with self.clock("hash"):
             files = self.store.describe_files(self.unfinished)
-            records = tuple(
-                SourceRecord(
-                    source.key,
-                    self.asked.sources[source.key],
-                    {str(path): sha for path, sha in self.store.hashes.source_files(source).items()},
-                )
-                for source in self.node.sources()
-            )
+            records = tuple(self._source_record(source) for source in self.node.sources())
         finished = time.time()
         return Manifest(
             stage=self.node.id,
@@ -305,6 +325,16 @@ class _Build:
             seconds=round(finished - started, 3),
             bookkeeping_s=dict(self.clock.seconds),
         )
+
+    def _source_record(self, source: Source) -> SourceRecord:
+        """Raises StageError `source_changed` if it is another than the one that this build is named by."""
+        digest = self.store.hashes.digest(source)
+        if digest != self.asked.sources.get(source.key):
+            raise StageError(
+                Problem("source_changed", source.key, "the source was changed while it was read", "run again")
+            )
+        files = self.store.hashes.source_files(source)
+        return SourceRecord(source.key, digest, {str(place): sha for place, sha in files.items()})
 
     def _send_started(self, started: float) -> None:
         code = code_state()
@@ -336,12 +366,17 @@ class _Build:
 
     def _send_failed(self, error: str) -> None:
         status: messages.Status = "KILLED" if self.around.is_cancelled() else "FAILED"
-        self.around.outbox.send(messages.StageFinished(self.build_id, status, time.time(), error=error))
+        shown = self._shown(self.unfinished)
+        finished = messages.StageFinished(self.build_id, status, time.time(), artifacts=shown, error=error)
+        self.around.tell(finished)
+
+    def _shown(self, folder: Path) -> tuple[str, ...]:
+        """The files that a person wants to open: those of a build that failed lie where it worked."""
+        return tuple(str(folder / name) for name in self.node.stage.shows if (folder / name).exists())
 
     def _send_finished(self, manifest: Manifest, path: Path) -> None:
         kind: Literal["model", "dataset"] = "model" if self.node.stage.makes == "model" else "dataset"
         output = messages.Output(self.node.id, manifest.digest, manifest.fingerprint, str(path), kind)
-        shown = [str(path / name) for name in self.node.stage.shows if (path / name).exists()]
         self.around.outbox.send(
             messages.StageFinished(
                 self.build_id,
@@ -351,7 +386,7 @@ class _Build:
                 manifest.result["headline"],
                 output,
                 str(path / AUX / JOURNAL),
-                tuple(shown),
+                self._shown(path),
             )
         )
         if self.node.stage.registers:

@@ -3,26 +3,38 @@
     python -m tasks.child JOB.json
 
 Its own process, because a stage owns torch's threads and random state, may be killed as a whole, and gives back its
-memory. It ends with its whole process group as soon as whoever started it is gone.
+memory. It ends with its whole process group as soon as whoever started it is gone. Where the stage trains in several
+ranks, this process starts them, each running this program too, and says how the first of them failed.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
+import shutil
 import signal
 import sys
+import time
 import traceback
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infra.errors import Problem, StageError, StemmaError
+from infra.errors import Cancelled, Problem, StageError, StemmaError
 from infra.launch.config import LaunchConfig
+from infra.launch.ranks import Ended
+from infra.launch.training import run_ranks
 from infra.process import hold_lifeline
 from infra.run import Result, Run, open_journal
+from infra.secrets import HidingStream
 from infra.store.store import disk_error
+from infra.workers import Mapper
+from tasks.deaths import death, out_of_memory_kills
+from tasks.stage import Stage
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
@@ -30,7 +42,10 @@ OUTCOME = "outcome.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What the child is to do. All paths are absolute; `inputs` are finished artifacts, `out` is empty."""
+    """What the child is to do. All paths are absolute; `inputs` are finished artifacts, `out` is empty.
+
+    keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
+    """
 
     node: str
     stage: str
@@ -39,6 +54,7 @@ class Job:
     inputs: dict[str, str]
     out: str
     scratch: str
+    keeps_memory: bool = False
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
@@ -57,6 +73,7 @@ class Outcome:
     headline: str
     problems: list[dict[str, str]]
     device: str = ""
+    time: float = field(default_factory=time.time)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
@@ -68,26 +85,121 @@ class Outcome:
 
 def main(job_path: Path) -> int:
     hold_lifeline()
+    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     cancelled = False
 
     def cancel(*_: Any) -> None:
         nonlocal cancelled
         cancelled = True
 
-    signal.signal(signal.SIGTERM, cancel)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def listen() -> None:
+        signal.signal(signal.SIGTERM, cancel)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    listen()
     job = Job.read(job_path)
+    if "RANK" in os.environ:
+        outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
+    elif _stage(job).trains and _launch_of(job).ranks > 1:
+        outcome = _all_ranks(job, job_path, lambda: cancelled)
+        outcome.write(Path(job.scratch) / OUTCOME)
+    else:
+        outcome = _alone(job, lambda: cancelled, listen)
+        outcome.write(Path(job.scratch) / OUTCOME)
+    return 0 if outcome.status == "built" else 1
+
+
+def _launch_of(job: Job) -> LaunchConfig:
+    return LaunchConfig(**job.launch)
+
+
+def _stage(job: Job) -> Stage:
+    stage: Stage = importlib.import_module(f"tasks.{job.stage}").STAGE
+    return stage
+
+
+def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
-        run = Run(scratch, LaunchConfig(**job.launch), journal=journal, is_cancelled=lambda: cancelled)
-        outcome = _build(job, run)
-    outcome.write(scratch / OUTCOME)
-    return 0 if outcome.status == "built" else 1
+        launch, mapper = _launch_of(job), _mapper(job)
+        run = Run(scratch, launch, journal=journal, is_cancelled=is_cancelled, listen=listen, mapper=mapper)
+        return _build(job, run)
+
+
+def _mapper(job: Job) -> Mapper | None:
+    """What brings partitions to a Ray cluster, where the config names one."""
+    launch = _launch_of(job)
+    if launch.ray is None:
+        return None
+    from tasks.ray_mapper import map_on_ray
+
+    return map_on_ray(launch.ray, launch.workers, job.node)
+
+
+def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
+    """One of several ranks; only the first speaks, and only what it writes is kept."""
+    scratch = Path(job.scratch)
+    if rank == 0:
+        outcome = _alone(job, is_cancelled, listen)
+    else:
+        aside = scratch / f"rank{rank}.out"
+        aside.mkdir(exist_ok=True)
+        outcome = _build(
+            replace(job, out=str(aside)), Run(scratch, _launch_of(job), is_cancelled=is_cancelled, listen=listen)
+        )
+        shutil.rmtree(aside, ignore_errors=True)
+    outcome.write(_rank_outcome(scratch, rank))
+    return outcome
+
+
+def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Outcome:
+    scratch = Path(job.scratch)
+    ranks = range(_launch_of(job).ranks)
+    kills = out_of_memory_kills()
+    for rank in ranks:
+        _rank_outcome(scratch, rank).unlink(missing_ok=True)
+    try:
+        command = [sys.executable, "-m", "tasks.child", str(job_path)]
+        ended = run_ranks(command, _launch_of(job), scratch, is_cancelled, partial(_say, scratch))
+    except StemmaError as error:
+        return _failed(error)
+    outcomes = {rank: found for rank in ranks if (found := Outcome.read(_rank_outcome(scratch, rank)))}
+    if all(one.code == 0 for one in ended) and 0 in outcomes:
+        return outcomes[0]
+    if is_cancelled():
+        return _failed(Cancelled())
+    return _first_failure(job, ended, outcomes, out_of_memory_kills() > kills)
+
+
+def _say(scratch: Path, name: str, message: str) -> None:
+    with open_journal(scratch / JOURNAL) as journal:
+        Run(scratch, journal=journal).event(name, message)
+
+
+def _first_failure(job: Job, ended: list[Ended], outcomes: dict[int, Outcome], out_of_memory: bool) -> Outcome:
+    """Of several failed ranks the one that began: one that died without a word, else the first to say why.
+
+    The others fail only because they lost it.
+    """
+    silent = [one for one in ended if one.code and one.rank not in outcomes]
+    if silent:
+        died = death(job.node, silent[0].code, out_of_memory)
+        return Outcome("failed", {}, "", [replace(died, message=f"rank {silent[0].rank}: {died.message}").as_json()])
+    _, rank = min((outcome.time, rank) for rank, outcome in outcomes.items() if outcome.status != "built")
+    first = outcomes[rank]
+    if first.status != "failed":
+        return first
+    told = [problem | {"message": f"rank {rank}: {problem['message']}"} for problem in first.problems]
+    return replace(first, problems=told)
+
+
+def _rank_outcome(scratch: Path, rank: int) -> Path:
+    return scratch / f"outcome.rank{rank}.json"
 
 
 def _build(job: Job, run: Run) -> Outcome:
     try:
-        stage = importlib.import_module(f"tasks.{job.stage}").STAGE
+        stage = _stage(job)
         config = stage.config.model_validate(job.config)
         inputs = {name: Path(folder) for name, folder in job.inputs.items()}
         result: Result = stage.build(config, inputs, Path(job.out), run)

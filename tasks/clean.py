@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from corpus.config import CleanConfig
+from corpus.cleaning.config import CleanConfig
 from infra.run import Result, Run
 from tasks.stage import Stage
 
@@ -18,7 +18,7 @@ def build(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
 
 STAGE = Stage(
     "clean",
-    version=1,
+    version=3,
     config=CleanConfig,
     build=build,
     inputs=("documents",),

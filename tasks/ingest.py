@@ -18,7 +18,7 @@ def build(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run: 
 
 STAGE = Stage(
     "ingest",
-    version=1,
+    version=2,
     config=IngestConfig,
     build=build,
 )

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigError, Problem
+from infra.foreign import dangers
 
 DOCUMENT_COLUMNS = ("id", "text", "source", "group")
-# Formats that run code when they are read.
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
 
 def check_payload(stage: str, folder: Path) -> None:
@@ -21,8 +20,13 @@ def check_payload(stage: str, folder: Path) -> None:
         near = difflib.get_close_matches(stage, PAYLOADS, n=1, cutoff=0.4)
         fix = f"did you mean {near[0]}?" if near else f"stages that can be adopted: {', '.join(PAYLOADS)}"
         raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be adopted", fix))
+    if folder.is_file():
+        fix = "unpack an archive yourself, and look at what it holds: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
+        raise ConfigError(Problem("not_a_folder", str(folder), "a folder was expected, this is a file", fix))
     if not folder.is_dir():
         raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
+    if problems := [Problem("unsafe_file", str(path), told) for path, told in dangers(folder)]:
+        raise ConfigError(*problems)
     if problems := [Problem("not_a_payload", str(path), told) for path, told in PAYLOADS[stage](folder)]:
         raise ConfigError(*problems)
 
@@ -85,9 +89,6 @@ def _tokenizer(folder: Path) -> Found:
 
 def _model(folder: Path) -> Found:
     yield from _json_object(folder / "config.json")
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in PICKLES:
-            yield path, "a pickle can run code when it is read; take it out, weights belong into *.safetensors"
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         yield folder, "expected *.safetensors in this folder"
@@ -153,6 +154,9 @@ def _json_object(path: Path, *keys: str) -> Found:
 PAYLOADS: dict[str, Callable[[Path], Found]] = {
     "ingest": _documents,
     "clean": _documents,
+    "dedupe": _documents,
+    "decontaminate": _documents,
+    "mix": _documents,
     "tokenizer": _tokenizer,
     "shard": _shards,
     "instructions": _lines("id", "prompt", "response", "source"),

@@ -18,9 +18,11 @@ def build(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
 
 STAGE = Stage(
     "pretrain",
-    version=1,
+    version=3,
     config=PretrainConfig,
     build=build,
     inputs=("shards", "tokenizer"),
     makes="model",
+    shows=("aux/corrections.json",),
+    trains=True,
 )

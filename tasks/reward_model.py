@@ -18,9 +18,11 @@ def build(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
 STAGE = Stage(
     "reward_model",
-    version=1,
+    version=2,
     config=RewardModelConfig,
     build=build,
     inputs=("model", "preferences"),
     makes="model",
+    shows=("aux/corrections.json",),
+    trains=True,
 )

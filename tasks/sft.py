@@ -18,10 +18,11 @@ def build(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 STAGE = Stage(
     "sft",
-    version=1,
+    version=2,
     config=SftConfig,
     build=build,
     inputs=("model", "instructions"),
     makes="model",
-    shows=("aux/samples.jsonl",),
+    trains=True,
+    shows=("aux/samples.jsonl", "aux/corrections.json"),
 )

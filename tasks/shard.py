@@ -18,7 +18,7 @@ def build(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
 
 STAGE = Stage(
     "shard",
-    version=1,
+    version=2,
     config=ShardConfig,
     build=build,
     inputs=("documents", "tokenizer"),

@@ -24,6 +24,9 @@ class Stage:
     inputs: the names of its input artifacts.
     makes: what its artifact is, which is how MLflow shows it.
     shows: files of the artifact that a person wants to open from the tracking page.
+    trains: whether it runs in `launch.processes` ranks on each of `launch.nodes`; other stages run in one process.
+    compares: whether it also gets the pipeline's last artifact of the same node as the input `previous`, if there is
+        one. What it makes of it goes into aux/ only, since that input is no part of the identity.
     registers: the input whose model goes into the registry, under the config's `name`, once this stage is built.
     """
 
@@ -34,6 +37,8 @@ class Stage:
     inputs: tuple[str, ...] = ()
     makes: Literal["dataset", "model", "report"] = "dataset"
     shows: tuple[str, ...] = ()
+    compares: bool = False
+    trains: bool = False
     registers: str = ""
 
 

@@ -4,45 +4,60 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
-from infra.process import LIFELINE, end_group
+from infra.process import GRACE_S, LIFELINE, end_group
 from infra.project import PROJECT
+from infra.servers.credentials import SERVERS_ONLY
 from infra.servers.environment import OFFLINE, QUIET
 from infra.store.lease import Lease
+from infra.store.store import full_disk
+from infra.tail import Tail
 from tasks.child import JOURNAL, OUTCOME, Job, Outcome
+from tasks.deaths import death, out_of_memory_kills
 
 LOG = "stage.log"
 # glibc gives memory back to the system and asks for it again at every training step, about a third of its time here.
+# A stage that streams through a corpus must not keep what it has freed: it would hold twice as much.
 KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.hugetlb=1"
 POLL_S = 0.1
+TOO_LITTLE_BYTES = 2_000_000
+"""With less room than this, a process that could not say how it ended had no room to."""
 _ERRORS: dict[str, type[StemmaError]] = {
     kind.status: kind for kind in (StageError, ConfigError, GateRefused, Cancelled)
 }
 
 
 def run_child(
-    job: Job, lease: Lease, on_message: Callable[[Mapping[str, Any]], None], is_cancelled: Callable[[], bool]
+    job: Job,
+    lease: Lease,
+    on_message: Callable[[Mapping[str, Any]], None],
+    is_cancelled: Callable[[], bool],
+    patience_s: Callable[[], float] = lambda: GRACE_S,
 ) -> Outcome:
     """Builds a stage in a process of its own, in a session of its own, and returns how that ended.
 
-    on_message: called with each line that the stage writes to its journal (see `infra.run`).
+    on_message: called with each line that the stage writes to its journal (see `infra.run`), and with
+        {"kind": "log", "message": line} for each that it prints.
+    patience_s: asked once it is cancelled: seconds that the stage has to save and end, before it is killed.
 
-    Raises the error that the stage raised, StageError `killed` if its process was (naming an out-of-memory kill), or
-    Cancelled, once every process of the stage is gone.
+    Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
+    once every process of the stage is gone.
     """
     scratch = Path(job.scratch)
     (scratch / OUTCOME).unlink(missing_ok=True)
     job_file = scratch / "job.json"
     job.write(job_file)
     read_end, write_end = os.pipe()
+    printed = Tail(scratch / LOG, from_end=True)
+    kills = out_of_memory_kills()
     try:
         with open(scratch / LOG, "ab") as log:
             process = subprocess.Popen(
@@ -57,7 +72,7 @@ def run_child(
             )
         os.close(read_end)
         lease.works_in(process.pid)
-        stopped = _follow(process, scratch / JOURNAL, lease, on_message, is_cancelled)
+        stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s)
     finally:
         os.close(write_end)
     if stopped and lease.lost.is_set():
@@ -65,8 +80,10 @@ def run_child(
     if stopped:
         raise Cancelled
     outcome = Outcome.read(scratch / OUTCOME)
+    if outcome is None and shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES:
+        raise full_disk(job.node, scratch)
     if outcome is None:
-        raise StageError(_death(job, process.returncode))
+        raise StageError(death(job.node, process.returncode, out_of_memory_kills() > kills))
     if outcome.status != "built":
         error = _ERRORS.get(outcome.status, StageError)
         raise error(*(Problem(**problem) for problem in outcome.problems))
@@ -76,47 +93,42 @@ def run_child(
 def _follow(
     process: subprocess.Popen[bytes],
     journal: Path,
+    printed: Tail,
     lease: Lease,
     on_message: Callable[[Mapping[str, Any]], None],
     is_cancelled: Callable[[], bool],
+    patience_s: Callable[[], float],
 ) -> bool:
-    """Passes on the journal until the process ends; True if it had to be ended."""
-    journal.touch()
+    """Passes on the journal and what is printed until the process ends; True if it had to be ended."""
+    said = Tail(journal, from_end=True)
+
+    def pass_on() -> None:
+        for line in said.lines():
+            on_message(json.loads(line))
+        for line in printed.lines():
+            on_message({"kind": "log", "message": line})
+
     stopped = False
-    with open(journal, encoding="utf8") as lines:
-        lines.seek(0, os.SEEK_END)
-        try:
-            while process.poll() is None:
-                for message in _messages(lines):
-                    on_message(message)
-                if is_cancelled() or lease.lost.is_set():
-                    stopped = True
-                    break
-                time.sleep(POLL_S)
-            for message in _messages(lines):
-                on_message(message)
-        finally:
-            # Also when the stage ended by itself: nothing of its group may go on writing.
-            end_group(process.pid, lambda: process.poll() is not None)
-            process.wait()
+    try:
+        while process.poll() is None:
+            pass_on()
+            if is_cancelled() or lease.lost.is_set():
+                stopped = True
+                break
+            time.sleep(POLL_S)
+        pass_on()
+    finally:
+        # Also when the stage ended by itself: nothing of its group may go on writing.
+        patience = patience_s() if is_cancelled() else GRACE_S
+        end_group(process.pid, lambda: process.poll() is not None, patience)
+        process.wait()
     return stopped
 
 
-def _messages(lines: TextIO) -> Iterator[Mapping[str, Any]]:
-    """The whole lines that are there by now; a line still being written is left for the next look."""
-    while True:
-        position = lines.tell()
-        line = lines.readline()
-        if not line.endswith("\n"):
-            lines.seek(position)
-            return
-        yield json.loads(line)
-
-
 def _environment(job: Job, lifeline: int) -> dict[str, str]:
-    threads = job.launch.get("threads") or max(1, (os.cpu_count() or 1) // job.launch.get("processes", 1))
+    threads = job.launch.get("threads") or os.cpu_count() or 1
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in SERVERS_ONLY},
         **QUIET,
         **OFFLINE,
         LIFELINE: str(lifeline),
@@ -125,19 +137,5 @@ def _environment(job: Job, lifeline: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         # Two stages may share the cores: a thread that waits must not spin.
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEEP_MEMORY),
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEEP_MEMORY if job.keeps_memory else ""),
     }
-
-
-def _death(job: Job, code: int) -> Problem:
-    log = f"stemma logs {job.node}"
-    if code == -signal.SIGKILL:
-        return Problem(
-            "killed",
-            job.node,
-            "the stage was killed (SIGKILL); most often the machine was out of memory",
-            f"a smaller launch.microbatch needs less; {log}",
-        )
-    if code < 0:
-        return Problem("killed", job.node, f"the stage was killed by {signal.Signals(-code).name}", log)
-    return Problem("crashed", job.node, f"the stage's process ended with exit code {code} and no result", log)

@@ -18,7 +18,7 @@ def build(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path, ru
 
 STAGE = Stage(
     "tokenizer",
-    version=1,
+    version=2,
     config=TokenizerConfig,
     build=build,
     inputs=("documents",),

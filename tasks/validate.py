@@ -18,9 +18,10 @@ def build(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, run
 
 STAGE = Stage(
     "validate",
-    version=1,
+    version=2,
     config=ValidateConfig,
     build=build,
     inputs=("data",),
-    shows=("aux/validation.html",),
+    shows=("aux/validation.html", "aux/failing_rows.jsonl"),
+    compares=True,
 )

@@ -1,0 +1,39 @@
+"""Why a stage's process ended without a result, as far as the system tells."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from infra.errors import Problem
+
+VMSTAT = Path("/proc/vmstat")
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        lines = VMSTAT.read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(maxsplit=1) for line in lines)
+    return int(counts.get("oom_kill", 0))
+
+
+def death(node: str, code: int, out_of_memory: bool) -> Problem:
+    """What to tell of a stage's process that ended with `code` (negative: by that signal) and left no outcome.
+
+    out_of_memory: whether the kernel killed processes for want of memory while it ran.
+    """
+    log = f"stemma logs {node}"
+    if code == -signal.SIGKILL and out_of_memory:
+        return Problem(
+            "out_of_memory",
+            node,
+            "the kernel killed it: the machine, or the container that it ran in, was out of memory",
+            f"a smaller launch.microbatch or launch.stages_at_once: 1 needs less, a larger machine has more; {log}",
+        )
+    if code < 0:
+        name = signal.Signals(-code).name
+        return Problem("killed", node, f"its process was killed by {name}, from outside", f"run again; {log}")
+    return Problem("crashed", node, f"its process ended with exit code {code} and no result", log)

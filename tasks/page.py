@@ -1,0 +1,156 @@
+"""What the Prefect page shows of one stage: its progress, its events, its sheet, its links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.states import Completed, Failed, State
+
+from infra.errors import StemmaError
+from infra.lineage.ledger import file_url, run_url
+from tasks.build import Done, Surroundings
+from tasks.sheet import built_sheet, failed_sheet
+from tasks.stage import Node
+from tasks.supervisor import LOG
+from tasks.throttle import Throttle
+
+PROGRESS_EVERY_S = 2.0
+
+
+class PageOwner(Protocol):
+    """What a stage's page asks of, and tells, the pipeline run that it belongs to."""
+
+    around: Surroundings
+
+    def message(self, name: str, message: Mapping[str, Any]) -> None: ...
+    def later(self, call: Callable[[], object]) -> None: ...
+
+
+class StagePage:
+    """The page's side of one stage of one run. Without a page to link to, only logs and progress are told."""
+
+    def __init__(self, node: Node, run: PageOwner) -> None:
+        self._node = node.id
+        self._shows = node.stage.shows
+        self._key = node.id.replace("_", "-")
+        self._run = run
+        self._log = get_run_logger()
+        self._progress: UUID | None = None
+        self._shown_at = time.monotonic()
+        self._corrections: list[dict[str, Any]] = []
+        self._begun = time.time()
+        self._throttle = Throttle(f"stemma logs {node.id}")
+
+    def say(self, name: str, message: Mapping[str, Any]) -> None:
+        """Events and what is printed become log lines; progress becomes a progress artifact, at most every
+        PROGRESS_EVERY_S."""
+        if message["kind"] == "log":
+            for line in self._throttle.let_through(message["message"]):
+                self._log.info("%s", line)
+            return
+        self._run.message(name, message)
+        if message["kind"] == "event":
+            self._log.info("%s", message["message"])
+            if message["name"] == "correction":
+                self._show_correction(message)
+        elif message.get("total"):
+            self._show_progress(message)
+
+    def done(self, done: Done) -> State:
+        """The state of a stage whose artifact is there; a stage that was built leaves its sheet."""
+        headline = str(done.manifest.result.get("headline", ""))
+        if self._progress is not None:
+            update_progress_artifact(self._progress, 100.0)
+        if done.status == "built":
+            self._log.info("built in %.1f s: %s", done.seconds, headline or done.path)
+            self._leave(headline, lambda: self._built(done))
+            return Completed(message=headline or f"built in {done.seconds:.1f} s")
+        builder = done.manifest.flow_run_id
+        if builder and self._run.around.flow_run_url:
+            link = f"{self._run.around.flow_run_url.rsplit('/', 1)[0]}/{builder}"
+            key = f"built-by-{self._key}"
+            show = partial(create_link_artifact, link, link_text="the run that built it", key=key, description=headline)
+            self._run.later(show)
+        return Completed(name="Cached", message=f"reused {done.manifest.fingerprint}: {headline}")
+
+    def failed(self, error: StemmaError) -> State:
+        """The state of a stage that failed, with a sheet that says what, where and what to do."""
+        self._leave(str(error), lambda: self._failed(error))
+        return Failed(message=str(error))
+
+    def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
+        """Tells of a fault of a machine and that the stage will be tried again."""
+        told = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
+        self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": told})
+
+    def _failed(self, error: StemmaError) -> str:
+        """Of files that an earlier attempt left nothing is shown."""
+        works = self._run.around.store.layout.unfinished(self._node)
+        # Each attempt makes its folder for the artifact anew.
+        work = next((work for work in works if self._is_new(work / "artifact")), None)
+        log = work / "scratch" / LOG if work else None
+        links = self._links(work / "artifact") if work else {}
+        return failed_sheet(self._node, error, log if log and self._is_new(log) else None, links)
+
+    def _is_new(self, path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime >= self._begun
+
+    def _built(self, done: Done) -> str:
+        url = run_url(self._run.around.store.root, done.manifest.build_id)
+        return built_sheet(done.manifest, done.path, url, self._links(done.path))
+
+    def _links(self, folder: Path) -> dict[str, str]:
+        """The files that a person wants to open, and where MLflow's page shows them."""
+        around = self._run.around
+        names = [Path(name).name for name in self._shows if (folder / name).exists()]
+        urls = {name: file_url(around.store.root, around.run_id, self._node, name) for name in names}
+        return {name: url for name, url in urls.items() if url}
+
+    def _leave(self, description: str, text: Callable[[], str]) -> None:
+        if self._run.around.flow_run_url:
+            self._run.later(lambda: create_markdown_artifact(text(), key=f"stage-{self._key}", description=description))
+
+    def _show_correction(self, message: Mapping[str, Any]) -> None:
+        """A table of what the guard of a training did, a row more with each correction."""
+        alarm = message["alarm"]
+        self._corrections.append(
+            {
+                "batch": alarm["batch"],
+                "alarm by": alarm["cause"],
+                "value": alarm["value"],
+                "usual": alarm["usual"],
+                "back to batch": message["back_to"],
+                "learning rate ×": message["factor"],
+                "left out": f"{message['skip_first']} to {message['skip_end'] - 1}",
+            }
+        )
+        rows = list(self._corrections)
+        key, description = f"corrections-{self._key}", f"Corrections of {self._node} in flight"
+        if self._run.around.flow_run_url:
+            self._run.later(lambda: create_table_artifact(table=rows, key=key, description=description))
+
+    def _show_progress(self, message: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._shown_at < PROGRESS_EVERY_S:
+            return
+        self._shown_at = now
+        percent = min(100.0, 100.0 * message["done"] / message["total"])
+        if self._progress is None:
+            told = f"{self._node}, in {message['unit']}"
+            key = f"progress-{self._key}"
+            self._progress = create_progress_artifact(percent, key=key, description=told)  # type: ignore[assignment]
+        else:
+            update_progress_artifact(self._progress, percent)

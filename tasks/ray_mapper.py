@@ -1,0 +1,104 @@
+"""Partitions on a Ray cluster, through Prefect's task runner: for corpora that outgrow a machine.
+
+Each partition is a task of a Prefect flow, so the page shows it; Ray brings it to a worker. All machines of the cluster
+have the same environment and see the same store: the partitions' folders lie on a file system that they share.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import Flow, task
+from prefect.cache_policies import NO_CACHE
+
+from infra.errors import stage_error
+from infra.project import PROJECT
+from infra.workers import Mapper, core_count
+
+LOCAL = "local"
+# Enough that no worker waits for us, few enough that a cancelled run stops soon.
+SUBMITTED_PER_WORKER = 2
+POLL_S = 0.5
+
+
+@task(name="partition", task_run_name="partition {index}", cache_policy=NO_CACHE, persist_result=False)
+def partition(index: int, work: bytes) -> Any:
+    """work: a pickled (function, item)."""
+    function, item = pickle.loads(work)
+    return function(item)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the mapper."""
+
+    function: Callable[[Any], Any]
+    items: Sequence[Any]
+    stop_if_cancelled: Callable[[], None]
+    on_done: Callable[[int, Any], None]
+
+
+# Prefect sends the flow along with each task, so what cannot be pickled must not hang on it.
+_call: ContextVar[_Call] = ContextVar("call")
+
+
+def map_on_ray(address: str, workers: int | None, name: str) -> Mapper:
+    """A mapper on the Ray cluster at `address`; see `LaunchConfig.ray`. name: what its flow is called in the page.
+
+    Calling it raises StageError `no_ray` where the package is missing, besides what the function raises.
+    """
+
+    def mapper(
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        stop_if_cancelled: Callable[[], None],
+        on_done: Callable[[int, Any], None],
+    ) -> None:
+        if items:
+            token = _call.set(_Call(function, items, stop_if_cancelled, on_done))
+            try:
+                Flow(_submit_all, name=f"{name} on Ray", task_runner=_runner(address, workers), persist_result=False)()
+            finally:
+                _call.reset(token)
+
+    return mapper
+
+
+def _submit_all() -> None:
+    import ray
+
+    call = _call.get()
+    room = SUBMITTED_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting = list(range(len(call.items)))
+    running: dict[Any, tuple[int, Any]] = {}
+    while waiting or running:
+        call.stop_if_cancelled()
+        while waiting and len(running) < room:
+            index = waiting.pop(0)
+            future: Any = partition.submit(index, pickle.dumps((call.function, call.items[index])))
+            running[future.wrapped_future] = (index, future)
+        done, _ = ray.wait(list(running), timeout=POLL_S)
+        for reference in done:
+            index, future = running.pop(reference)
+            call.on_done(index, future.result())
+
+
+def _runner(address: str, workers: int | None) -> Any:
+    """The task runner that reaches a cluster, or starts one."""
+    try:
+        from prefect_ray import RayTaskRunner
+    except ImportError as error:
+        raise stage_error(
+            "no_ray", "launch.ray", f"{error.name} is not installed", "pip install prefect-ray, or leave launch.ray out"
+        ) from None
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_", "AWS_"))}
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {**kept, "PYTHONPATH": path}}, "log_to_driver": False}
+    if address != LOCAL:
+        return RayTaskRunner(address=address, init_kwargs=options)
+    return RayTaskRunner(init_kwargs={**options, "num_cpus": workers or core_count(), "include_dashboard": False})

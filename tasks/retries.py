@@ -1,0 +1,38 @@
+"""Which failures are worth another try, and when: faults of machines, never of config or data."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from infra.errors import StemmaError
+
+MACHINE_FAULTS = frozenset({"killed", "lease_lost", "source_unreachable", "rank_lost"})
+"""Codes of problems that the same work on the same data may not meet again. A kill for want of memory is none: it
+would come again."""
+
+FACTOR = 4.0
+JITTER = 0.2
+"""Many runs that lose one server must not all come back in the same second."""
+
+POLL_S = 0.2
+
+
+def worth_another_try(error: StemmaError) -> bool:
+    return bool(error.problems) and all(problem.code in MACHINE_FAULTS for problem in error.problems)
+
+
+def back_off_s(attempt: int, first_s: float) -> float:
+    """How long to wait after attempt 1, 2, …: for 10 s first, 10 s, 40 s, 160 s, each give or take a fifth."""
+    return first_s * FACTOR ** (attempt - 1) * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+def wait(seconds: float, is_cancelled: Callable[[], bool]) -> bool:
+    """Waits, and says whether nobody cancelled meanwhile."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if is_cancelled():
+            return False
+        time.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
+    return not is_cancelled()

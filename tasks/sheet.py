@@ -1,0 +1,140 @@
+"""The sheet of one stage in the Prefect page: what came out of it, or what went wrong, in markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.page.picture import data_uri
+from evaluation.page.words import compact, seconds
+from infra.errors import StemmaError
+from infra.servers.logs import tail
+from infra.store.manifest import Manifest
+from tasks.curves import curves_of, drawings
+
+LOG_LINES = 15
+BOUNDS = ("_low", "_high")
+
+
+def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links: Mapping[str, str]) -> str:
+    """What a finished stage leaves in the page: headline, pictures, its verdict or results, figures, where it lies.
+
+    links: file → its page in MLflow.
+    """
+    result = manifest.result
+    parts = [f"# {manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
+    parts += [f"### {title}\n\n![{title}]({data_uri(svg)})" for title, svg in drawings(curves_of(folder))]
+    parts += [section(folder) for section in _SECTIONS]
+    parts.append(_to_open(links))
+    parts.append(_figures(result["figures"]))
+    parts.append(_facts(manifest, folder, mlflow_url))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def failed_sheet(stage: str, error: StemmaError, log: Path | None, links: Mapping[str, str]) -> str:
+    """What a person needs at two in the morning: what, where, what to do, and the last lines of the log.
+
+    links: file → its page in MLflow.
+    """
+    rows = [(problem.code, problem.path, problem.message, problem.fix) for problem in error.problems]
+    parts = [f"# {stage} failed", _table(("code", "where", "what", "what to do"), rows)]
+    if links:
+        parts.append(_to_open(links))
+    if log and (said := tail(log, LOG_LINES)):
+        parts.append("### The end of its log\n\n```\n" + "\n".join(said) + "\n```")
+    parts.append(f"All of it: `stemma logs {stage}`")
+    return "\n\n".join(parts) + "\n"
+
+
+def _validation(folder: Path) -> str:
+    verdict = _json(folder / "verdict.json")
+    if not verdict:
+        return ""
+    rows = [
+        ("holds" if item["success"] else "**fails**", item["sentence"], item["observed"])
+        for item in verdict["expectations"]
+    ]
+    page = folder / "aux" / "validation.html"
+    told = f"The page with the rows behind it: `{page}`" if page.exists() else ""
+    title = f"### {verdict['rows']:,} rows against the suite {verdict['suite']}"
+    return "\n\n".join(filter(None, [title, _table(("", "expected", "found"), rows), told]))
+
+
+def _gates(folder: Path) -> str:
+    registration = _json(folder / "registration.json")
+    if not registration:
+        return ""
+    gates = registration.get("gates", [])
+    if not gates:
+        return "### Gates\n\nNo gates are set: `register.gates` in the config says what a model must reach."
+    columns = tuple(gates[0])
+    return "### Gates\n\n" + _table(columns, [[str(gate.get(name, "")) for name in columns] for gate in gates])
+
+
+def _card(folder: Path) -> str:
+    card = folder / "MODEL_CARD.md"
+    return f"### Model card\n\n`{card}`\n\n{card.read_text(encoding='utf8')}" if card.exists() else ""
+
+
+def _report(folder: Path) -> str:
+    report = folder / "report.html"
+    return f"The report, to be opened in a browser: `{report}`" if report.exists() else ""
+
+
+_SECTIONS: tuple[Callable[[Path], str], ...] = (_validation, _gates, _report, _card)
+
+
+def _to_open(links: Mapping[str, str]) -> str:
+    return "\n".join(["### To open", "", *(f"- [{name}]({url})" for name, url in links.items())]) if links else ""
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    """Figures with their intervals in one row each."""
+    rows = []
+    for name, value in figures.items():
+        if name.endswith(BOUNDS) and name.rsplit("_", 1)[0] in figures:
+            continue
+        low, high = (figures.get(name + bound) for bound in BOUNDS)
+        between = f"{_number(low)} to {_number(high)}" if low is not None and high is not None else ""
+        rows.append((name, _number(value), between))
+    return "### Figures\n\n" + _table(("figure", "value", "95 % interval"), rows) if rows else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e6 else compact(value)
+
+
+def _facts(manifest: Manifest, folder: Path, mlflow_url: str | None) -> str:
+    rows = [
+        ("artifact", f"`{folder}`"),
+        ("digest", f"`{manifest.digest[:16]}`"),
+        ("built in", seconds(manifest.seconds)),
+        ("on", f"{manifest.host}, {manifest.device or 'cpu'}"),
+        (
+            "code",
+            f"`{str(manifest.code.get('commit') or 'unknown')[:12]}`"
+            + (" (changed)" if manifest.code["dirty"] else ""),
+        ),
+    ]
+    if mlflow_url:
+        rows.append(("MLflow", f"[metrics and lineage]({mlflow_url})"))
+    return "### Where it is\n\n" + _table(("", ""), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf8"))
+    return found if isinstance(found, dict) else {}
