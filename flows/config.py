@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from corpus.cleaning.config import CleanConfig
 from corpus.config import (
-    CleanConfig,
+    DATA_KINDS,
     IngestConfig,
     InstructionsConfig,
     PreferencesConfig,
@@ -18,12 +19,23 @@ from corpus.config import (
     TokenizerConfig,
     ValidateConfig,
 )
-from evaluation.config import BenchmarksConfig, RegisterConfig, ReportConfig, SafetyConfig
+from corpus.decontaminate.config import DecontaminateConfig
+from corpus.dedupe.config import DedupeConfig
+from corpus.mix.config import MixConfig
+from evaluation.config import (
+    BenchmarksConfig,
+    BenchmarkTextConfig,
+    CorpusReportConfig,
+    RegisterConfig,
+    ReportConfig,
+    SafetyConfig,
+)
 from flows.problems import problems_of
 from flows.yaml import read_yaml, set_value
 from infra.config import Config, StageConfig
-from infra.errors import ConfigError, Problem
+from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
+from infra.secrets import recognised
 from infra.sources import FOLDER
 from tasks.payloads import PAYLOADS
 from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
@@ -41,8 +53,14 @@ class PipelineConfig(Config):
     ingest: IngestConfig | None = None
     validate_: ValidateConfig | None = Field(None, alias="validate")
     clean: CleanConfig | None = None
+    dedupe: DedupeConfig | None = None
+    benchmark_text: BenchmarkTextConfig | None = None
+    """What `decontaminate` clears the text of; there by itself where `decontaminate` is."""
+    decontaminate: DecontaminateConfig | None = None
+    mix: MixConfig | None = None
     tokenizer: TokenizerConfig | None = None
     shard: ShardConfig | None = None
+    corpus_report: CorpusReportConfig | None = None
     pretrain: PretrainConfig | None = None
     base_model: BaseModelConfig | None = None
     """Start from an existing Hugging Face model folder instead of `pretrain`."""
@@ -68,6 +86,8 @@ class PipelineConfig(Config):
         if not isinstance(data, Mapping):
             return data
         filled = dict(data)
+        if "decontaminate" in filled and "decontaminate" not in (filled.get("adopted") or {}):
+            filled.setdefault("benchmark_text", {})
         for key, field in section_classes().items():
             section = filled.get(key)
             if key in filled and section is None:
@@ -132,8 +152,12 @@ def dump(config: PipelineConfig) -> dict[str, Any]:
 _NEEDS = {
     "validate": ("ingest",),
     "clean": ("ingest",),
+    "dedupe": ("ingest",),
+    "decontaminate": ("ingest",),
+    "mix": ("ingest",),
     "tokenizer": ("ingest",),
     "shard": ("ingest", "tokenizer"),
+    "corpus_report": ("ingest",),
     "pretrain": ("shard", "tokenizer"),
     "sft": ("base model", "instructions"),
     "reward_model": ("sft", "preferences"),
@@ -144,10 +168,16 @@ _NEEDS = {
 }
 
 
+DOCUMENT_STAGES = {"clean", "dedupe", "decontaminate", "mix"}
+"""They read documents and give documents."""
+
+
 def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     """What is wrong between sections that are each right."""
+    for path, told in recognised(dump(config)):
+        yield Problem("secret_in_config", path, f"{told} was found; configs are kept and shown", "use the environment")
     present = {name for name in section_classes() if config.section(name) is not None} | set(config.adopted)
-    if "clean" in config.adopted:
+    if DOCUMENT_STAGES & set(config.adopted):
         present.add("ingest")  # what reads documents has them
     for name in config.adopted:
         if name not in PAYLOADS:
@@ -169,12 +199,50 @@ def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     if config.pretrain and config.shard and not {"pretrain", "shard"} & set(config.adopted):
         vocabulary = config.tokenizer.vocab_size if config.tokenizer and not config.tokenizer.pretrained else None
         yield from config.pretrain.problems(config.shard.sequence_length, vocabulary)
+    yield from _not_causal(config)
     yield from _unequal_heldout(config)
+    yield from _bad_suites(config)
+    if (asked := config.benchmark_text) and "benchmark_text" not in config.adopted:
+        filled = asked.filled(config.benchmarks, config.safety)
+        if not (filled.tasks or filled.prompts or filled.pairs):
+            yield Problem(
+                "missing_section",
+                "decontaminate",
+                "needs to know the test items: a benchmarks or safety section, or benchmark_text.tasks was expected",
+            )
+
+
+def _not_causal(config: PipelineConfig) -> Iterator[Problem]:
+    """Stages that need a model that continues text, after an objective that gives none."""
+    if config.pretrain is None or "pretrain" in config.adopted or config.pretrain.continues_text():
+        return
+    for name in ("sft", "reward_model", "rlhf", "benchmarks", "safety"):
+        if config.section(name) is not None and name not in config.adopted:
+            yield Problem(
+                "not_causal",
+                name,
+                "needs a model that continues text, which pretraining with "
+                f"pretrain.objective: {config.pretrain.objective} does not give",
+                f"leave {name} out, or set pretrain.objective to causal or prefix",
+            )
+
+
+def _bad_suites(config: PipelineConfig) -> Iterator[Problem]:
+    """Suites are small files: what is wrong with them is said before anything runs."""
+    if config.validate_ is None:
+        return
+    for kind in DATA_KINDS:
+        try:
+            config.validate_.read(kind)
+        except StageError as error:
+            yield from error.problems
 
 
 def _unequal_heldout(config: PipelineConfig) -> Iterator[Problem]:
     """Held-out pairs must come from text that the base model never saw."""
-    names = [name for name in ("tokenizer", "shard", "instructions", "preferences") if name not in config.adopted]
+    names = [
+        name for name in ("mix", "tokenizer", "shard", "instructions", "preferences") if name not in config.adopted
+    ]
     shares = {name: section.heldout_share for name in names if (section := config.section(name))}  # type: ignore[attr-defined]
     if len(set(shares.values())) > 1:
         listed = ", ".join(f"{name} {share:g}" for name, share in shares.items())

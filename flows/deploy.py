@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from prefect import Flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.deployments.runner import EntrypointType
-from prefect.exceptions import ObjectNotFound
-from prefect.schedules import Cron
 
 from flows.config import PipelineConfig, dump
 from flows.graph import graph
 from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
+from flows.schedules import Schedule, Timing, timing_by_now, timing_of
 from infra.config import StageConfig
 from infra.project import code_state
 
 WORK_POOL = "stemma"
 
 
-def deploy_pipeline(
-    config: PipelineConfig, root: Path, config_path: str, *, cron: str | None = None, timezone: str | None = None
-) -> UUID:
+def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None) -> UUID:
     """Makes or updates the deployment `<pipeline>/pipeline`, whose form is the config file's content.
 
-    cron: when it runs by itself; None leaves its schedule as it is. timezone: an IANA name, UTC by default.
+    schedule: when it runs by itself; None leaves that as it is. Raises ConfigError for one that never fires.
     """
     parameters = {"config": dump(config), "root": str(root), "config_path": config_path}
-    schedules = [Cron(cron, timezone=timezone)] if cron else _schedules(f"{config.name}/{WHOLE}")
-    return _apply(pipeline_flow, config, WHOLE, parameters, config.description, schedules)
+    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
+    return _apply(pipeline_flow, config, WHOLE, parameters, config.description, timing)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
@@ -55,20 +49,8 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "root": str(root),
         }
         told = f"The stage {node.id} of {config.name} alone, with what its form says."
-        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, told, [])
+        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, told, Timing())
     return made
-
-
-def _schedules(deployment: str) -> list[Any]:
-    """The schedules that a deployment has by now; Prefect would drop them when it is made again without."""
-    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
-        found = client.read_deployment_by_name(deployment)
-        kept = ("schedule", "active", "parameters", "slug", "max_scheduled_runs")
-        return [
-            DeploymentScheduleCreate(**{key: getattr(item, key) for key in kept if hasattr(item, key)})
-            for item in found.schedules
-        ]
-    return []
 
 
 def _apply(
@@ -77,17 +59,18 @@ def _apply(
     name: str,
     parameters: dict[str, Any],
     description: str,
-    schedules: list[Any],
+    timing: Timing,
 ) -> UUID:
     deployment: Any = flow.with_options(name=config.name).to_deployment(
         name=name,
         description=description or None,
         parameters=parameters,
-        schedules=schedules,
+        schedules=list(timing.schedules),
+        concurrency_limit=timing.limit,
         version=str(code_state()["commit"]) or None,
         work_pool_name=WORK_POOL,
         entrypoint_type=EntrypointType.MODULE_PATH,
-        tags=["stemma"],
+        tags=["stemma", *timing.tags],
     )
     made = deployment.apply()
     assert isinstance(made, UUID)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from prefect import allow_failure
@@ -24,15 +22,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, descendants, graph
 from flows.journal import PRIVATE, RunJournal, StageRow
+from flows.notices import Kind, notify
 from flows.plan import locate_upstream
 from flows.selection import Selection
+from flows.stop import Stop
 from infra.errors import Cancelled, Problem, StemmaError
 from infra.lineage import messages
 from infra.lineage.courier import ensure_courier
 from infra.lineage.ledger import run_url
 from infra.project import code_state, lock_hash
 from infra.store.manifest import Manifest
-from infra.store.store import Store
+from infra.store.store import Store, disk_error
 from tasks.build import Done, Surroundings
 from tasks.task import stage_task
 from tasks.turns import Turns
@@ -42,6 +42,12 @@ COURIER = "STEMMA_COURIER"
 
 STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
 """Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
+
+
+TOLD_AT_ONCE: dict[str, Kind] = {"correction": "corrected", "drift": "drifted"}
+"""Events of stages that people want to hear of, whatever becomes of the run."""
+
+TOLD_AT_THE_END: dict[str, Kind] = {"failed": "failed", "refused": "refused"}
 
 
 class PipelineRun:
@@ -54,7 +60,7 @@ class PipelineRun:
         self.selection = selection
         self.store = store
         self.config_path = config_path or "CONFIG"
-        self.cancelled = threading.Event()
+        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s)
         self.journal = RunJournal(store.layout.runs, run_id)
         self.nodes: Graph = graph(config, f"stemma run {self.config_path}")
         self.manifests: dict[str, Manifest] = {}
@@ -71,27 +77,33 @@ class PipelineRun:
             flow_run_url=flow_run_url(),
             launch=config.launch,
             read_all=verify,
-            is_cancelled=self.cancelled.is_set,
-            turn=Turns(config.launch.stages_at_once, weights, self.cancelled.is_set),
+            is_cancelled=self.stop.is_set,
+            patience_s=self.stop.patience_s,
+            turn=Turns(config.launch.stages_at_once, weights, self.stop.is_set),
         )
 
     def run(self) -> State:
         """Runs what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
-        with _cancelled_by_signals(self.cancelled):
+        with self.stop.on_signals():
             return self._run()
 
     def _run(self) -> State:
         begun = time.time()
-        self._begin(begun)
         problems: tuple[Problem, ...] = ()
         status = "failed"
         try:
+            self._begin(begun)
             chosen = self.selection.choose(self.nodes)
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
             self._run_stages(chosen)
             status, problems = self._verdict()
         except StemmaError as error:
             status, problems = error.status, error.problems
+        except OSError as error:
+            told = disk_error(error, self.config.name, self.store.root)
+            if not isinstance(told, StemmaError):
+                raise
+            problems = told.problems
         return self._end(status, problems, time.time() - begun)
 
     def _run_stages(self, chosen: list[str]) -> None:
@@ -128,6 +140,8 @@ class PipelineRun:
 
     def message(self, name: str, message: Mapping[str, Any]) -> None:
         self.journal.message(name, message)
+        if kind := TOLD_AT_ONCE.get(message.get("name", "")):
+            self._notify(kind, f"{self.config.name}: {name} {kind}", message["message"])
 
     def done(self, name: str, done: Done) -> None:
         self.manifests[name] = done.manifest
@@ -159,7 +173,7 @@ class PipelineRun:
         self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
 
     def _verdict(self) -> tuple[str, tuple[Problem, ...]]:
-        if self.cancelled.is_set():
+        if self.stop.is_set():
             return "cancelled", Cancelled().problems
         if not self.errors:
             return "done", ()
@@ -197,7 +211,7 @@ class PipelineRun:
     def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
         told: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
         error = "; ".join(map(str, problems))
-        self.around.outbox.send(messages.PipelineFinished(self.journal.run_id, told, time.time(), error))
+        self.around.tell(messages.PipelineFinished(self.journal.run_id, told, time.time(), error))
         document = {
             "status": status,
             "errors": [problem.as_json() for problem in problems],
@@ -211,6 +225,8 @@ class PipelineRun:
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
         self._show_in_page()
+        if kind := TOLD_AT_THE_END.get(status):
+            self._notify(kind, f"{self.config.name} {status}", error)
         wait(self.pending)
         self.journal.end(document)
         if status == "done":
@@ -219,6 +235,10 @@ class PipelineRun:
         if status == "cancelled":
             return CancelledState(message="cancelled")
         return Failed(message=error)
+
+    def _notify(self, kind: Kind, title: str, text: str) -> None:
+        if self.around.flow_run_url:
+            notify(kind, title, text, run=self.journal.run_id, url=self.around.flow_run_url)
 
     def _show_in_page(self) -> None:
         """The table that a person sees first when opening the flow run."""
@@ -250,30 +270,14 @@ def flow_run_url() -> str:
     return f"{base.rstrip('/')}/runs/flow-run/{name}" if name and base else ""
 
 
-@contextmanager
-def _cancelled_by_signals(cancelled: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for an orderly end: stages are stopped, then the flow says Cancelled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before: Mapping[signal.Signals, Any] = {
-        number: signal.signal(number, lambda *_: cancelled.set()) for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def flow_run_name() -> str:
     """What a flow run is called in the page: what it does, not two words at random."""
     given = flow_run.get_parameters()
     config = given.get("config")
     if stage := given.get("stage"):
         return f"{stage} and below" if given.get("and_below") else str(stage)
-    name = config.get("name") if isinstance(config, dict) else getattr(config, "name", "pipeline")
+    from_file = Path(given.get("config_path") or "pipeline").stem
+    name = config.get("name") if isinstance(config, dict) else getattr(config, "name", from_file)
     selection = given.get("selection") or {}
     chosen = selection if isinstance(selection, dict) else selection.model_dump()
     told = [f"{key.rstrip('_')} {', '.join(names)}" for key, names in chosen.items() if names]

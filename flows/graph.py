@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from evaluation.config import RegisterConfig, ReportConfig
+from corpus.config import DataKind
+from evaluation.config import CorpusReportConfig, RegisterConfig, ReportConfig
 from flows.config import PipelineConfig
 from infra.config import StageConfig
 from infra.errors import ConfigError, Problem
 from tasks import (
     base_model,
+    benchmark_text,
     benchmarks,
     clean,
+    corpus_report,
+    decontaminate,
+    dedupe,
     ingest,
     instructions,
+    mix,
     preferences,
     pretrain,
     register,
@@ -39,10 +46,18 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
 
     command: the command line that runs it, for the report.
     """
-    nodes = _adopting(_wired(config), config.adopted)
+    nodes = _adopting(_wired(_asking(config)), config.adopted)
     if config.report is not None:
         nodes["report"] = Node("report", report.STAGE, config.report, {name: name for name in nodes})
     return {name: _named(node, config, command) for name, node in nodes.items()}
+
+
+def _asking(config: PipelineConfig) -> PipelineConfig:
+    """With the benchmarks and probes that the pipeline will run named in the section benchmark_text."""
+    if config.benchmark_text is None:
+        return config
+    filled = config.benchmark_text.filled(config.benchmarks, config.safety)
+    return config.model_copy(update={"benchmark_text": filled})
 
 
 def _wired(config: PipelineConfig) -> Graph:
@@ -59,30 +74,35 @@ def _wired(config: PipelineConfig) -> Graph:
         nodes[name] = Node(name, stage, section, wired, tuple(node for node in after if node in nodes))
         return name
 
-    def check(data: str) -> str:
-        """The validation of one kind of data, with the part of its config that speaks of this kind."""
-        if data not in nodes or config.validate_ is None:
+    def check(data: str, kind: DataKind, **limits: float) -> str:
+        """The validation of one node's data, with the part of its config that speaks of this kind."""
+        if data not in nodes or config.validate_ is None or getattr(config.validate_, kind) is None:
             return ""
-        name = "validate" if data == "ingest" else f"validate_{data}"
-        kind = "documents" if data == "ingest" else data
-        kinds = {"documents", "instructions", "preferences"} - {kind}
-        narrowed = config.validate_.model_copy(
-            update={other: type(config.validate_).model_fields[other].default for other in kinds}
-        )
-        nodes[name] = Node(name, validate.STAGE, narrowed, {"data": data})
+        name = "validate" if kind == "documents" else f"validate_{kind}"
+        nodes[name] = Node(name, validate.STAGE, config.validate_.of(kind, **limits), {"data": data})
         return name
 
     add(ingest.STAGE)
-    gate = check("ingest")
+    gate = check("ingest", "documents")
     documents = add(clean.STAGE, documents="ingest", after=[gate]) or "ingest"
+    documents = add(dedupe.STAGE, documents=documents, after=[gate]) or documents
+    test_items = add(benchmark_text.STAGE)
+    documents = add(decontaminate.STAGE, documents=documents, benchmark_text=test_items, after=[gate]) or documents
+    documents = add(mix.STAGE, documents=documents, after=[gate]) or documents
+    # A mixture repeats documents on purpose, up to its cap.
+    copies = {"max_copies": math.ceil(config.mix.max_epochs)} if config.mix else {}
+    if documents != "ingest":
+        gate = check(documents, "clean", **copies) or gate
     add(tokenizer.STAGE, documents=documents, after=[gate])
-    add(shard.STAGE, documents=documents, tokenizer="tokenizer")
-    base = add(pretrain.STAGE, shards="shard", tokenizer="tokenizer") or add(base_model.STAGE)
+    shards = add(shard.STAGE, documents=documents, tokenizer="tokenizer", after=[gate])
+    shards_gate = check(shards, "shards", **copies)
+    add(corpus_report.STAGE, **{name: name for name in corpus_report.READS})
+    base = add(pretrain.STAGE, shards="shard", tokenizer="tokenizer", after=[shards_gate]) or add(base_model.STAGE)
     add(instructions.STAGE)
-    instructions_gate = check("instructions")
+    instructions_gate = check("instructions", "instructions")
     tuned = add(sft.STAGE, model=base, instructions="instructions", after=[instructions_gate])
     add(preferences.STAGE)
-    preferences_gate = check("preferences")
+    preferences_gate = check("preferences", "preferences")
     add(reward_model.STAGE, model=tuned, preferences="preferences", after=[preferences_gate])
     aligned = add(rlhf.STAGE, model=tuned, reward_model="reward_model", prompts="instructions")
     judged = []
@@ -117,7 +137,7 @@ def _named(node: Node, config: PipelineConfig, command: str) -> Node:
     filled: StageConfig = node.config
     if isinstance(filled, RegisterConfig) and filled.name is None:
         filled = filled.model_copy(update={"name": config.name})
-    if isinstance(filled, ReportConfig) and filled.title is None:
+    if isinstance(filled, ReportConfig | CorpusReportConfig) and filled.title is None:
         filled = filled.model_copy(update={"title": config.name})
     if isinstance(filled, ReportConfig) and not filled.command:
         filled = filled.model_copy(update={"command": command})

@@ -12,12 +12,15 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from infra.run import read_journal
+from infra.store.ballast import Ballast
+from infra.store.store import is_full
 
 WHOLE = "pipeline"
 """The deployment of a whole pipeline: `<pipeline>/pipeline`."""
@@ -54,11 +57,14 @@ class RunJournal:
         self.path = self.folder / "journal.jsonl"
         self.rows: dict[str, StageRow] = {}
         self._lock = threading.Lock()
+        self._ballast = Ballast(self.folder / "ballast")
+        self._unwritten: dict[str, Any] | None = None
 
     def begin(self, **facts: Any) -> None:
         """A new run, or a retry of one: what it is about."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
+        self._ballast.take()
         self._write({"kind": "begin", "pid": os.getpid(), **facts})
 
     def row(self, row: StageRow) -> None:
@@ -71,10 +77,17 @@ class RunJournal:
         self._write({**message, "stage": stage})
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """How it ended: written whole, last."""
+        """How it ended: written whole, last; on a full disk this process alone remembers it."""
+        self._ballast.give_up()
         hidden = self.folder / ".result.json"
-        hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
-        hidden.rename(self.folder / "result.json")
+        try:
+            hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
+            hidden.rename(self.folder / "result.json")
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._unwritten = dict(document)
+            return
         self._write({"kind": "end", "status": document["status"]})
 
     def begun(self) -> dict[str, Any]:
@@ -90,7 +103,7 @@ class RunJournal:
         try:
             result = json.loads((self.folder / "result.json").read_text(encoding="utf8"))
         except FileNotFoundError:
-            return None
+            return self._unwritten
         return result if isinstance(result, dict) else None
 
     def read(self) -> list[dict[str, Any]]:
@@ -98,8 +111,27 @@ class RunJournal:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         text = json.dumps({"time": round(time.time(), 3), **line}) + "\n"
-        with self._lock, open(self.path, "a", encoding="utf8") as file:
-            file.write(text)
+        with self._lock:
+            try:
+                self._append(text)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._ballast.give_up()
+                # What still finds no room is known to this process, and told at the end.
+                with suppress(OSError):
+                    self._append(text)
+
+    def _append(self, text: str) -> None:
+        """Adds a whole line or nothing."""
+        before = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with open(self.path, "a", encoding="utf8") as file:
+                file.write(text)
+        except OSError:
+            if self.path.exists():
+                os.truncate(self.path, before)
+            raise
 
 
 def new_run_id() -> str:

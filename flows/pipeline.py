@@ -5,16 +5,20 @@ stemma run configs/quickstart.yaml
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
-from prefect.states import State
+from prefect.states import Failed, State
 
-from flows.config import PipelineConfig
+from flows.admission import turned_away
+from flows.config import PipelineConfig, load
 from flows.execution import STAGES, PipelineRun, flow_run_name
 from flows.journal import new_run_id
 from flows.selection import Selection
-from infra.project import default_root
+from infra.errors import StemmaError
+from infra.project import PROJECT, default_root
 from infra.store.store import Store
 
 
@@ -32,5 +36,24 @@ def pipeline(
     root: the store's folder. run_id: names the journal, so that whoever started this can follow it. verify: read every
     byte of reused artifacts. config_path: the file the config came from, for messages.
     """
+    if state := turned_away(config_path):
+        return state
     store = Store(Path(root) if root else default_root())
     return PipelineRun(config, selection, store, run_id or new_run_id(), verify, config_path).run()
+
+
+@flow(name="pipeline-file", flow_run_name=flow_run_name, task_runner=STAGES, persist_result=False)
+def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "") -> State:  # noqa: B006
+    """Runs the pipeline in a config file as it is when the run starts, for deployments in prefect.yaml.
+
+    config_path: relative to the project. settings: values by dotted key, as `--set` gives them.
+    """
+    path = PROJECT / config_path
+    if state := turned_away(str(path), any_code=True):
+        return state
+    try:
+        config = load(path, {key: json.dumps(value) for key, value in settings.items()})
+    except StemmaError as error:
+        return Failed(message=str(error))
+    store = Store(Path(root) if root else default_root())
+    return PipelineRun(config, Selection(), store, new_run_id(), False, str(path)).run()

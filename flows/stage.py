@@ -19,6 +19,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import State
 
+from flows.admission import turned_away
 from flows.config import PipelineConfig, dump, load, parse, section_classes
 from flows.execution import STAGES, PipelineRun, flow_run_name
 from flows.graph import descendants, graph
@@ -44,6 +45,8 @@ def run_stage(
 
     settings: values by dotted key for other sections, as `--set` gives them.
     """
+    if state := turned_away(config_path):
+        return state
     texts = {key: json.dumps(value) for key, value in settings.items()}
     pipeline = load(Path(config_path), texts)
     changed = parse({**dump(pipeline), section: config.model_dump(mode="json")}, Path(config_path).parent)

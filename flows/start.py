@@ -17,8 +17,10 @@ from flows.journal import PRIVATE, WHOLE, RunJournal
 from flows.selection import Selection
 from infra.errors import Problem, StemmaError
 from infra.project import code_state
+from infra.servers.credentials import client_variables
+from infra.servers.door import check_door
 from infra.servers.environment import OFFLINE, QUIET
-from infra.servers.state import prefect_api_url, recorded
+from infra.servers.state import prefect_api_url, recorded, works_elsewhere
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -55,20 +57,22 @@ class Request:
 def start(request: Request, journal: RunJournal) -> dict[str, Any]:
     """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it."""
     url = prefect_api_url(request.root)
-    worker = recorded(request.root).get("worker")
     os.environ.update(QUIET | OFFLINE)
     # The journal's follower tells a person what happens; Prefect's own lines go to its page.
     os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
-    if url and worker and worker.alive:
+    if url:
+        check_door(request.root)
+        os.environ.update(client_variables())
+    if url and runs_on_worker(request.root):
         os.environ["PREFECT_API_URL"] = url
         return _on_worker(request, journal)
     return _here(request, journal, url)
 
 
 def runs_on_worker(root: Path) -> bool:
-    """True when `up` runs and so a pipeline would be handed to its worker."""
+    """True when `up` runs here, or servers are named that run elsewhere: a pipeline is then handed to a worker."""
     worker = recorded(root).get("worker")
-    return bool(prefect_api_url(root) and worker and worker.alive)
+    return works_elsewhere() or bool(prefect_api_url(root) and worker and worker.alive)
 
 
 def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, Any]:

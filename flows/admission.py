@@ -1,0 +1,91 @@
+"""Whether a flow run may start: by the code it was deployed with, with its config still there, and not made up for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Failed, State
+
+from flows.schedules import CATCH_UP_TAG
+from infra.errors import Problem
+from infra.project import code_state
+
+GRACE = timedelta(minutes=10)
+"""A run that starts later than this after its date counts as missed."""
+
+
+def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
+    """The state that a run of a deployment is to end with at once; None if it may start.
+
+    any_code: for deployments that `stemma deploy` did not make, and that run whatever code there is.
+    """
+    name = flow_run.get_id()
+    if not name:
+        return None
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(name)  # type: ignore[arg-type]
+        if run.deployment_id is None:
+            return None
+        problem = None if any_code else _other_code(run, config_path)
+        if problem := problem or _vanished(config_path):
+            return Failed(message=str(problem))
+        if told := _missed(client, run):
+            return Cancelled(message=told)
+    return None
+
+
+def _other_code(run: FlowRun, config_path: str) -> Problem | None:
+    ours = str(code_state()["commit"])
+    theirs = run.deployment_version or ""
+    if not ours or not theirs or ours == theirs:
+        return None
+    return Problem(
+        "other_code",
+        "",
+        f"this was deployed by code {theirs[:12]}, and the worker has code {ours[:12]}",
+        f"stemma deploy {config_path or 'CONFIG'} with the code that is to run it",
+    )
+
+
+def _vanished(config_path: str) -> Problem | None:
+    path = Path(config_path)
+    if not path.is_absolute() or path.is_file():
+        return None
+    return Problem(
+        "config_vanished",
+        config_path,
+        "the config file that this was deployed from is gone",
+        "put it back, or `stemma deploy` the file that took its place",
+    )
+
+
+def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
+    """Why a scheduled run that comes late is not to run; empty if it is."""
+    policy = next((tag.removeprefix(CATCH_UP_TAG) for tag in run.tags if tag.startswith(CATCH_UP_TAG)), "all")
+    due, now = run.expected_start_time, datetime.now(UTC)
+    if not run.auto_scheduled or policy == "all" or due is None:
+        return ""
+    if policy == "none":
+        return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC and missed" if now - due > GRACE else ""
+    waiting = [StateType.SCHEDULED, StateType.PENDING]
+    later = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[run.deployment_id])),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=waiting)),
+            expected_start_time=FlowRunFilterExpectedStartTime(after_=due + timedelta(seconds=1), before_=now),
+        ),
+        limit=1,
+    )
+    return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too" if later else ""

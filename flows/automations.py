@@ -1,0 +1,108 @@
+"""What Prefect's server does by itself for every pipeline: marks runs whose process is gone, and tells people.
+
+Made by `stemma up` and `stemma deploy`; making them again changes nothing unless they have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from prefect.automations import Automation
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState, SendNotification
+from prefect.events.schemas.automations import EventTrigger, Posture
+
+from flows.notices import NOTICE, Channel, channels, save_block, switched_off
+
+MISSED_BEATS_S = 75
+"""A flow run beats every 30 s, the least that Prefect allows, for as long as its process lives."""
+
+LOST = "stemma: mark runs whose process is gone"
+NOTICE_NAME = "stemma: tell by "
+
+_ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Cancelling", "Paused", "Suspended")
+
+
+def ensure_automations() -> list[str]:
+    """Makes what is missing and changes what is different; returns the names of all that there are now.
+
+    A notice stays as it is while its variable is not set, and goes when the variable says `off`.
+    """
+    there = {found.name: found for found in _ours()}
+    for automation in (_lost_runs(), *(_notice(channel) for channel in channels())):
+        found = there.get(automation.name)
+        if found is None:
+            automation.create()
+        elif _meaning(found) != _meaning(automation):
+            automation.id = found.id
+            automation.update()
+        there[automation.name] = automation
+    for name in switched_off():
+        if silent := there.pop(NOTICE_NAME + name, None):
+            silent.delete()
+    return sorted(there)
+
+
+def _lost_runs() -> Automation:
+    beats = "prefect.flow-run.heartbeat"
+    return Automation(
+        name=LOST,
+        description="A flow run that has not beaten for a while has lost its process. It can be run again.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            after={beats},
+            expect={beats, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            threshold=1,
+            within=timedelta(seconds=MISSED_BEATS_S),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"its process is gone: no sign of life for {MISSED_BEATS_S} s; run it again",
+            )
+        ],
+    )
+
+
+def _notice(channel: Channel) -> Automation:
+    return Automation(
+        name=NOTICE_NAME + channel.name,
+        description=f"Failures, refusals, corrections and drift go to the address in ${channel.variable}.",
+        trigger=EventTrigger(
+            posture=Posture.Reactive,
+            expect={f"{NOTICE}.*", "prefect.flow-run.Crashed"},
+            for_each={"prefect.resource.id"},
+            threshold=1,
+        ),
+        actions=[SendNotification(block_document_id=save_block(channel), subject=_SUBJECT, body=_BODY)],
+    )
+
+
+_SUBJECT = (
+    "{% if event.payload.title %}{{ event.payload.title }}"
+    "{% else %}{{ event.resource['prefect.resource.name'] }} crashed{% endif %}"
+)
+_BODY = (
+    "{% if event.payload.title %}{{ event.payload.text }}"
+    "{% else %}Its process or its worker is gone. Run it again: finished stages are reused.\n{{ flow_run|ui_url }}"
+    "{% endif %}"
+)
+
+
+def _ours() -> Sequence[Automation]:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found: list[Any] = client.request("POST", "/automations/filter", json={}).json()
+    automations = [Automation.model_validate(item) for item in found]
+    return [item for item in automations if item.name == LOST or item.name.startswith(NOTICE_NAME)]
+
+
+def _meaning(automation: Automation) -> dict[str, Any]:
+    told = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions", "enabled"})
+    told["trigger"].pop("id", None)
+    return told
