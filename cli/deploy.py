@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cli.options import CONFIG, root_of, root_option
+from cli.options import CONFIG, reach_server, root_of, root_option
 from cli.output import as_json
 
 
@@ -16,36 +15,69 @@ from cli.output import as_json
 @CONFIG
 @click.option("--cron", help='When the pipeline runs by itself, e.g. "0 2 * * *".')
 @click.option("--timezone", help="An IANA name such as Europe/Berlin; UTC by default.")
+@click.option(
+    "--overlap",
+    type=click.Choice(["queue", "skip"]),
+    help="What a run does that is due while another of this pipeline goes on: wait (the default), or not run.",
+)
+@click.option(
+    "--catch-up",
+    type=click.Choice(["latest", "all", "none"]),
+    help="Which dates are made up for that passed while nothing ran: the latest (the default), all, or none.",
+)
 @root_option
 @as_json
 def command(
-    config: Path, cron: str | None, timezone: str | None, root: Path | None, as_json: bool
+    config: Path,
+    cron: str | None,
+    timezone: str | None,
+    overlap: Any,
+    catch_up: Any,
+    root: Path | None,
+    as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Put a pipeline on the Prefect page: `<pipeline>/pipeline`, and `<pipeline>/<stage>` with the stage's config as
-    a form. Needs `stemma up`.
+    a form. Needs `stemma up`. Without --cron its schedule stays as it is.
     """
     from flows.config import load
-    from infra.errors import ConfigError, Problem
-    from infra.servers.environment import QUIET
-    from infra.servers.state import prefect_api_url
+    from infra.servers.settings import prefect_page
 
+    if cron is None and (timezone or overlap or catch_up):
+        raise click.UsageError('--timezone, --overlap and --catch-up belong to a --cron, e.g. --cron "0 2 * * *"')
     pipeline = load(config)
     folder = root_of(root)
-    url = prefect_api_url(folder)
-    if url is None:
-        raise ConfigError(Problem("no_server", str(folder), "no Prefect server runs for this store", "stemma up"))
-    os.environ.update(QUIET | {"PREFECT_API_URL": url})
+    # Prefect reads its settings when it is first imported.
+    reach_server(folder)
+    from flows.automations import ensure_automations
     from flows.deploy import deploy_pipeline, deploy_stages
+    from flows.schedules import Schedule, schedule_rows
 
+    ensure_automations()
     path = str(config.absolute())
-    made = {"pipeline": deploy_pipeline(pipeline, folder, path, cron=cron, timezone=timezone)}
+    asked = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron else None
+    made = {"pipeline": deploy_pipeline(pipeline, folder, path, asked)}
     made |= deploy_stages(pipeline, folder, path)
-    page = url.removesuffix("/api")
+    page = prefect_page(folder)
     deployments = [
         {"name": f"{pipeline.name}/{name}", "url": f"{page}/deployments/deployment/{made_id}"}
         for name, made_id in made.items()
     ]
+    schedules = schedule_rows(pipeline.name)
     if not as_json:
         for deployment in deployments:
             click.echo(f"{deployment['name']:<36} {deployment['url']}")
-    return {"status": "done", "config": str(config), "root": str(folder), "deployments": deployments}, 0
+        print_schedules(schedules)
+    document = {
+        "status": "done",
+        "config": str(config),
+        "root": str(folder),
+        "deployments": deployments,
+        "schedules": schedules,
+    }
+    return document, 0
+
+
+def print_schedules(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        state = f"next at {', '.join(row['next'])}" if row["active"] else "paused"
+        click.echo(f"{row['cron']} {row['timezone']}: {state}; overlap {row['overlap']}, catch up {row['catch_up']}")

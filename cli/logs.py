@@ -11,6 +11,7 @@ import click
 
 from cli.options import root_of, root_option
 from cli.output import as_json
+from infra.tail import Tail
 
 JOURNAL = "journal.jsonl"
 LOG = "stage.log"
@@ -42,7 +43,7 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
                 click.echo(f"{item['stage']:<24} {item['path']}")
         return {"status": "done", "logs": found}, 0
     place = journals[0].parent
-    said, printed = _Tail(place / JOURNAL), _Tail(place / LOG)
+    said, printed = Tail(place / JOURNAL), Tail(place / LOG)
     said_lines, text = said.lines(), "".join(f"{line}\n" for line in printed.lines())
     if not as_json:
         click.echo(f"{place}:", err=True)
@@ -54,24 +55,6 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
             for line in printed.lines():
                 click.echo(line)
     return {"status": "done", "stage": stage, "path": str(place), "said": _told(said_lines), "text": text}, 0
-
-
-class _Tail:
-    """The whole lines of a file that were added since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-
-    def lines(self) -> list[str]:
-        if not self._path.exists():
-            return []
-        with open(self._path, encoding="utf8", errors="replace") as file:
-            file.seek(self._position)
-            text = file.read()
-        whole, newline, _ = text.rpartition("\n")
-        self._position += len((whole + newline).encode())
-        return whole.splitlines() if newline else []
 
 
 def _told(lines: list[str]) -> list[dict[str, Any]]:

@@ -20,6 +20,9 @@ COMMANDS = {
     "up": ("cli.up", "Start the Prefect and MLflow servers and a worker in the background."),
     "down": ("cli.down", "Stop what `up` started."),
     "deploy": ("cli.deploy", "Put a pipeline and its stages on the Prefect page."),
+    "schedule": ("cli.schedule", "When a pipeline runs by itself next."),
+    "pause": ("cli.schedule:pause", "Keep a pipeline from running by itself."),
+    "resume": ("cli.schedule:resume", "Let a pipeline run by itself again."),
     "chat": ("cli.chat", "Talk to a model."),
 }
 
@@ -33,8 +36,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
-        command = module.command
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name or "command")
         assert isinstance(command, click.Command)
         return command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,21 @@ def root_of(root: Path | None) -> Path:
     from infra.project import default_root
 
     return (root or default_root()).absolute()
+
+
+def reach_server(root: Path) -> None:
+    """Points Prefect's client at the server that `up` started, with our credentials.
+
+    Raises ConfigError if there is none, or if it does not let us in.
+    """
+    from infra.errors import ConfigError, Problem
+    from infra.servers.credentials import client_variables
+    from infra.servers.door import check_door
+    from infra.servers.environment import QUIET
+    from infra.servers.state import prefect_api_url
+
+    url = prefect_api_url(root)
+    if url is None:
+        raise ConfigError(Problem("no_server", str(root), "no Prefect server runs for this store", "stemma up"))
+    check_door(root)
+    os.environ.update(QUIET | client_variables() | {"PREFECT_API_URL": url})

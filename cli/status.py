@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,31 @@ def command(
     config: Path | None, settings: tuple[str, ...], root: Path | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """What runs now, where and since when; with CONFIG also each of its stages."""
-    from infra.servers.services import services
+    from infra.servers.disk import disk
+    from infra.servers.services import states
+    from infra.servers.settings import settings_of as servers_of
 
     folder = root_of(root)
+    servers = servers_of(folder)
     running = [
-        {**service.as_json(), "up_s": round(time.time() - service.started)}
-        for service in (services(folder) if folder.exists() else [])
+        {
+            **service.as_json(),
+            "page": servers.page_of(service.url),
+            "state": state,
+            "since": _clock(service.started),
+            "up_s": round(time.time() - service.started) if state != "gone" else 0,
+        }
+        for service, state in (states(folder) if folder.exists() else [])
     ]
-    free_gb = round(shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e9, 1)
+    space = disk(folder)
     document: dict[str, Any] = {
         "status": "done",
         "root": str(folder),
-        "free_gb": round(free_gb, 1),
+        "host": os.uname().nodename,
+        "free_gb": space["free_gb"],
+        "disk": space,
+        "database": servers.database,
+        "guarded": servers.guarded,
         "services": running,
     }
     if config is not None:
@@ -82,15 +95,24 @@ def _pipeline(config: Path, settings: dict[str, str], root: Path) -> dict[str, A
 
 
 def _print(document: dict[str, Any]) -> None:
-    click.echo(f"store: {document['root']} ({document['free_gb']:.0f} GB free)")
+    space = document["disk"]
+    used = ", ".join(
+        f"{key.removesuffix('_gb')} {space[key]:.2f}" for key in space if key not in ("free_gb", "total_gb")
+    )
+    click.echo(f"store: {document['root']} on {document['host']}")
+    click.echo(f"disk:  {space['free_gb']:.0f} of {space['total_gb']:.0f} GB free; in GB: {used}")
     for service in document["services"]:
-        up = f"{service['up_s'] // 3600} h {service['up_s'] % 3600 // 60} min"
-        click.echo(f"{service['name']:<10} {service['url'] or 'in the background':<36} pid {service['pid']}, up {up}")
-    if not document["services"]:
+        up = f"up {service['up_s'] // 3600} h {service['up_s'] % 3600 // 60} min, since {service['since']}"
+        told = {"answers": up, "silent": f"does not answer us; {up}", "gone": "ended; `stemma up` starts it again"}
+        link = service["page"] or "in the background"
+        click.echo(f"{service['name']:<10} {link:<56} pid {service['pid']}, {told[service['state']]}")
+    if document["services"]:
+        door = "credentials asked for" if document["guarded"] else "open to this machine"
+        click.echo(f"database:  {document['database']}; {door}")
+    else:
         click.echo("no servers run here; `stemma up` starts them")
     if run := document.get("run"):
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
-        click.echo(f"\nlast run: {run['status']}, started {since}  {run['flow_run_url'] or ''}")
+        click.echo(f"\nlast run: {run['status']}, started {_clock(run['started'])}  {run['flow_run_url'] or ''}")
     if document.get("stages"):
         click.echo()
         columns = {
@@ -101,3 +123,7 @@ def _print(document: dict[str, Any]) -> None:
             "path": "artifact",
         }
         print_table(document["stages"], columns)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

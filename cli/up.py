@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,47 @@ from cli.output import as_json
 
 @click.command("up")
 @root_option
-@click.option("--prefect-port", type=int, help="By default 4200, or the next free one.")
-@click.option("--mlflow-port", type=int, help="By default 5000, or the next free one.")
+@click.option("--prefect-port", type=click.IntRange(1, 65535), help="By default 4200, or the next free one.")
+@click.option("--mlflow-port", type=click.IntRange(1, 65535), help="By default 5000, or the next free one.")
+@click.option("--host", help="The address to listen on; another than loopback needs $STEMMA_AUTH.")
 @as_json
 def command(
-    root: Path | None, prefect_port: int | None, mlflow_port: int | None, as_json: bool
+    root: Path | None, prefect_port: int | None, mlflow_port: int | None, host: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Start the Prefect server, the MLflow server, a worker and the lineage courier, and wait until they answer.
 
-    Starts only what does not run yet. Everything listens on this machine's loopback address only.
+    Starts only what does not run yet, as it was set up last time: after a reboot, say it again.
+
+    \b
+    STEMMA_AUTH=user:password            both pages and APIs ask for it
+    STEMMA_DATABASE_URL=postgresql://…   Prefect and MLflow keep what they know there, not in SQLite
     """
+    from infra.servers.environment import environment
     from infra.servers.services import up
+    from infra.servers.settings import settings_of
 
     folder = root_of(root)
     services = up(
-        folder, prefect_port=prefect_port, mlflow_port=mlflow_port, say=lambda line: click.echo(line, err=True)
+        folder,
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+        host=host,
+        say=lambda line: click.echo(line, err=True),
     )
+    os.environ.update(environment(folder))
+    from flows.automations import ensure_automations
+
+    settings = settings_of(folder)
     document = {
         "status": "done",
         "root": str(folder),
-        "services": [service.as_json() for service in services],
+        "services": [{**service.as_json(), "page": settings.page_of(service.url)} for service in services],
+        "database": settings.database,
+        "guarded": settings.guarded,
+        "automations": ensure_automations(),
     }
     if not as_json:
         for service in services:
-            click.echo(f"{service.name:<10} {service.url or 'in the background':<36} pid {service.pid}")
+            link = settings.page_of(service.url) or "in the background"
+            click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
     return document, 0
