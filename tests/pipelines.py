@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+# Docstrings are short and full of code; the papers' limits are for web text.
+DOCSTRING_RULES: dict[str, Any] = {
+    "gopher_quality": {"min_words": 15, "min_alphabetic_word_share": 0.3, "min_stop_words": 1},
+    "gopher_repetition": {"most_common_ngrams": [], "repeated_ngrams": []},
+}
+
 SENTENCES = (
     "The quiet river of the north bends twice before it reaches the old mill and the fields that belong to it.",
     "A careful reader will have noticed that the second letter was written with another pen, and in haste.",
@@ -29,7 +35,7 @@ def data_config(folder: Path, documents: int = 60) -> dict[str, Any]:
     return {
         "name": "chronicle",
         "ingest": {"read": [{"kind": "files", "paths": [str(source)]}]},
-        "validate": {"documents": {"min_language_like_share": 0.5}},
+        "validate": {"documents": {"min_language_like_share": 0.5}, "clean": None},
         "clean": {},
         "tokenizer": {"vocab_size": 400},
     }
@@ -42,7 +48,10 @@ def full_config(docstring_packages: tuple[str, ...] = ("numpy", "scipy")) -> dic
         "name": "tiny",
         "ingest": {"read": [{**small, "limit_mb": 0.6}]},
         "validate": {},
-        "clean": {},
+        "clean": DOCSTRING_RULES,
+        "dedupe": {},
+        "decontaminate": {},
+        "mix": {},
         "tokenizer": {"vocab_size": 600},
         "shard": {"sequence_length": 64},
         "pretrain": {

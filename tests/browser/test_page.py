@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ from playwright.sync_api import Page, expect, sync_playwright
 from infra.run import read_journal
 from tests.command import environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
-from tests.processes import running_stage, wait_until
+from tests.prefect_page import sheets
+from tests.processes import gone, running_stage, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000
+STAGES = ("ingest", "validate", "clean", "tokenizer")
 
 pytestmark = [
     pytest.mark.cluster,
@@ -39,7 +42,7 @@ def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         answer = stemma("deploy", config, "--root", root, "--cron", "0 3 * * *", env=env)
         assert answer.code == 0, answer.document["errors"]
         names = {deployment["name"] for deployment in answer.document["deployments"]}
-        assert names == {f"chronicle/{name}" for name in ("pipeline", "ingest", "validate", "clean", "tokenizer")}
+        assert names == {f"chronicle/{name}" for name in ("pipeline", *STAGES)}
         yield folder, page
     finally:
         stemma("down", "--root", root, env=env)
@@ -69,11 +72,14 @@ def open_form(page: Page, address: str, stage: str) -> None:
     page.get_by_text("Custom run").first.click()
 
 
-def submit(page: Page, address: str) -> None:
-    """Submits the form and opens the page of the flow run that this started."""
+def submit(page: Page, address: str) -> str:
+    """Submits the form and opens the page of the flow run that this started, whose id it returns."""
     with page.expect_response(lambda response: response.url.endswith("/create_flow_run")) as created:
         page.get_by_role("button", name="Submit").click()
-    page.goto(f"{address}/runs/flow-run/{created.value.json()['id']}")
+    assert created.value.ok, created.value.text()
+    flow_run = str(created.value.json()["id"])
+    page.goto(f"{address}/runs/flow-run/{flow_run}")
+    return flow_run
 
 
 def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offered(
@@ -98,12 +104,38 @@ def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offere
     assert 440 in settings
 
 
+def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behind(
+    deployed: tuple[Path, str], browser_page: Page
+) -> None:
+    folder, address = deployed
+    root, page = folder / "store", browser_page
+    open_form(page, address, "tokenizer")
+    page.locator("input[type=number]").first.fill("444")
+    flow_run = submit(page, address)
+    child = wait_until(lambda: running_stage(root, "tokenizer"))
+    assert isinstance(child, psutil.Process)
+    # Held, so that it is still at work when a person has found the button.
+    child.suspend()
+    expect(page.get_by_text("Running").first).to_be_visible(timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Cancel").first.click()
+    page.get_by_role("button", name="Confirm").click()
+    child.resume()
+    wait_until(lambda: gone(child), timeout_s=10)
+    wait_until(lambda: page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"] == "CANCELLED")
+    expect(page.get_by_text("Cancelled").first).to_be_visible(timeout=PATIENCE_MS)
+    assert 444 not in built_vocabularies(folder)
+    again = stemma("run", folder / "config.yaml", "--root", root, env=environment(STEMMA_COURIER="on"))
+    assert again.code == 0, again.document["errors"]
+
+
 def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, str], browser_page: Page) -> None:
     """A stage is killed once; the page's Retry builds it and reuses what was finished before."""
     folder, address = deployed
     env = environment(STEMMA_COURIER="on")
     root, config = folder / "store", folder / "config.yaml"
-    process = start("run", config, "--root", root, "--set", "clean.min_characters=77", env=env)
+    process = start(
+        "run", config, "--root", root, "--set", "clean.min_characters=77", "--set", "launch.retries=0", env=env
+    )
     child = wait_until(lambda: running_stage(root, "clean"))
     assert isinstance(child, psutil.Process)
     child.kill()
@@ -138,7 +170,7 @@ def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: 
     folder, address = deployed
     env = environment(STEMMA_COURIER="on")
     answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=env)
-    assert answer.with_status("reused") == {"ingest", "validate", "clean", "tokenizer"}
+    assert answer.with_status("reused") == set(STAGES)
     assert "on the worker" in answer.stderr
     artifacts = browser_page.request.post(f"{address}/api/artifacts/filter", data={"limit": 200}).json()
     links = [item for item in artifacts if str(item["key"]).startswith("built-by-")]
@@ -152,6 +184,20 @@ def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: 
     browser_page.goto(f"{answer.document['flow_run_url']}?tab=Task%20Runs")
     expect(browser_page.get_by_text("Cached").first).to_be_visible(timeout=PATIENCE_MS)
     assert browser_page.get_by_text("Cached").count() >= 4
+
+
+def test_the_sheet_of_a_failed_validation_links_its_page(deployed: tuple[Path, str], browser_page: Page) -> None:
+    folder, address = deployed
+    arguments = ["--root", folder / "store", "--set", "validate.documents.min_rows=1000000"]
+    failed = stemma("run", folder / "config.yaml", *arguments, env=environment(STEMMA_COURIER="on"))
+    assert failed.statuses()["validate"] == "failed"
+    sheet = sheets(address, failed.document["flow_run_id"])["stage-validate"]
+    links = dict(re.findall(r"^- \[(.+)\]\((.+)\)$", sheet, re.MULTILINE))
+    assert set(links) == {"validation.html", "failing_rows.jsonl"}
+
+    browser_page.goto(links["validation.html"])
+    inside = browser_page.frame_locator("iframe")
+    expect(inside.get_by_text("there are at least 1,000,000 documents").first).to_be_visible(timeout=PATIENCE_MS)
 
 
 def test_a_stage_opened_from_the_next_link_has_the_change_filled_in(

@@ -51,14 +51,14 @@ def test_an_adopted_corpus_is_used_and_its_origin_is_known(run: Run, corpus: Pat
     )
     answer = run("run", config, "--root", root)
     assert answer.code == 0, answer.document["errors"]
-    assert answer.statuses() == {"clean": "reused", "tokenizer": "built"}
+    assert answer.statuses() == {"clean": "reused", "validate_clean": "built", "tokenizer": "built"}
 
     up = run("lineage", "tokenizer", "--root", root).document
     clean = next(node for node in up["nodes"] if node.get("stage") == "clean")
     assert (clean["adopted"]["from"], clean["adopted"]["note"]) == (str(corpus), "from the archive")
     part = next((corpus / "documents").iterdir())
     down = run("lineage", part, "--down", "--root", root).document
-    assert {node.get("stage") for node in down["nodes"]} == {None, "clean", "tokenizer"}
+    assert {node.get("stage") for node in down["nodes"]} == {None, "clean", "validate_clean", "tokenizer"}
     assert run("verify", "tokenizer", "--ancestry", "--root", root).code == 0
 
 
@@ -148,7 +148,7 @@ def test_weights_that_were_cut_short_are_refused(run: Run, tmp_path: Path) -> No
     assert "cut short" in answer.document["errors"][0]["message"]
 
 
-DATA = {"ingest": None, "validate": None, "clean": None, "tokenizer": None, "shard": None}
+DATA = {"ingest": None, "validate": {"clean": None, "shards": None}, "clean": None, "tokenizer": None, "shard": None}
 MODEL = {"pretrain": {"model": {"preset": "llama-4m"}, "duration": "10 batches", "global_batch_tokens": 4096}}
 ADDRESS = "0123456789abcdef"
 

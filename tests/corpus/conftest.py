@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from corpus.clean import clean
-from corpus.config import CleanConfig, IngestConfig, ShardConfig, TokenizerConfig
+from corpus.cleaning.config import CleanConfig
+from corpus.config import IngestConfig, ShardConfig, TokenizerConfig
 from corpus.ingest import ingest
 from corpus.shard import shard
 from corpus.tokenizer import tokenizer
 from infra.config import StageConfig
+from infra.launch.config import LaunchConfig
 from infra.run import Result, Run
+from tests.pipelines import DOCSTRING_RULES
 
 PACKAGES = ("click", "jinja2", "networkx")
 SOURCE = {"kind": "docstrings", "packages": PACKAGES, "limit_mb": 0.6}
@@ -26,7 +29,7 @@ StageFunction = Callable[..., Result]
 
 def build_stage(function: StageFunction, config: StageConfig, out: Path, **inputs: Path) -> Path:
     out.mkdir(parents=True)
-    function(config, inputs, out, Run(out.parent / f"{out.name}.work"))
+    function(config, inputs, out, Run(out.parent / f"{out.name}.work", LaunchConfig(workers=1)))
     return out
 
 
@@ -47,7 +50,7 @@ def build(tmp_path: Path) -> Callable[..., Path]:
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     ingested = build_stage(ingest, IngestConfig(read=[SOURCE]), folder / "ingest")
-    return build_stage(clean, CleanConfig(), folder / "clean", documents=ingested)
+    return build_stage(clean, CleanConfig(**DOCSTRING_RULES), folder / "clean", documents=ingested)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from corpus.cleaning.config import CleanConfig
 from corpus.config import (
-    CleanConfig,
     IngestConfig,
     InstructionsConfig,
     PreferencesConfig,
@@ -38,8 +38,12 @@ def test_all_stages_hold_out_the_same_share():
         (IngestConfig, {"read": [{"kind": "files", "paths": ["a"], "encoding": "utf-7-bit"}]}, "latin-1"),
         (IngestConfig, {"read": [{"kind": "docstrings", "packages": ["oci"]}]}, "exclude_packages"),
         (InstructionsConfig, {"read": [{"kind": "docstrings", "min_characters": 200}]}, "at most max_characters (160)"),
-        (CleanConfig, {"mean_word_length": [10, 3]}, "[smallest, largest]"),
-        (CleanConfig, {"min_characters": 2_000_000}, "at most max_characters"),
+        (CleanConfig, {"gopher_quality": {"min_mean_word_length": 11}}, "at most max_mean_word_length (10)"),
+        (CleanConfig, {"gopher_quality": {"stop_words": []}}, "1 to 64 words"),
+        (CleanConfig, {"personal_data": {"phone_regions": ["US", "Germany"]}}, "US or DE, not Germany"),
+        (CleanConfig, {"classifier": {"good": ["a"], "bad": ["a", "b"]}}, "a stands in bad too"),
+        (CleanConfig, {"c4": {"line_ends": [".", "?!"]}}, "single characters"),
+        (CleanConfig, {"min_characters": 6_000_000}, "at most max_characters"),
         (ShardConfig, {"heldout_share": 0}, "greater than 0"),
     ],
 )

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
 from corpus.config import IngestConfig, InstructionsConfig, ShardConfig
-from corpus.documents import read_documents
+from corpus.documents import DocumentWriter, make_document, read_documents
 from corpus.ingest import ingest
 from corpus.instructions import instructions
 from corpus.shard import shard
 from corpus.split import is_heldout
 from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run
 
 
 @pytest.fixture
@@ -41,20 +48,27 @@ def read_back(tmp_path: Path) -> Callable[[Path], list[dict]]:
     return read
 
 
+def index_of(artifact: Path, side: str) -> list[dict]:
+    return [row for row in pq.read_table(artifact / "index.parquet").to_pylist() if row["side"] == side]
+
+
 def test_samples_read_back_are_the_documents_joined(shards, documents, trained_tokenizer, read_back):
     model = Tokenizer.from_file(str(trained_tokenizer / "tokenizer.json"))
     meta = json.loads((shards / "meta.json").read_text())
+    by_id = {document.id: document for document in read_documents(documents)}
     for side, heldout in (("train", False), ("validation", True)):
         samples = read_back(shards / side)
-        texts = [d.text for d in read_documents(documents) if is_heldout(d.group, 0.05) == heldout]
-        expected = [token for text in texts for token in [*model.encode(text).ids, 0]]
+        index = index_of(shards, side)
+        mine = {name for name, document in by_id.items() if is_heldout(document.group, 0.05) == heldout}
+        assert {row["id"] for row in index} == mine and len(index) == len(mine) == meta[f"{side}_documents"]
+        expected = [token for row in index for token in [*model.encode(by_id[row["id"]].text).ids, 0]]
+        assert sum(row["tokens"] for row in index) == len(expected)
         length = len(samples) * 64
         assert np.concatenate([sample["tokens"] for sample in samples]).tolist() == expected[:length]
         assert samples[0]["tokens"].dtype == np.uint16 and samples[0]["tokens"].shape == (64,)
         assert meta[f"{side}_tokens"] == length and len(expected) - length == meta[f"{side}_left_out_tokens"] < 64
         decoded = model.decode(expected[:length], skip_special_tokens=True)
         assert abs(meta[f"{side}_bytes"] - len(decoded.encode())) <= 3
-        assert meta[f"{side}_documents"] == len(texts)
 
 
 def test_starts_are_where_documents_begin(shards, read_back):
@@ -65,10 +79,127 @@ def test_starts_are_where_documents_begin(shards, read_back):
         assert sample["starts"].tolist() == [0, *(end + 1 for end in ends if end < 63)]
 
 
-def test_number_of_workers_does_not_change_a_byte(build, documents, trained_tokenizer, shards, payload):
-    for workers in (1, 4):
-        config = ShardConfig(sequence_length=64, workers=workers)
-        assert payload(build(shard, config, documents=documents, tokenizer=trained_tokenizer)) == payload(shards)
+TEXTS = {
+    "letters": [f"Letter {i}: the post came late, and the answer was {'no' * (i % 9)}." for i in range(150)],
+    "numbers": [" ".join(str(i * j) for j in range(40)) for i in range(120)],
+    "spaces": ["word " * (5 + i) for i in range(90)],
+}
+
+
+def write_documents(folder: Path, texts: list[tuple[str, str]], part_bytes: int = 16_000_000) -> Path:
+    with DocumentWriter(folder / "documents", part_bytes) as writer:
+        for number, (source, text) in enumerate(texts):
+            if number % 40 == 0:
+                writer._flush()
+            writer.write(make_document(text, f"{source}/{number}.txt", language="en"))
+    return folder
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> list[tuple[str, str]]:
+    return [(source, text) for source, texts in TEXTS.items() for text in texts]
+
+
+def test_each_token_is_counted_under_its_documents_source(build, tmp_path, mixed, trained_tokenizer, read_back):
+    documents = write_documents(tmp_path / "mixed", mixed)
+    out = build(shard, ShardConfig(sequence_length=32), documents=documents, tokenizer=trained_tokenizer)
+    meta = json.loads((out / "meta.json").read_text())
+    assert {name: found["id"] for name, found in meta["sources"].items()} == {"letters": 0, "numbers": 1, "spaces": 2}
+    for side in ("train", "validation"):
+        for key in ("tokens", "bytes", "documents"):
+            assert sum(found[side][key] for found in meta["sources"].values()) == meta[f"{side}_{key}"]
+        tokens = Counter()
+        samples = read_back(out / side)
+        for sample in samples:
+            assert sample["sources"].dtype == np.uint16 and len(sample["sources"]) == len(sample["starts"])
+            lengths = np.diff(sample["starts"].astype(int), append=32)
+            for source, length in zip(sample["sources"].tolist(), lengths.tolist(), strict=True):
+                tokens[source] += length
+        assert tokens == {found["id"]: found[side]["tokens"] for found in meta["sources"].values()}
+        rows = iter(index_of(out, side))
+        order = {name: found["id"] for name, found in meta["sources"].items()}
+        ended = 0
+        begun = []
+        for sample in samples:
+            for source, at in zip(sample["sources"].tolist(), sample["starts"].tolist(), strict=True):
+                if at or ended:
+                    begun.append(source)
+            ended = sample["tokens"][-1] == 0
+        next(rows)
+        assert begun == [order[next(rows)["source"]] for _ in begun]
+
+
+def test_every_stretch_mixes_all_sources(build, tmp_path, mixed, trained_tokenizer):
+    out = build(
+        shard,
+        ShardConfig(sequence_length=32),
+        documents=write_documents(tmp_path / "mixed", mixed),
+        tokenizer=trained_tokenizer,
+    )
+    sources = [row["source"] for row in index_of(out, "train")]
+    assert all(len(set(sources[begin : begin + 30])) == 3 for begin in range(0, len(sources) - 30, 30))
+
+
+def test_neither_workers_nor_order_nor_partitions_change_a_byte(tmp_path, mixed, trained_tokenizer, payload):
+    shuffled = random.Random(1).sample(mixed, len(mixed))
+    # The number in the source is where it stood; the source itself is what comes before the slash.
+    ways = {
+        "one worker": (1, write_documents(tmp_path / "a", mixed)),
+        "three workers": (3, write_documents(tmp_path / "b", mixed, part_bytes=3000)),
+        "other order": (1, write_documents(tmp_path / "c", shuffled, part_bytes=5000)),
+    }
+    assert len(list((tmp_path / "b" / "documents").iterdir())) > 3
+    found = {}
+    for name, (workers, documents) in ways.items():
+        out = tmp_path / f"out {name}"
+        out.mkdir()
+        config = ShardConfig(sequence_length=32, shard_mb=0.003)
+        run = Run(tmp_path / f"work {name}", LaunchConfig(workers=workers))
+        shard(config, {"documents": documents, "tokenizer": trained_tokenizer}, out, run)
+        found[name] = payload(out)
+    assert len([name for name in found["one worker"] if name.startswith("train/shard")]) > 2
+    assert found["three workers"] == found["one worker"] and found["other order"] == found["one worker"]
+
+
+def test_copies_of_a_document_are_kept_and_lie_apart(build, tmp_path, mixed, trained_tokenizer):
+    documents = write_documents(tmp_path / "twice", [*mixed, *mixed])
+    out = build(shard, ShardConfig(sequence_length=32), documents=documents, tokenizer=trained_tokenizer)
+    names = [row["id"] for side in ("train", "validation") for row in index_of(out, side)]
+    assert len(names) == 2 * len(mixed) and set(Counter(names).values()) == {2}
+    neighbours = sum(a == b for a, b in pairwise(names))
+    assert neighbours < 0.05 * len(names)
+
+
+def test_an_interrupted_build_goes_on_where_it_was(tmp_path, mixed, trained_tokenizer, payload):
+    documents = write_documents(tmp_path / "mixed", mixed, part_bytes=3000)
+    inputs = {"documents": documents, "tokenizer": trained_tokenizer}
+    config = ShardConfig(sequence_length=32)
+    journal = io.StringIO()
+    outs = [tmp_path / "first", tmp_path / "second"]
+    for out in outs:
+        out.mkdir()
+        shard(config, inputs, out, Run(tmp_path / "work", LaunchConfig(workers=1), journal=journal))
+    assert "continuing tokenise" in journal.getvalue()
+    assert payload(outs[0]) == payload(outs[1])
+
+
+def test_a_damaged_shard_does_not_match_its_hash(shards, tmp_path):
+    from streaming import StreamingDataset
+
+    remote = shutil.copytree(shards / "validation", tmp_path / "remote")
+    whole = StreamingDataset(
+        remote=str(remote), local=str(tmp_path / "local"), validate_hash="xxh3_64", shuffle=False, batch_size=1
+    )
+    assert len(whole[0]["tokens"]) == 64
+    [file] = remote.glob("shard*")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    damaged = StreamingDataset(
+        remote=str(remote), local=str(tmp_path / "other"), validate_hash="xxh3_64", shuffle=False, batch_size=1
+    )
+    with pytest.raises(ValueError, match="Checksum failure"):
+        damaged[0]
 
 
 def test_docstrings_of_held_out_instructions_are_in_no_training_shard(

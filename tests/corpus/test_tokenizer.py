@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
+import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
 from corpus.chat_template import SPECIAL_TOKENS
 from corpus.config import IngestConfig, TokenizerConfig
-from corpus.documents import read_documents
+from corpus.documents import DocumentWriter, read_documents
+from corpus.encode import TableEncoder, encoder_of, load_tokenizer
 from corpus.ingest import ingest
 from corpus.split import is_heldout
 from corpus.tokenizer import tokenizer
 from infra.errors import StageError
+from tests.command import REPOSITORY, environment
+from tests.corpus.conftest import build_stage
 
-TEXTS = ["plain words", "  indented\n\tand tabbed\r\n", "naïve café 你好 🙂", "e = m*c**2  # 42", ""]
+EVERY_ASCII_TWICE = "".join(f"{chr(point)}{chr(point)} {chr(point)}" for point in range(128))
+TEXTS = [
+    EVERY_ASCII_TWICE,
+    "\u07ff\uffff\U0010fffd x\U000e0041\u3000\u3000",
+    "plain words",
+    "  indented\n\tand tabbed\r\n",
+    "naïve café 你好 🙂",
+    "e = m*c**2  # 42",
+    "",
+]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram", "wordpiece"])
+def kind(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def loaded(trained_tokenizer):
+def folder(kind, documents, trained_tokenizer, tmp_path_factory):
+    if kind == "bpe":
+        return trained_tokenizer
+    out = tmp_path_factory.mktemp(kind) / "tokenizer"
+    return build_stage(tokenizer, TokenizerConfig(kind=kind, vocab_size=600), out, documents=documents)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(trained_tokenizer)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -47,8 +75,78 @@ def test_chat_template_writes_the_contracted_format_and_marks_the_answer(loaded)
     assert loaded.decode(answer) == "Because.<|end|>"
 
 
-def test_same_bytes_twice(build, documents, trained_tokenizer, payload):
-    assert payload(build(tokenizer, TokenizerConfig(vocab_size=600), documents=documents)) == payload(trained_tokenizer)
+def test_nothing_is_unknown(folder, kind):
+    found = json.loads((folder / "aux" / "compression.json").read_text())
+    assert found["this tokenizer"]["all"]["tokens"] > 1000 and found["this tokenizer"]["all"]["unknown"] == 0
+
+
+def test_same_bytes_in_another_process_and_from_documents_in_another_order(folder, kind, documents, payload, tmp_path):
+    turned = tmp_path / "turned"
+    with DocumentWriter(turned / "documents", part_bytes=50_000) as writer:
+        for document in sorted(read_documents(documents), reverse=True):
+            writer.write(document)
+    (turned / "sources.json").write_bytes((documents / "sources.json").read_bytes())
+    (tmp_path / "config.yaml").write_text(f"{{kind: {kind}, vocab_size: 600}}")
+    command = [sys.executable, "-m", "corpus.tokenizer", "--config", tmp_path / "config.yaml"]
+    command += ["--input", f"documents={turned}", "--out", tmp_path / "out"]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, cwd=REPOSITORY, env=environment())
+    assert payload(tmp_path / "out") == payload(folder)
+
+
+def test_the_fast_encoder_takes_every_kind(folder):
+    model = load_tokenizer(folder)
+    encoder = encoder_of(model, 0)
+    assert isinstance(encoder, TableEncoder)
+    ids, _ = encoder.encode(pa.array(TEXTS, pa.string()))
+    assert ids.tolist() == [token for text in TEXTS for token in [*model.encode(text).ids, 0]]
+
+
+def test_unigram_takes_the_most_probable_cut(build, documents):
+    """The most probable cut by the scores in the file, found by trying all of them."""
+    config = TokenizerConfig(kind="unigram", vocab_size=600, compare=False)
+    model = load_tokenizer(build(tokenizer, config, documents=documents))
+    vocabulary = json.loads(model.to_str())["model"]["vocab"]
+    assert len(vocabulary) == 600 and all(score < 0 for _, score in vocabulary[6:])
+    scores = dict(vocabulary[6:])
+
+    def best(word: str) -> float:
+        cuts = [scores[word[:end]] + best(word[end:]) for end in range(1, len(word) + 1) if word[:end] in scores]
+        return max(cuts, default=0.0)
+
+    for word in ("returns", "exception", "argument", "zqx"):
+        assert sum(scores[piece] for piece in model.encode(word).tokens) == pytest.approx(best(word))
+
+
+def test_compression_is_measured_by_source_on_held_out_text(folder, kind, documents):
+    model = load_tokenizer(folder)
+    found = json.loads((folder / "aux" / "compression.json").read_text())
+    texts = [document.text for document in read_documents(documents) if is_heldout(document.group, 0.05)]
+    tokens = sum(len(model.encode(text).ids) for text in texts)
+    mine = found["this tokenizer"]["sources"]["docstrings"]
+    assert mine["documents"] == len(texts) and mine["tokens"] == tokens
+    assert mine["bytes_per_token"] == pytest.approx(sum(len(text.encode()) for text in texts) / tokens, rel=1e-5)
+    assert mine["fertility"] == pytest.approx(tokens / sum(len(text.split()) for text in texts), rel=1e-5)
+    assert ("GPT-2-style BPE" in found) == (kind != "bpe")
+
+
+def test_a_sample_is_even_over_the_corpus_and_as_large_as_asked(build, write):
+    """Each document has a character of its own: the ones that the tokenizer can write in one token were read."""
+    characters = [chr(0x4E00 + i) for i in range(2000)]
+    path = write("a.jsonl", "".join(json.dumps({"text": c * 100}) + "\n" for c in characters))
+    documents = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}]))
+    config = TokenizerConfig(vocab_size=700, train_mb=0.06)
+    model = load_tokenizer(build(tokenizer, config, documents=documents))
+    places = [i for i, c in enumerate(characters) if len(model.encode(c * 50).ids) < 50]
+    assert 140 < len(places) < 260
+    assert min(places) < 200 and max(places) > 1800
+
+
+def test_baselines_are_measured_beside(build, documents, trained_tokenizer):
+    config = TokenizerConfig(vocab_size=400, baselines=[str(trained_tokenizer)])
+    found = json.loads((build(tokenizer, config, documents=documents) / "aux" / "compression.json").read_text())
+    ours, baseline = found["this tokenizer"], found[trained_tokenizer.name]
+    assert (ours["vocab_size"], baseline["vocab_size"]) == (400, 600)
+    assert baseline["all"]["bytes_per_token"] > ours["all"]["bytes_per_token"] > 1
 
 
 def test_held_out_text_leaves_no_trace(build, write):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from scipy.spatial.distance import jensenshannon
+from scipy.special import rel_entr
 
-from corpus.config import InstructionsConfig, ValidateConfig
+from corpus.config import InstructionsConfig, ShardConfig, ValidateConfig
 from corpus.documents import DocumentWriter, make_document
+from corpus.drift import compare
 from corpus.instructions import instructions
+from corpus.shard import shard
 from corpus.validate import validate
 from infra.errors import StageError
 from infra.run import Run
@@ -18,11 +27,11 @@ TEXTS = [f"This is the text of document number {i}, with some words in it." for 
 
 @pytest.fixture
 def documents_of(tmp_path):
-    def make(texts):
-        with DocumentWriter(tmp_path / "data" / "documents") as writer:
+    def make(texts, language="", name="data"):
+        with DocumentWriter(tmp_path / name / "documents") as writer:
             for text in texts:
-                writer.write(make_document(text, "here"))
-        return tmp_path / "data"
+                writer.write(make_document(text, "here/a.txt", language=language))
+        return tmp_path / name
 
     return make
 
@@ -73,7 +82,7 @@ def test_good_documents_pass_and_the_page_needs_no_web(build, documents):
     [
         (TEXTS[:5], "at least 20 documents, found: 5"),
         (TEXTS + [""] * 10, "have 1 to 5,000,000 characters, found: 10 of 50"),
-        (TEXTS * 2, "occurred before, found: 0.5"),
+        (TEXTS * 2, "occur for the first time, found: 0.5"),
         ([f"{i} 0x{i:08x} {i * 7} ====" for i in range(40)], "look like language, found: 40 of 40"),
         ([text + " caf\ufffd" for text in TEXTS], "U+FFFD, the trace of a wrong encoding, found: 40 of 40"),
     ],
@@ -87,7 +96,7 @@ def test_bad_documents_fail(documents_of, tmp_path, texts, words):
     ("train", "heldout", "words"),
     [
         ([instruction(i) for i in range(5)], [instruction(9)], "at least 20 training pairs, found: 5"),
-        ([instruction(i) for i in range(30)], [instruction(0)] * 9, "of the pairs occurred before"),
+        ([instruction(i) for i in range(30)], [instruction(0)] * 9, "of the pairs occur for the first time"),
         (
             [instruction(i, f"What is number {i}?") for i in range(30)],
             [instruction(99)],
@@ -134,5 +143,128 @@ def test_same_bytes_twice(build, payload):
 
 
 def test_a_folder_of_something_else_is_named(build, tmp_path):
-    with pytest.raises(StageError, match=r"expected documents/, or train\.jsonl and heldout\.jsonl"):
+    with pytest.raises(StageError, match=r"expected documents/, shards, or train\.jsonl and heldout\.jsonl"):
         build(validate, ValidateConfig(), data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "language", "words"),
+    [
+        ([*TEXTS, TEXTS[0]], "", "no document is there more than 1 times, found: 2 of 41"),
+        (TEXTS, "de", "in the language that their source declares, found: 40 of 40"),
+        (TEXTS[:3], "", "at least 20 documents, found: 3"),
+    ],
+)
+def test_cleaned_documents_are_asked_more(documents_of, tmp_path, texts, language, words):
+    data = documents_of(texts, language)
+    (data / "sources.json").write_text(json.dumps({"here": {"language": "en"}}))
+    message = refused(data, tmp_path, ValidateConfig(kind="clean"))
+    assert words in message and message.startswith("validate.clean: "), message
+    rows = [json.loads(line) for line in (tmp_path / "verdict" / "aux" / "failing_rows.jsonl").open()]
+    assert all(row["text"] in texts for row in rows)
+
+
+def test_good_shards_pass_compressed_or_not(build, documents, trained_tokenizer, shards):
+    packed = build(
+        shard,
+        ShardConfig(sequence_length=64, compression="zstd"),
+        documents=documents,
+        tokenizer=trained_tokenizer,
+    )
+    verdicts = [
+        json.loads((build(validate, ValidateConfig(), data=data) / "verdict.json").read_text())
+        for data in (shards, packed)
+    ]
+    assert verdicts[0] == verdicts[1] and verdicts[0]["suite"] == "shards" and verdicts[0]["success"]
+
+
+def edit_meta(shards, **values):
+    path = shards / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def lose_a_bit(shards):
+    """Sets the highest bit of one token in the middle of the first shard, as a bad disk would."""
+    [path] = (shards / "train").glob("shard.00000.mds")
+    content = bytearray(path.read_bytes())
+    end = int.from_bytes(content[36:40], "little")
+    content[end - 1] |= 0x80
+    path.write_bytes(content)
+
+
+def put_on_both_sides(shards):
+    index = pq.read_table(shards / "index.parquet").to_pylist()
+    heldout = next(row for row in index if row["side"] == "validation")
+    pq.write_table(pa.Table.from_pylist([*index, {**heldout, "side": "train"}]), shards / "index.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lose_a_bit, "every id is in the vocabulary, found: 1 of"),
+        (put_on_both_sides, "no document is on both sides, found: 2"),
+        (lambda shards: edit_meta(shards, sequence_length=65), "every sequence has the length that meta.json says"),
+        (lambda shards: edit_meta(shards, end_of_text_id=300), "begins a document at its first token"),
+        (lambda shards: edit_meta(shards, unknown_id=0), "stand for what the vocabulary lacks"),
+    ],
+)
+def test_bad_shards_fail(shards, tmp_path, spoil, words):
+    data = Path(shutil.copytree(shards, tmp_path / "shards"))
+    spoil(data)
+    message = refused(data, tmp_path)
+    assert words in message and message.startswith("validate.shards: "), message
+
+
+def test_a_suite_of_ones_own_takes_the_place_of_ours(documents_of, tmp_path):
+    suite = tmp_path / "mine.json"
+    matches = {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "text", "regex": "^This"}}
+    own = {"type": "expect_column_distinct_values_to_be_in_set", "kwargs": {"column": "source", "value_set": ["there"]}}
+    suite.write_text(json.dumps({"name": "mine", "expectations": [matches, own]}))
+    config = ValidateConfig(documents={"suite": str(suite)})
+    message = refused(documents_of(TEXTS), tmp_path, config)
+    assert "1 of 2 expectations of the suite mine failed" in message
+    assert "expect column distinct values to be in set (column = source, value_set = ['there'])" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("expectations: [{type: expect_the_unexpected, kwargs: {}}]", "Great Expectations has no such expectation"),
+        ("expectations: [{type: expect_column_values_to_not_be_null, kwargs: {}}]", "refuses its arguments"),
+        ("name: nothing", "expected a mapping with name and a list of expectations"),
+        ("expectations: [{type: a, kwargs: {column: $there}}]", "names of limits that are there: KeyError('there')"),
+    ],
+)
+def test_a_broken_suite_is_named(documents_of, tmp_path, content, words):
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(content)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(StageError) as caught:
+        config = ValidateConfig(documents={"suite": str(suite)})
+        validate(config, {"data": documents_of(TEXTS)}, tmp_path / "out", Run(tmp_path / "work"))
+    assert words in str(caught.value)
+
+
+def test_drift_against_the_run_before_is_on_the_page_and_in_no_payload(documents_of, tmp_path, payload):
+    """Texts ten times as long in another language; PSI and divergence against scipy."""
+    before = documents_of(TEXTS, "en", "before")
+    now = documents_of([text * 10 for text in TEXTS[:30]] + TEXTS[:10], "de", "now")
+    outs = {name: tmp_path / name for name in ("first", "second", "alone")}
+    for name, data, previous in (
+        ("first", before, {}),
+        ("second", now, {"previous": outs["first"]}),
+        ("alone", now, {}),
+    ):
+        outs[name].mkdir(exist_ok=True)
+        validate(ValidateConfig(), {"data": data, **previous}, outs[name], Run(tmp_path / "work"))
+    assert payload(outs["second"]) == payload(outs["alone"])
+    pages = {name: (out / "aux" / "validation.html").read_text() for name, out in outs.items()}
+    assert "no earlier validation" in pages["alone"] and "de: 0.0 % → 100.0 %" in pages["second"]
+    profiles = [json.loads((outs[name] / "aux" / "profile.json").read_text()) for name in ("first", "second")]
+    lengths = next(one for one in compare(*profiles) if one.name == "characters of text")
+    classes = sorted({*profiles[0][lengths.name], *profiles[1][lengths.name]})
+    p, q = (np.array([one[lengths.name].get(name, 0) for name in classes]) / 40 for one in profiles)
+    assert lengths.jensen_shannon == pytest.approx(jensenshannon(p, q, base=2) ** 2)
+    least = [np.maximum(one, 1e-4) for one in (p, q)]
+    assert lengths.psi == pytest.approx(rel_entr(*least).sum() + rel_entr(*least[::-1]).sum())
+    assert compare(profiles[0], profiles[0])[0].psi == 0

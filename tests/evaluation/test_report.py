@@ -18,7 +18,7 @@ from evaluation.page.plots import Line as PlotLine
 from evaluation.page.plots import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.page.verdicts import claims
 from evaluation.page.words import p_value, percent, seconds, signed
-from evaluation.report import report
+from evaluation.report import render, report
 from infra.run import Run
 from tests.evaluation.family import HOSTILE, INPUTS, write_family
 
@@ -181,6 +181,36 @@ def test_samples_of_both_stages_are_joined_by_prompt(tmp_path: Path) -> None:
     rows = Family(write_family(tmp_path / "store")).samples(3)
     assert [set(row["answers"]) for row in rows] == [{"base", "sft", "rlhf"}] * 3
     assert set(rows[0]["rewards"]) == {"sft", "rlhf"}
+
+
+def test_corrections_in_flight_are_drawn_and_listed(tmp_path: Path) -> None:
+    folders = write_family(tmp_path, ["pretrain"])
+    alarm = {"batch": 131, "first": 129, "cause": "gradient norm", "value": "inf", "usual": 0.9}
+    made = {"alarm": alarm, "back_to": 100, "factor": 0.5, "skip_first": 127, "skip_end": 134, "attempt": 1}
+    path = folders["pretrain"] / "aux" / "corrections.json"
+    path.write_text(json.dumps([made, made | {"back_to": 60}]))
+    html, _ = render(ReportConfig(), folders)
+    page = Page(html)
+    assert html.count('<line class="happened"') == 2
+    assert "The guard lowered it twice" in page.text
+    assert "gradient norm" in page.text and "127 to 133" in page.text and "inf" in page.text
+
+
+def test_samples_of_a_training_are_shown_as_text(tmp_path: Path) -> None:
+    folders = write_family(tmp_path, ["pretrain"])
+    told = [{"batch": batch, "prompt": "", "text": f"{HOSTILE} {batch}"} for batch in range(0, 110, 10)]
+    path = folders["pretrain"] / "aux" / "training_samples.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    html, _ = render(ReportConfig(), folders)
+    page = Page(html)
+    assert page.text.count(HOSTILE) == 6 and f"{HOSTILE} 100" in page.text
+
+
+def test_of_a_step_told_twice_the_last_counts(tmp_path: Path) -> None:
+    folders = write_family(tmp_path, ["pretrain"])
+    path = folders["pretrain"] / "aux" / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": 7, "values": {"train/loss": loss}}) + "\n" for loss in (9.0, 3.0)))
+    assert Family(folders).curve("pretrain", "train/loss") == [(7.0, 3.0)]
 
 
 def test_curves_leave_out_what_is_not_finite(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command import environment, finish, start, stemma, write_config
+from tests.command import Answer, environment, finish, start, stemma, write_config
+from tests.memory import confine, memory_limit
 from tests.pipelines import data_config, full_config
 from tests.processes import gone, progress_of, running_stage, wait_until
 
@@ -43,22 +44,48 @@ def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
     assert stemma("run", config, "--root", store, env=env).with_status("built") == set()
 
 
-def test_a_killed_stage_is_named_and_the_next_run_builds_it(env: dict[str, str], config: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    first = start("run", config, "--root", store, env=env)
+def killed_once(config: Path, store: Path, env: dict[str, str], *settings: str) -> Answer:
+    """A run whose stage `clean` is killed as soon as it runs."""
+    first = start("run", config, "--root", store, *settings, env=env)
     child = wait_until(lambda: running_stage(store, "clean"))
     assert isinstance(child, psutil.Process)
     child.kill()
+    return finish(first)
 
-    answer = finish(first)
 
+def test_a_killed_stage_is_tried_again(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+    answer = killed_once(config, tmp_path / "store", env, "--set", "launch.retry_wait_s=0")
+    assert answer.code == 0, answer.document["errors"]
+    assert "killed by SIGKILL, from outside" in answer.stderr
+    assert "trying again" in answer.stderr
+
+
+def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(
+    env: dict[str, str], config: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    answer = killed_once(config, store, env, "--set", "launch.retries=0")
     assert answer.code == 1
     assert answer.statuses() == {"ingest": "built", "validate": "built", "clean": "failed", "tokenizer": "skipped"}
     (problem,) = answer.document["errors"]
     assert (problem["code"], problem["path"]) == ("killed", "clean")
-    assert "out of memory" in problem["message"]
     second = stemma("run", config, "--root", store, env=env)
     assert second.with_status("built") == {"clean", "tokenizer"}
+
+
+def test_a_kill_for_want_of_memory_is_named_and_not_tried_again(
+    env: dict[str, str], config: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    with memory_limit(16_000_000) as group:
+        first = start("run", config, "--root", store, "--until", "validate", env=env)
+        child = wait_until(lambda: running_stage(store, "validate"))
+        assert isinstance(child, psutil.Process)
+        confine(child, group)
+        answer = finish(first)
+    assert answer.code == 1
+    assert [problem["code"] for problem in answer.document["errors"]] == ["out_of_memory"]
+    assert "trying again" not in answer.stderr
 
 
 def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path, tmp_path: Path) -> None:
@@ -73,6 +100,29 @@ def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path
     assert (answer.code, answer.document["status"]) == (130, "cancelled")
     assert gone(child)
     assert stemma("run", config, "--root", store, env=env).code == 0
+
+
+def test_ctrl_c_ends_every_rank_within_ten_seconds(env: dict[str, str], built_full: Path, tmp_path: Path) -> None:
+    """They save if they can by then, and the next run continues there."""
+    store = tmp_path / "store"
+    shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    longer = full_config() | {"launch": {"processes": 2, "device": "cpu", "threads": 1, "compile": "off"}}
+    never = {"checkpoint_every": "90000 batches", "evaluate_every": "90000 batches"}
+    longer["pretrain"] |= {"duration": "90000 batches", **never, "guard": {"enabled": False}}
+    process = start(
+        "run", write_config(tmp_path / "config.yaml", longer), "--root", store, "--until", "pretrain", env=env
+    )
+    launcher = wait_until(lambda: running_stage(store, "pretrain"))
+    assert isinstance(launcher, psutil.Process)
+    wait_until(lambda: progress_of(store, "pretrain") >= 3, timeout_s=240)
+    everyone = [launcher, *launcher.children(recursive=True)]
+    assert len(everyone) >= 3
+
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: all(map(gone, everyone)), timeout_s=10)
+
+    assert finish(process, timeout_s=120).code == 130
+    assert list((store / ".work" / "pretrain").glob("*/scratch/checkpoints/ba*/manifest.json"))
 
 
 def test_a_failed_validation_stops_its_branch_and_names_the_expectation(

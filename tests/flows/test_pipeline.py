@@ -39,7 +39,7 @@ def figures(folder: Path) -> dict[str, float]:
 def test_every_stage_is_built_and_nobody_left_the_machine(built_full: Path, document: dict[str, Any]) -> None:
     assert document["status"] == "done"
     assert {row["status"] for row in document["stages"]} == {"built"}
-    assert len(document["stages"]) == 21
+    assert len(document["stages"]) == 27
     attempts = built_full / "connections"
     assert not attempts.exists(), attempts.read_text()
 

@@ -99,13 +99,49 @@ def shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) ->
         texts = [f"{words.choice(list(VERBS.values()))} {words.choice(NOUNS)}." for _ in range(documents)]
         ids = [number for text in texts for number in [*tokenizer.encode(text), tokenizer.eos_token_id]]
         rows = np.array(ids[: len(ids) // SEQUENCE_LENGTH * SEQUENCE_LENGTH], np.uint16).reshape(-1, SEQUENCE_LENGTH)
+        ends = rows == tokenizer.eos_token_id
         columns = {"tokens": f"ndarray:uint16:{SEQUENCE_LENGTH}", "starts": "ndarray:uint32"}
         with MDSWriter(out=str(folder / split), columns=columns) as writer:
-            for row in rows:
-                writer.write({"tokens": row, "starts": np.zeros(1, np.uint32)})
+            for row, end in zip(rows, ends, strict=True):
+                starts = np.array([0, *(np.flatnonzero(end[:-1]) + 1)], np.uint32)
+                writer.write({"tokens": row, "starts": starts})
         meta |= {f"{split}_tokens": rows.size, f"{split}_bytes": sum(len(text.encode()) for text in texts)}
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
+
+
+@pytest.fixture(scope="session")
+def mixed_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
+    """Shards of three sources by the stages `mix` and `shard`: some `numbers` come twice, some `letters` never."""
+    from corpus.config import ShardConfig
+    from corpus.documents import DocumentWriter, make_document
+    from corpus.mix.config import MixConfig
+    from corpus.mix.stage import mix
+    from corpus.shard import shard
+
+    words = random.Random(5)
+    texts = {
+        "sentences": [f"{words.choice(list(VERBS.values()))} {words.choice(NOUNS)} {n}." for n in range(300)],
+        "numbers": [" ".join(str(words.randrange(1000)) for _ in range(4)) for _ in range(150)],
+        "letters": ["".join(words.choices("abcdefgh", k=12)) for _ in range(400)],
+    }
+    folder = tmp_path_factory.mktemp("mixed")
+    with DocumentWriter(folder / "documents") as writer:
+        for source, those in texts.items():
+            for number, text in enumerate(those):
+                writer.write(make_document(text, f"{source}/{number}.txt"))
+
+    def run(name: str) -> Run:
+        return Run(folder / f"{name}.work", LaunchConfig(device="cpu", threads=1))
+
+    for name in ("mix", "shard"):
+        (folder / name).mkdir()
+    mixture = MixConfig(weights={"sentences": 1.0, "numbers": 2.0, "letters": 0.5}, heldout_share=0.1)
+    mix(mixture, {"documents": folder}, folder / "mix", run("mix"))
+    inputs = {"documents": folder / "mix", "tokenizer": tokenizer_dir}
+    config = ShardConfig(sequence_length=SEQUENCE_LENGTH, shard_mb=0.004, heldout_share=0.1)
+    shard(config, inputs, folder / "shard", run("shard"))
+    return folder / "shard"
 
 
 @pytest.fixture(scope="session")

@@ -26,12 +26,14 @@ SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 FAMILIES: list[dict[str, Any]] = [
     {"family": "llama", "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "positions": 64},
     {"family": "gpt2", "layers": 2, "width": 32, "heads": 4, "positions": 64},
+    {"family": "llama", "layers": 2, "width": 32, "heads": 4, "positions": 64, "tie_embeddings": False},
+    {"family": "gpt2", "layers": 2, "width": 32, "heads": 4, "positions": 64, "tie_embeddings": False},
     {"transformers": {"model_type": "gemma", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
                       "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64}},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", FAMILIES, ids=["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("config", FAMILIES, ids=["llama", "gpt2", "llama-untied", "gpt2-untied", "gemma"])
 def test_an_exported_model_gives_the_trainer_s_logits_and_loss_in_transformers(
     config: dict[str, Any], tokenizer_dir: Path, tmp_path: Path
 ) -> None:
@@ -181,7 +183,7 @@ def test_the_reward_model_reads_the_last_token_only(base_dir: Path) -> None:
 
 
 def test_matrices_decay_and_embeddings_have_a_learning_rate_of_their_own() -> None:
-    network = build(hf_config(ModelConfig(**FAMILIES[1], tie_embeddings=False), 320, SPECIAL), seed=1)
+    network = build(hf_config(ModelConfig(**FAMILIES[3]), 320, SPECIAL), seed=1)
     optimizer = adamw(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5))
     settings = {
         id(weight): (group["weight_decay"], group["scale"])

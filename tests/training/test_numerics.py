@@ -10,10 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from evaluation.statistics import wilson
-from training.config import ScheduleConfig
 from training.loss import IGNORE, chunked_cross_entropy
 from training.ngram import Bigram, Unigram
-from training.optimizers import learning_rate_share
 from training.ppo import (
     adapted_kl_coef,
     advantages_and_returns,
@@ -31,14 +29,15 @@ t = torch.tensor
 RANDOM = np.random.default_rng(5)
 
 
-def test_chunked_loss_and_its_gradients_are_those_of_torch() -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_chunked_loss_and_its_gradients_are_those_of_torch(compiled: bool) -> None:
     hidden = torch.randn(2500, 16, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (2500,))
     labels[::3] = IGNORE
     expected = cross_entropy(hidden @ weight.T, labels, ignore_index=IGNORE, reduction="sum") / 7
     wanted = torch.autograd.grad(expected, (hidden, weight))
-    loss = chunked_cross_entropy(hidden, weight, labels) / 7
+    loss = chunked_cross_entropy(hidden, weight, labels, compiled=compiled) / 7
     found = torch.autograd.grad(loss, (hidden, weight))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -123,21 +122,6 @@ def test_the_kl_coefficient_moves_towards_its_target_by_a_bounded_step() -> None
     assert adapted_kl_coef(0.1, kl=60, target=6, answers=1000) == pytest.approx(0.1 * 1.02)
     assert adapted_kl_coef(0.1, kl=0, target=6, answers=1000) == pytest.approx(0.1 * 0.98)
     assert adapted_kl_coef(0.1, kl=6.6, target=6, answers=1000) == pytest.approx(0.1 * 1.01)
-
-
-@pytest.mark.parametrize("decay", ["cosine", "linear", "constant", "inverse_sqrt"])
-def test_the_learning_rate_warms_up_and_decays_by_its_formula(decay: str) -> None:
-    schedule = ScheduleConfig(decay=decay, final_share=0.1)  # type: ignore[arg-type]
-    shares = [learning_rate_share(schedule, batch, total=100, warmup=10) for batch in range(100)]
-    np.testing.assert_allclose(shares[:10], np.arange(1, 11) / 10)
-    middle = {
-        "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * 45 / 90)) / 2,
-        "linear": 0.1 + 0.9 * (1 - 45 / 90),
-        "constant": 1.0,
-        "inverse_sqrt": math.sqrt(10 / 55),
-    }
-    assert shares[54] == pytest.approx(middle[decay])
-    assert shares[-1] == pytest.approx({"constant": 1.0, "inverse_sqrt": math.sqrt(0.1)}.get(decay, 0.1))
 
 
 def test_n_gram_probabilities_sum_to_one_and_follow_the_counts() -> None:

@@ -1,20 +1,15 @@
-"""Pretraining: it learns, tells what it does, evaluates without a trace, and continues after SIGKILL."""
+"""Pretraining: it learns, tells what it does, and evaluates without a trace. For signals see test_resume.py."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
@@ -75,9 +70,18 @@ def test_training_beats_the_n_grams_and_tells_how_it_goes(
 def test_how_it_runs_leaves_no_trace_in_the_weights(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
     """Evaluation and checkpoints do not move the weights at all, microbatches only by rounding."""
     plain = {"model": SETTINGS["model"] | {"dropout": 0.0}, "duration": "12 batches"}
+    dropped = {"duration": "12 batches", "evaluate_every": "100 batches", "sample_prompts": ()}
+    looks = {
+        "evaluate_every": "4 batches",
+        "evaluate_tasks": ["minimal_pairs"],
+        "evaluate_limit": 4,
+        "sample_tokens": 8,
+    }
     variants = {
         "whole": (_config(**plain), {}),
         "watched": (_config(**plain, evaluate_every="1 batches", checkpoint_every="2 batches"), {}),
+        "unseen": (_config(**dropped), {}),
+        "looked_at": (_config(**dropped | looks | {"sample_prompts": ["", "Sort the "]}), {}),
         "in_parts": (_config(**plain), {"microbatch": 3}),
     }
     found = {}
@@ -85,43 +89,12 @@ def test_how_it_runs_leaves_no_trace_in_the_weights(inputs: dict[str, Path], tmp
         pretrain(config, inputs, tmp_path / name, _quiet(tmp_path / f"{name}.work", **launch))
         found[name] = weights(tmp_path / name)
     assert _same(found["whole"], found["watched"])
+    assert _same(found["unseen"], found["looked_at"])
+    samples = (tmp_path / "looked_at" / "aux" / "training_samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["batch"] for line in samples] == [4, 4, 8, 8, 12, 12]
+    assert json.loads(samples[1])["prompt"] == "Sort the "
     for name, tensor in found["whole"].items():
         torch.testing.assert_close(found["in_parts"][name], tensor, rtol=1e-3, atol=1e-4)
-
-
-def test_a_killed_run_continues_and_ends_with_the_same_weights(
-    inputs: dict[str, Path], tmp_path: Path, weights: Weights, journal: Any
-) -> None:
-    settings = SETTINGS | {"duration": "150 batches", "evaluate_every": "1000 batches"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "training.pretrain", "--config", str(tmp_path / "config.yaml")]
-    for name, folder in inputs.items():
-        command += ["--input", f"{name}={folder}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    lines = tmp_path / "killed.jsonl"
-    with lines.open("w") as told:
-        process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stderr=told, env=environment)
-        try:
-            deadline = time.monotonic() + 300
-            while not list((tmp_path / "killed.work").glob("checkpoints/ba*.pt")):
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
-        finally:
-            process.kill()
-            process.wait()
-    assert not list((tmp_path / "killed").glob("*.safetensors"))
-
-    config = PretrainConfig.model_validate(settings)
-    launch = LaunchConfig(device="cpu", threads=1)
-    pretrain(config, inputs, tmp_path / "killed", Run(tmp_path / "killed.work", launch, journal=journal))
-    pretrain(config, inputs, tmp_path / "unbroken", Run(tmp_path / "unbroken.work", launch))
-    (said,) = [message for message in journal.events() if message.startswith("continuing")]
-    assert said.startswith("continuing pretrain at batch ") and said.endswith(" of 150")
-    steps = [line["step"] for line in journal.lines if line["kind"] == "metric" and "train/loss" in line["values"]]
-    assert steps == list(range(int(said.split()[4]) + 1, 151))
-    assert _same(weights(tmp_path / "killed"), weights(tmp_path / "unbroken"))
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(str(process.pid * 64)[:-2])]
 
 
 def test_a_cancelled_run_stops_at_the_next_batch(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:
@@ -140,7 +113,8 @@ def test_a_cancelled_run_stops_at_the_next_batch(inputs: dict[str, Path], tmp_pa
         ({"global_batch_tokens": 100}, {}, "not_divisible"),
         ({"global_batch_tokens": 32 * 10_000}, {}, "too_few_sequences"),
         ({"model": {"transformers": {"model_type": "no_such_model"}}}, {}, "bad_model"),
-        ({}, {"processes": 2}, "not_supported"),
+        ({"model": SETTINGS["model"] | {"positions": 16}}, {}, "too_few_positions"),
+        ({"model": {"transformers": {"model_type": "llama", "vocab_size": 100}}}, {}, "vocabulary_too_small"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_the_first_step(
@@ -148,13 +122,20 @@ def test_what_cannot_be_trained_is_said_before_the_first_step(
 ) -> None:
     with pytest.raises(StageError) as error:
         pretrain(_config(**changes), inputs, tmp_path / "out", _quiet(tmp_path / "work", **launch))
-    assert error.value.problems[0].code == code
+    (problem,) = error.value.problems
+    assert problem.code == code
+    assert problem.path.startswith("pretrain.") and problem.fix
+    assert not list((tmp_path / "work").rglob("ba*"))
 
 
-def test_missing_shards_are_named(inputs: dict[str, Path], tmp_path: Path, run: Run) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(StageError, match=r"meta\.json"):
-        pretrain(_config(), inputs | {"shards": tmp_path / "empty"}, tmp_path / "out", run)
+@pytest.mark.parametrize("gone", ["meta.json", "train/index.json", "validation/index.json"])
+def test_missing_shards_are_named(gone: str, inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any) -> None:
+    shutil.copytree(inputs["shards"], tmp_path / "shards")
+    (tmp_path / "shards" / gone).unlink()
+    with pytest.raises(StageError, match=gone.rpartition("/")[2].replace(".", r"\.")) as error:
+        pretrain(_config(), inputs | {"shards": tmp_path / "shards"}, tmp_path / "out", run)
+    assert error.value.problems[0].code == "no_shards" and "shard stage" in error.value.problems[0].fix
+    assert not journal.metric("train/loss")
 
 
 def test_compressed_shards_are_read_without_touching_the_artifact(
@@ -163,7 +144,7 @@ def test_compressed_shards_are_read_without_touching_the_artifact(
     import numpy as np
     from streaming import MDSWriter
 
-    from training.loaders import read_tokens
+    from training.loaders import read_packed
     from training.shared_memory import own_shared_memory
 
     rows = np.arange(128, dtype=np.uint16).reshape(4, 32)
@@ -172,7 +153,24 @@ def test_compressed_shards_are_read_without_touching_the_artifact(
             writer.write({"tokens": row})
     before = sorted(tmp_path.rglob("*"))
     with own_shared_memory(run.work_dir):
-        found = read_tokens(tmp_path / "train", run.work_dir / "shards")
+        found = read_packed(tmp_path / "train", run.work_dir / "shards").tokens
     np.testing.assert_array_equal(found, rows)
     assert json.loads((tmp_path / "train" / "index.json").read_text())["shards"][0]["compression"] == "zstd"
     assert [path for path in sorted(tmp_path.rglob("*")) if run.work_dir not in path.parents] == before
+
+
+def test_workers_that_read_ahead_change_nothing_also_after_an_interruption(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights, journal: Any
+) -> None:
+    config = _config(duration="30 batches", checkpoint_every="10 batches", evaluate_every="1000 batches")
+    launch = LaunchConfig(device="cpu", threads=1, precision="fp32", loader_workers=2)
+    pretrain(config, inputs, tmp_path / "alone", _quiet(tmp_path / "alone.work"))
+
+    def stopped() -> bool:
+        return len(journal.metric("train/loss")) >= 13
+
+    work = tmp_path / "ahead.work"
+    with pytest.raises(Cancelled):
+        pretrain(config, inputs, tmp_path / "ahead", Run(work, launch, journal=journal, is_cancelled=stopped))
+    pretrain(config, inputs, tmp_path / "ahead", Run(work, launch))
+    assert _same(weights(tmp_path / "ahead"), weights(tmp_path / "alone"))

@@ -13,7 +13,7 @@ import pytest
 
 from infra.lineage.courier import ensure_courier, release_courier, wait_delivered
 from infra.lineage.courier_lock import courier_pid
-from infra.lineage.ledger import mlflow_run_id, run_url
+from infra.lineage.ledger import file_url, mlflow_run_id, run_url
 from infra.lineage.messages import PipelineFinished, PipelineStarted
 from infra.lineage.outbox import Outbox
 from infra.servers.environment import server_environ
@@ -94,6 +94,8 @@ def test_without_its_server_history_goes_on_in_the_same_database(
         f"{mlflow_server.url}/get-artifact?path=report.html&run_uuid={mlflow_run_id(root, 't')}"
     ) as answer:
         assert answer.read() == b"<h1>report</h1>"
+    assert file_url(root, "p", "pretrain", "report.html") == url.replace("?", "/artifacts/report.html?")
+    assert file_url(root, "p", "ingest", "report.html") is None
 
 
 def test_a_courier_killed_at_any_moment_is_continued_by_the_next(root, story, start_courier, eventually) -> None:

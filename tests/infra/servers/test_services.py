@@ -31,7 +31,7 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
     assert sum(line.startswith("starting") for line in lines) == len(NAMES)
     assert services(root) == first
     assert [service.name for service in first] == list(NAMES)
-    prefect, mlflow, _, _ = first
+    prefect, mlflow, _, _, metrics = first
     assert state.prefect_api_url(root) == f"http://127.0.0.1:{ports['prefect_port']}/api"
     assert state.mlflow_url(root) == mlflow.url
 
@@ -40,13 +40,21 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
             assert answer.status == 200
     with urllib.request.urlopen(mlflow.url) as answer:
         assert b"MLflow" in answer.read()
+    figures = {
+        metrics.url: b"stemma_disk_free_bytes",
+        f"{mlflow.url}/metrics": b"mlflow_",
+        f"{prefect.url}/api/metrics": b"# TYPE",
+    }
+    for link, figure in figures.items():
+        with urllib.request.urlopen(link) as answer:
+            assert figure in answer.read(), link
     [worker] = post(f"{prefect.url}/api/work_pools/stemma/workers/filter", {})
     assert worker["status"] == "ONLINE"
 
     # What dies is started again, and only that.
     psutil.Process(mlflow.pid).kill()
     eventually(lambda: not mlflow.alive, "MLflow is gone")
-    assert [service.name for service in services(root)] == ["prefect", "worker", "courier"]
+    assert [service.name for service in services(root)] == ["prefect", "worker", "courier", "metrics"]
     again = up(root)
     assert [service.pid for service in again if service.name != "mlflow"] == [
         service.pid for service in first if service.name != "mlflow"
@@ -81,4 +89,4 @@ def test_a_service_that_cannot_start_says_why_and_leaves_the_others(root: Path) 
     assert (problem.code, problem.path) == ("service_failed", "mlflow")
     assert "unable to open database file" in problem.message
     assert "mlflow.log" in problem.fix
-    assert [service.name for service in services(root)] == ["prefect", "worker", "courier"]
+    assert [service.name for service in services(root)] == ["prefect", "worker", "courier", "metrics"]

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from corpus.config import CleanConfig, IngestConfig
+from corpus.cleaning.config import CleanConfig
+from corpus.config import IngestConfig
 from flows.config import parse
 from infra.config import StageConfig, outside_identity
 from infra.identity import NoStableForm, canonical, canonical_json, digest_files, fingerprint

@@ -1,0 +1,205 @@
+"""Test items of the benchmarks that a config runs do not reach training, however they are written."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from corpus.decontaminate.config import DecontaminateConfig
+from corpus.decontaminate.stage import decontaminate
+from corpus.documents import DocumentWriter, make_document, read_documents
+from evaluation.benchmark_text import benchmark_text
+from evaluation.config import BenchmarksConfig, BenchmarkTask, BenchmarkTextConfig, SafetyConfig
+from infra.errors import StageError
+
+PLAIN = (
+    "The committee met on the first day of the month to discuss the plans that the town had made for the new bridge.",
+    "Nobody in the room could say with certainty which of the two had spoken first, when the lamp went out.",
+)
+SUFFIXED = [{"query": "Which planet has the most moons", "choices": ["Mars", "Saturn"], "gold": 1}]
+CHANGES = {
+    "as it is": lambda text: text,
+    "upper case": str.upper,
+    "title case": str.title,
+    "other white space": lambda text: text.replace(" ", " \n\t"),
+    "no punctuation": lambda text: re.sub(r"[^\w\s]|_", "", text),
+    "spaces for punctuation": lambda text: re.sub(r"[^\w\s]|_", " ", text),
+    "more punctuation": lambda text: text.replace(" ", ", "),
+    "accents": lambda text: text.replace("e", "é"),
+}
+
+
+def written(folder, texts):
+    with DocumentWriter(folder / "documents") as writer:
+        for number, text in enumerate(texts):
+            writer.write(make_document(text, f"web/{number}"))
+    return folder
+
+
+def items_of(folder, rows):
+    folder.mkdir()
+    lines = [json.dumps({"task": "told", "item": str(i), "texts": [text]}) + "\n" for i, text in enumerate(rows)]
+    (folder / "items.jsonl").write_text("".join(lines))
+    return folder
+
+
+def texts_of(out):
+    return [document.text for document in read_documents(out)]
+
+
+@pytest.fixture(scope="module")
+def own_items(tmp_path_factory):
+    """The items of the project's own benchmarks, as the stage writes them."""
+    from tests.corpus.conftest import build_stage
+
+    config = BenchmarkTextConfig(tasks=("minimal_pairs", "cloze"))
+    return build_stage(benchmark_text, config, tmp_path_factory.mktemp("items") / "items")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_planted_item_is_found_however_it_is_written(build, tmp_path, own_items, lines_of, change):
+    rows = lines_of(own_items / "items.jsonl")
+    texts = [text for row in rows for text in row["texts"]]
+    planted = [f"What came before.\n{CHANGES[change](text)}\nWhat came after." for text in texts]
+    documents = written(tmp_path / "in", [*PLAIN, *planted])
+    # With more punctuation a short item no longer stands alone as one sentence.
+    least = 1 if change == "more punctuation" else 8
+    config = DecontaminateConfig(min_words=least)
+    out = build(decontaminate, config, documents=documents, benchmark_text=own_items)
+    assert texts_of(out) == [*PLAIN]
+    told = json.loads((out / "aux" / "contamination.json").read_text())["tasks"]
+    assert {task: counts["items_hit"] for task, counts in told.items()} == {
+        task: sum(row["task"] == task for row in rows) for task in ("cloze", "minimal_pairs")
+    }
+
+
+def test_items_of_real_benchmarks_are_found_and_real_text_mostly_stays(build, tmp_path, real_data, lines_of):
+    gauntlet = real_data("llm_foundry_eval")
+    tasks = [
+        BenchmarkTask(name=name, kind="multiple_choice", path=next_file(gauntlet, name))
+        for name in ("arc_easy", "openbook_qa")
+    ]
+    items = build(benchmark_text, BenchmarkTextConfig(tasks=tasks))
+    rows = lines_of(items / "items.jsonl")
+    chosen = random.Random(5).sample(rows, 300)
+    web = [json.loads(line)["text"] for line in open(next_file(real_data("web_demo"), "c4_demo"))]  # noqa: SIM115
+    planted = [f"{web[i % len(web)]} {row['texts'][0].upper()} {web[-1 - i % 50]}" for i, row in enumerate(chosen)]
+    out = build(
+        decontaminate, DecontaminateConfig(), documents=written(tmp_path / "in", [*web, *planted]), benchmark_text=items
+    )
+    assert len(set(texts_of(out)) & set(web)) > 0.99 * len(set(web))
+    short = [row for row in chosen if len(row["texts"][0].split()) < 8]
+    assert len(set(texts_of(out)) & set(planted)) <= len(short)
+    found = {(row["task"], row["item"]) for row in pq.read_table(out / "aux" / "hits.parquet").to_pylist()}
+    assert found >= {(row["task"], row["item"]) for row in chosen if row not in short}
+
+
+def next_file(root, part=""):
+    from pathlib import Path
+
+    return str(next(path for path in sorted(Path(root).rglob("*.jsonl")) if part in path.name))
+
+
+def test_a_short_item_counts_where_it_stands_alone_and_not_inside_a_sentence(build, tmp_path):
+    items = items_of(tmp_path / "items", ["It rains again."])
+    alone = "The day is grey. It rains again! Nobody minds."
+    inside = "They say that it rains again in the hills."
+    out = build(
+        decontaminate, DecontaminateConfig(), documents=written(tmp_path / "in", [alone, inside]), benchmark_text=items
+    )
+    assert texts_of(out) == [inside]
+    out = build(
+        decontaminate,
+        DecontaminateConfig(min_words=1),
+        documents=written(tmp_path / "more", [*PLAIN, alone, inside]),
+        benchmark_text=items,
+    )
+    assert texts_of(out) == [*PLAIN]
+
+
+def test_a_long_item_is_found_by_thirteen_of_its_words_and_not_by_twelve(build, tmp_path):
+    words = [f"word{number}" for number in range(30)]
+    items = items_of(tmp_path / "items", [" ".join(words)])
+    thirteen, twelve = (f"Before it {' '.join(words[5 : 5 + count])} after it" for count in (13, 12))
+    out = build(
+        decontaminate,
+        DecontaminateConfig(),
+        documents=written(tmp_path / "in", [thirteen, twelve]),
+        benchmark_text=items,
+    )
+    assert texts_of(out) == [twelve]
+
+
+def test_cutting_takes_the_item_with_its_context_and_keeps_the_document(build, tmp_path):
+    item = " ".join(f"item{number}" for number in range(15))
+    items = items_of(tmp_path / "items", [item])
+    before, after = (" ".join(f"{name}é{number}" for number in range(200)) for name in ("before", "after"))
+    document = f"{before} {item.upper()} {after}"
+    often = f" {item} ".join([before] * 12)
+    config = DecontaminateConfig(action="cut", context_characters=50, min_piece_characters=100)
+    out = build(
+        decontaminate, config, documents=written(tmp_path / "in", [document, PLAIN[0], often]), benchmark_text=items
+    )
+    [cut, plain] = read_documents(out)
+    assert plain.text == PLAIN[0]
+    assert cut.id == make_document(document, "").id
+    first, second = cut.text.split("\n\n")
+    assert before.startswith(first) and len(before) - len(first) == pytest.approx(50, abs=2)
+    assert after.endswith(second) and len(after) - len(second) == pytest.approx(50, abs=2)
+    [gone] = pq.read_table(out / "aux" / "dropped.parquet").to_pylist()
+    assert gone["id"] == make_document(often, "").id and gone["rule"] == "test_item"
+    counts = json.loads((out / "aux" / "counts.json").read_text())
+    assert (counts["kept"], counts["cut"], counts["cuts"], counts["dropped"]) == (2, 1, 1, {"test_item": 1})
+
+
+def test_what_shows_in_many_documents_is_no_leak_where_so_asked(build, tmp_path):
+    common, leaked = (" ".join(f"{name}{number}" for number in range(13)) for name in ("common", "leaked"))
+    items = items_of(tmp_path / "items", [common, leaked])
+    texts = [f"{common} number {number}" for number in range(5)]
+    documents = written(tmp_path / "in", [*texts, leaked])
+    out = build(decontaminate, DecontaminateConfig(max_document_hits=4), documents=documents, benchmark_text=items)
+    assert texts_of(out) == texts
+
+
+def test_nothing_left_is_an_error_that_says_so(build, tmp_path):
+    items = items_of(tmp_path / "items", [PLAIN[0]])
+    with pytest.raises(StageError, match="no document is left of 1: each holds a test item"):
+        build(
+            decontaminate, DecontaminateConfig(), documents=written(tmp_path / "in", [PLAIN[0]]), benchmark_text=items
+        )
+
+
+def test_items_are_those_of_the_benchmarks_and_probes_that_the_config_runs(build, lines_of):
+    filled = BenchmarkTextConfig().filled(BenchmarksConfig(), SafetyConfig())
+    rows = lines_of(build(benchmark_text, filled) / "items.jsonl")
+    assert {row["task"] for row in rows} == {"minimal_pairs", "cloze", "toxicity", "bias"}
+    only_tasks = BenchmarkTextConfig().filled(BenchmarksConfig(tasks=("cloze",)), None)
+    assert {row["task"] for row in lines_of(build(benchmark_text, only_tasks) / "items.jsonl")} == {"cloze"}
+
+
+@pytest.mark.slow
+def test_items_of_a_task_in_lm_evals_own_yaml(build, write, lines_of):
+    write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in SUFFIXED))
+    task = {
+        "task": "planets",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "Question: {{query}}?\nAnswer:",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+    }
+    path = write("planets.yaml", yaml.safe_dump(task))
+    config = BenchmarkTextConfig(tasks=[BenchmarkTask(name="planets", kind="lm_eval", path=path)])
+    [row] = lines_of(build(benchmark_text, config) / "items.jsonl")
+    assert row == {
+        "task": "planets",
+        "item": "0",
+        "texts": ["Question: Which planet has the most moons?\nAnswer: Saturn"],
+    }

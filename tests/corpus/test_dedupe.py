@@ -1,0 +1,199 @@
+"""Documents that are there more than once, exactly or nearly, are kept once; what is told of them is true."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from benchmarks.planted import all_pairs, ngrams_of, planted, real_texts, words_of
+from corpus.dedupe.bands import choose_bands
+from corpus.dedupe.config import DedupeConfig
+from corpus.dedupe.stage import dedupe
+from corpus.documents import DocumentWriter, link_parts, make_document, read_documents
+from corpus.words import character_table, hash_words
+from infra.errors import Cancelled
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+
+TEXTS = ("The river bends twice before the mill.", "The lamp went out, and nobody spoke.")
+
+
+def written(folder, texts, sources=(), parts=1):
+    sources = sources or ["all/texts"] * len(texts)
+    documents = [
+        make_document(text, source)._replace(id=f"{i:016x}")
+        for i, (text, source) in enumerate(zip(texts, sources, strict=True))
+    ]
+    made = []
+    for part in range(parts):
+        with DocumentWriter(folder / f"part-{part}" / "documents") as writer:
+            for document in documents[part * len(documents) // parts : (part + 1) * len(documents) // parts]:
+                writer.write(document)
+        made.append(folder / f"part-{part}")
+    link_parts(made, folder)
+    return folder
+
+
+def numbers(out):
+    return [int(document.id, 16) for document in read_documents(out)]
+
+
+def jaccard(first, second):
+    one, other = ngrams_of(first), ngrams_of(second)
+    return len(one & other) / len(one | other)
+
+
+@pytest.fixture(scope="module")
+def real(real_data):
+    """(texts with planted copies, [(original, copy)], all pairs of at least 0.8 by exact Jaccard similarity)."""
+    texts = real_texts(Path(real_data("web_demo")))
+    found, pairs = planted(texts, 300)
+    return found, pairs, all_pairs(found, 0.8)
+
+
+def test_texts_that_are_equal_but_for_white_space_are_kept_once(build, tmp_path):
+    texts = (*TEXTS, TEXTS[0], TEXTS[1].replace(" ", "\n "))
+    out = build(dedupe, DedupeConfig(near=None), documents=written(tmp_path / "in", texts))
+    assert numbers(out) == [0, 1]
+    rows = pq.read_table(out / "aux" / "duplicates.parquet").to_pylist()
+    assert [(int(row["id"], 16), int(row["original"], 16), row["similarity"]) for row in rows] == [(2, 0, 1), (3, 1, 1)]
+    counts = json.loads((out / "aux" / "counts.json").read_text())
+    assert counts["read"] == 4 and counts["kept"] == 2
+    assert counts["dropped"] == {"exact_duplicate": 2, "near_duplicate": 0}
+    assert json.loads((out / "sources.json").read_text())["all"]["documents"] == 2
+
+
+def test_planted_near_duplicates_of_real_texts_are_found_and_nothing_else(build, tmp_path, real):
+    texts, pairs, truth = real
+    out = build(dedupe, DedupeConfig(), documents=written(tmp_path / "in", texts))
+    kept = set(numbers(out))
+    alike = {tuple(pair) for pair in truth.pairs.tolist()}
+    asked = [pair for pair in pairs if tuple(sorted(pair)) in alike]
+    assert len(asked) > 100
+    assert np.mean([not kept.issuperset(pair) for pair in asked]) >= 0.98
+    rows = pq.read_table(out / "aux" / "duplicates.parquet").to_pylist()
+    assert len(rows) == len(texts) - len(kept)
+    true = []
+    for row in rows:
+        document, original = int(row["id"], 16), int(row["original"], 16)
+        assert original in kept
+        similarity = jaccard(texts[document], texts[original])
+        assert similarity == pytest.approx(row["similarity"], abs=0.02)
+        true.append(similarity >= 0.8)
+    assert np.mean(true) >= 0.99
+
+
+def test_same_bytes_for_any_number_of_workers_and_after_an_interruption(tmp_path, payload, real):
+    documents = written(tmp_path / "in", real[0], parts=5)
+    made = []
+    for workers in (1, 2):
+        out, work = tmp_path / f"out-{workers}", tmp_path / f"work-{workers}"
+        out.mkdir()
+        run = Run(work, LaunchConfig(workers=workers))
+        if workers == 1:
+            cut_off = Run(work, run.launch, is_cancelled=lambda done=work / "shingles" / "00001": done.exists())
+            with pytest.raises(Cancelled):
+                dedupe(DedupeConfig(), {"documents": documents}, out, cut_off)
+            before = (work / "shingles" / "00001").stat().st_ctime_ns
+            assert not list(out.iterdir())
+        dedupe(DedupeConfig(), {"documents": documents}, out, run)
+        made.append(payload(out))
+        if workers == 1:
+            assert (work / "shingles" / "00001").stat().st_ctime_ns == before
+    assert made[0] == made[1]
+
+
+def test_longest_is_kept_where_asked_for_and_sources_can_be_left_apart(build, tmp_path):
+    generator = random.Random(3)
+    words = [f"word{generator.randrange(1000)}" for _ in range(200)]
+    short, long = " ".join(words), " ".join([*words, "and", "one", "more"])
+    documents = written(tmp_path / "in", (short, long, short), ("a/1", "a/2", "b/1"))
+    assert numbers(build(dedupe, DedupeConfig(), documents=documents)) == [0]
+    assert numbers(build(dedupe, DedupeConfig(keep="longest"), documents=documents)) == [1]
+    assert numbers(build(dedupe, DedupeConfig(across_sources=False), documents=documents)) == [0, 2]
+
+
+def test_what_goes_is_like_what_stays_even_along_a_chain(build, tmp_path):
+    """Each text is like the next one, the first and the last have little in common."""
+    words = [f"w{number}" for number in range(400)]
+    texts = [" ".join(words[begin : begin + 200]) for begin in range(0, 200, 10)]
+    out = build(dedupe, DedupeConfig(), documents=written(tmp_path / "in", texts))
+    kept = numbers(out)
+    for row in pq.read_table(out / "aux" / "duplicates.parquet").to_pylist():
+        assert int(row["original"], 16) in kept
+        assert jaccard(texts[int(row["id"], 16)], texts[int(row["original"], 16)]) >= 0.8
+    assert all(jaccard(texts[i], texts[j]) < 0.8 for i in kept for j in kept if i < j)
+
+
+def test_bands_follow_from_the_threshold():
+    for threshold in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0):
+        chosen = choose_bands(threshold, 0.99, 128)
+        assert chosen.chance(threshold) >= 0.99
+        assert chosen.bands * chosen.rows <= 128
+    with pytest.raises(ValidationError, match="max_hashes"):
+        DedupeConfig(near={"threshold": 0.1, "max_hashes": 16})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The  lamp—went\nOUT.", ["the", "lamp", "went", "out"]),
+        ("Élan naïve", ["elan", "naive"]),
+        ("中文字 and ＡＢＣ", ["中", "文", "字", "and", "abc"]),
+        ("привет, мир_2", ["привет", "мир", "2"]),
+        ("soft\u00adhyphen 🎉 x", ["softhyphen", "x"]),
+        ("...", []),
+    ],
+)
+def test_words_are_compared_without_case_accents_and_punctuation(text, words):
+    def hashes(some):
+        data = np.frombuffer(some.encode(), np.uint8)
+        found, starts, ends = (np.empty(data.size + 1, kind) for kind in (np.uint64, np.int64, np.int64))
+        count = hash_words(data, 0, data.size, character_table(), found, starts, ends)
+        return found[:count].tolist()
+
+    assert hashes(text) == [hashes(word)[0] for word in words]
+
+
+def test_hashed_words_are_those_of_a_regular_expression(real):
+    text = " ".join(real[0][:50]).encode("ascii", "replace").decode()
+    data = np.frombuffer(text.encode(), np.uint8)
+    found, starts, ends = (np.empty(data.size, kind) for kind in (np.uint64, np.int64, np.int64))
+    count = hash_words(data, 0, data.size, character_table(), found, starts, ends)
+    places = zip(starts[:count], ends[:count], strict=True)
+    assert [data[start:end].tobytes().decode().lower() for start, end in places] == words_of(text)
+
+
+@pytest.mark.parametrize(
+    ("unit", "shared", "joint"),
+    [
+        ("line", "Subscribe to our newsletter today!", "\n"),
+        ("paragraph", "Subscribe to our newsletter\ntoday, and never miss a word.", "\n\n"),
+    ],
+)
+def test_what_stands_in_many_documents_is_cut_out_of_all_of_them(build, tmp_path, unit, shared, joint):
+    bodies = [f"Page {number} tells of other things than the rest does." for number in range(12)]
+    texts = [joint.join([body, shared.replace(" ", "  "), "The end", f"After it {i}"]) for i, body in enumerate(bodies)]
+    few = "Only three pages have this line."
+    texts[:3] = [f"{text}{joint}{few}" for text in texts[:3]]
+    texts += [shared, "A page without any of it."]
+    config = DedupeConfig(near=None, boilerplate={"unit": unit, "max_documents": 10})
+    out = build(dedupe, config, documents=written(tmp_path / "in", texts, parts=3))
+    found = {int(document.id, 16): document.text for document in read_documents(out)}
+    assert sorted(found) == [number for number in range(14) if number != 12]
+    for number, body in enumerate(bodies):
+        tail = joint + few if number < 3 else ""
+        assert found[number] == joint.join([body, "The end", f"After it {number}"]) + tail
+    assert found[13] == texts[13]
+    [gone] = pq.read_table(out / "aux" / "dropped.parquet").to_pylist()
+    assert (int(gone["id"], 16), gone["rule"], gone["text"]) == (12, "boilerplate", shared)
+    counts = json.loads((out / "aux" / "counts.json").read_text())
+    assert (counts["read"], counts["kept"]) == (14, 13)
+    assert (counts["boilerplate"]["units"], counts["boilerplate"]["changed"]) == (13, 13)
+    assert counts["boilerplate"]["samples"][0]["documents"] == 13

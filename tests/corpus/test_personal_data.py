@@ -1,0 +1,100 @@
+"""Personal data is found by its form and checked by its numbers; what only looks like it stays."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from corpus.clean import clean
+from corpus.cleaning.config import CleanConfig
+from corpus.cleaning.personal_data import KINDS, find_personal_data
+from corpus.config import IngestConfig
+from corpus.documents import read_documents
+from corpus.ingest import ingest
+
+ALL = frozenset(KINDS)
+OFF = {"min_characters": None, "gopher_quality": None, "gopher_repetition": None}
+
+# {…} stands around what is to be found.
+FOUND = {
+    "email": [
+        "Write to {jane.doe+lists@mail.example-corp.co.uk}.",
+        "From: Jane <{jane_doe@web.de}>, Bob <{bob@example.org}>",
+        "mailto:{x@y.io}?subject=hello",
+        "to {postmaster@[93.184.216.34]} by hand",
+    ],
+    "ip": [
+        "Received: from [{93.184.216.34}] by",
+        "The server {8.8.8.8}:53 answers.",
+        "It answers at {2606:4700:4700::1111}, too",
+        "host={2001:470:1f0b:0:0:0:0:2}",
+    ],
+    "phone": [
+        "Call me: {(212) 736-5000} or {+49 30 227 32152}.",
+        "Toll free {1-800-335-4824} now",
+        "phone {2127365000} for details",
+        "{+442079460018} is the office",
+    ],
+    "card": ["Card {4111 1111 1111 1111}, exp", "amex {378282246310005}.", "no {5555-5555-5555-4444} was charged"],
+    "iban": ["Pay to {DE89 3704 0044 0532 0130 00} until Friday", "IBAN {GB29NWBK60161331926819}."],
+    "secret": [
+        "aws_key = {AKIAIOSFODNN7EXAMPLE}",
+        "git clone https://joe:{s3cr3t-Pass}@host.org/x.git",
+        'password = "{tR4x9_kLq2Vz}"',
+        "API_KEY: {9f86d081884c7d659a2feaa0c55ad015}",
+        "token={ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8}",
+        "{-----BEGIN RSA PRIVATE KEY-----\nMIIBOgIBAAJBAKj34GkxFhD90vcN\n-----END RSA PRIVATE KEY-----}",
+    ],
+}  # fmt: skip
+NOT_FOUND = [
+    "He sat @ home; follow @someone, or a@b without a dot.",
+    "Version 10.2.3.4.5 and section 1.2.3 of the manual, at 127.0.0.1 or 192.168.1.20 or 300.1.1.1",
+    "The call is at 12:30:45 on 2002-08-22, std::vector<int>::size_type and a::b::c",
+    "ISBN 978-3-16-148410-0, order 4111 1111 1111 1112 of 1234567890123456, pi = 3.14159265358979",
+    "It was 1995-1999, 2,147,483,647 times, #2127365000 in base 10, commit 2127365000",
+    "DE00 3704 0044 0532 0130 00 has wrong check digits, as has XX12ABCDEFGHIJKLMN.",
+    "The secret is in the sauce: password = getpass.getpass(), token: Optional[str], key = self.api_key_2",
+    "See https://example.org:8080/path@2x.png for the secret token.",
+]
+
+
+@pytest.mark.parametrize(("kind", "marked"), [(kind, text) for kind, texts in FOUND.items() for text in texts])
+def test_finds_exactly_what_is_marked(kind, marked):
+    text = marked.replace("{", "").replace("}", "")
+    expected = [part.split("}")[0] for part in marked.split("{")[1:]]
+    found = find_personal_data(text, ALL)
+    assert [(text[item.start : item.end], item.kind) for item in found] == [(part, kind) for part in expected]
+
+
+@pytest.mark.parametrize("text", NOT_FOUND)
+def test_what_only_looks_like_it_stays(text):
+    assert find_personal_data(text, ALL) == []
+
+
+def test_phone_numbers_without_a_country_code_go_by_the_regions():
+    text = "Telefon: 030 22732152, tel. (212) 736-5000"
+    german, american = (find_personal_data(text, frozenset({"phone"}), (region,)) for region in ("DE", "US"))
+    assert [text[item.start : item.end] for item in german] == ["030 22732152"]
+    assert [text[item.start : item.end] for item in american] == ["(212) 736-5000"]
+
+
+def test_masks_drops_or_keeps_by_kind_and_counts(build, write):
+    texts = ["Ask jane@web.de or bob@web.de at 8.8.8.8.", "My card is 4111 1111 1111 1111.", "Nothing in here."]
+    path = write("texts.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    documents = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}]))
+    handled = {
+        "email": {"replacement": "[e-mail]"},
+        "ip": {"action": "keep", "replacement": ""},
+        "card": {"action": "drop", "replacement": ""},
+    }
+    out = build(clean, CleanConfig(**OFF, personal_data=handled), documents=documents)
+    before = {document.text: document for document in read_documents(documents)}
+    kept = list(read_documents(out))
+    assert [document.text for document in kept] == ["Ask [e-mail] or [e-mail] at 8.8.8.8.", texts[2]]
+    assert kept[0].group == before[texts[0]].group and kept[0].id != before[texts[0]].id
+    counts = json.loads((out / "aux" / "counts.json").read_text())
+    assert counts["counts"] == {"personal_data.card": 1, "personal_data.email": 2}
+    [dropped] = pq.read_table(out / "aux" / "dropped.parquet").to_pylist()
+    assert (dropped["rule"], dropped["value"]) == ("personal_data.card", 1)

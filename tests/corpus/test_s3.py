@@ -1,0 +1,257 @@
+"""Sources on S3: the real protocol against moto's server, through a proxy that fails as servers and networks do."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from corpus.config import IngestConfig, InstructionsConfig
+from corpus.documents import read_documents
+from corpus.ingest import ingest
+from infra import s3
+from infra.errors import StageError
+from infra.hashing import HashBook
+from infra.sources import open_place
+from tests.command import write_config
+
+Fault = Callable[["Proxy"], bool]
+"""Answers a request itself and returns True, or changes how it is answered and returns False."""
+
+TEXTS = [f"Letter {number}, in which the river is described once more." for number in range(50)]
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Passes requests on to moto, but for those that the next fault of the server takes."""
+
+    protocol_version = "HTTP/1.1"
+    cut_after: int | None = None
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.requests.append(self.path)
+        if "list-type" not in self.path and server.faults and server.faults.pop(0)(self):
+            return
+        connection = http.client.HTTPConnection("127.0.0.1", server.upstream)
+        connection.request(self.command, self.path, headers=dict(self.headers))
+        answer = connection.getresponse()
+        body = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.end_headers()
+        if self.cut_after is not None:
+            self.wfile.write(body[: self.cut_after])
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+def unavailable(proxy: Proxy) -> bool:
+    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    proxy.send_response(503)
+    proxy.send_header("Content-Length", str(len(body)))
+    proxy.end_headers()
+    proxy.wfile.write(body)
+    return True
+
+
+def silent(proxy: Proxy) -> bool:
+    """Answers nothing until the client gives up."""
+    proxy.connection.recv(1)
+    proxy.close_connection = True
+    return True
+
+
+def cut_off(proxy: Proxy) -> bool:
+    proxy.cut_after = 100
+    return False
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[ThreadedMotoServer]:
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(moto: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server.upstream, server.faults, server.requests = moto.get_host_and_port()[1], [], []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "3",
+        "STEMMA_S3_READ_TIMEOUT_S": "0.5",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.01)
+    s3._client.cache_clear()
+    yield server
+    s3._client.cache_clear()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def put(moto: ThreadedMotoServer, proxy: Any) -> Iterator[Callable[[str, bytes | None], str]]:
+    """put(key, content) gives the URL of a new object; None takes it away."""
+    client = boto3.client("s3", endpoint_url="http://{}:{}".format(*moto.get_host_and_port()))
+    client.create_bucket(Bucket="letters")
+
+    def call(key: str, content: bytes | None) -> str:
+        if content is None:
+            client.delete_object(Bucket="letters", Key=key)
+        else:
+            client.put_object(Bucket="letters", Key=key, Body=content)
+        return f"s3://letters/{key}"
+
+    yield call
+    for row in client.list_objects_v2(Bucket="letters").get("Contents", []):
+        client.delete_object(Bucket="letters", Key=row["Key"])
+    client.delete_bucket(Bucket="letters")
+
+
+def jsonl(texts: list[str]) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def config(*urls: str, **keys: Any) -> IngestConfig:
+    return IngestConfig(read=[{"kind": "files", "paths": urls, **keys}])
+
+
+def parquet(texts: list[str]) -> bytes:
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": texts}), out, row_group_size=10)
+    return bytes(out.getvalue())
+
+
+def test_objects_folders_and_globs_give_what_the_same_files_give(build, put, write, payload):
+    contents = {"a.jsonl.gz": gzip.compress(jsonl(TEXTS[:20])), "b.parquet": parquet(TEXTS[20:40]), "c.txt": b"last"}
+    for name, content in contents.items():
+        put(f"crawl/{name}", content)
+    put("crawl.txt", b"a neighbour of the folder")
+    local = payload(build(ingest, config(*(write(name, content) for name, content in contents.items()))))
+    assert payload(build(ingest, config("s3://letters/crawl"))) == local
+    assert payload(build(ingest, config("s3://letters/crawl/"))) == local
+    assert payload(build(ingest, config("s3://letters/crawl/*.*"))) == local
+    assert payload(build(ingest, config(*(f"s3://letters/crawl/{name}" for name in contents)))) == local
+
+
+def test_a_large_object_is_read_in_parts(build, put, monkeypatch):
+    url = put("a.jsonl", jsonl(TEXTS))
+    whole = list(read_documents(build(ingest, config(url))))
+    monkeypatch.setattr("corpus.readers.plan.PARTITION_BYTES", 700)
+    assert list(read_documents(build(ingest, config(url)))) == whole
+
+
+@pytest.mark.parametrize("faults", [[unavailable], [silent], [cut_off], [cut_off, unavailable]])
+def test_faults_that_pass_are_tried_again_and_change_nothing(build, put, proxy, faults):
+    url = put("a.jsonl", jsonl(TEXTS))
+    proxy.faults[:] = [*faults]
+    assert [document.text for document in read_documents(build(ingest, config(url)))] == TEXTS
+    assert not proxy.faults
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [(unavailable, "SlowDown"), (silent, "imeout"), (cut_off, r"IncompleteRead|ended|broken")]
+)
+def test_faults_that_do_not_pass_name_the_object(build, put, proxy, fault, told):
+    # Each answer that is cut off brings the reader 100 bytes further.
+    url = put("a.jsonl", jsonl(TEXTS * 40))
+    proxy.faults[:] = [fault] * 3 if fault is not cut_off else [cut_off, unavailable, unavailable, unavailable]
+    told = told if fault is not cut_off else "SlowDown"
+    with pytest.raises(
+        StageError, match=rf"s3://letters/a\.jsonl: the server failed 3 times, at last with .*{told}"
+    ) as caught:
+        build(ingest, config(url))
+    assert caught.value.problems[0].code == "source_unreachable"
+
+
+def test_what_is_not_there_is_named(build, put, proxy):
+    put("a.txt", b"here")
+    with pytest.raises(StageError, match=r"s3://letters/b\.txt: no such object"):
+        build(ingest, config("s3://letters/b.txt"))
+    with pytest.raises(StageError, match=r"s3://nobody/a\.txt: no such bucket"):
+        build(ingest, config("s3://nobody/a.txt"))
+
+
+def test_an_object_that_vanishes_or_changes_while_it_is_read_is_named(put, proxy):
+    put("a.txt", b"first")
+    [item] = s3.list_objects("s3://letters/a.txt")
+    put("a.txt", b"other")
+    with open_place(item) as file, pytest.raises(StageError, match="the object was changed after it was listed"):
+        file.read()
+    put("a.txt", None)
+    with open_place(item) as file, pytest.raises(StageError, match=r"no such object: s3://letters/a\.txt"):
+        file.read()
+
+
+def test_identity_needs_no_byte_of_an_object_and_notices_a_change(put, proxy, tmp_path):
+    book = HashBook(tmp_path / "book.sqlite")
+    url = put("a.txt", b"first")
+
+    def digest() -> str:
+        [source] = config(url).sources()
+        return book.digest(source)
+
+    before = digest()
+    assert digest() == before
+    put("a.txt", b"other")
+    assert digest() != before
+    assert all("list-type" in path for path in proxy.requests)
+
+
+def test_missing_credentials_are_asked_for(build, proxy, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    with pytest.raises(StageError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        build(ingest, config("s3://letters/a.txt"))
+
+
+def test_other_schemes_are_an_error_of_the_config():
+    for kind in (IngestConfig, InstructionsConfig):
+        with pytest.raises(ValueError, match="expected a local path or s3://bucket/key, not gs://bucket/a"):
+            kind(read=[{"kind": "files", "paths": ["gs://bucket/a"]}])
+
+
+def test_through_the_command(run, put, tmp_path):
+    put("set/a.jsonl", jsonl(TEXTS))
+    pipeline = write_config(
+        tmp_path / "config.yaml",
+        {"name": "letters", "ingest": {"read": [{"kind": "files", "paths": ["s3://letters/set"]}]}},
+    )
+    store = tmp_path / "store"
+    credentials = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    first = run("run", pipeline, "--root", store, **credentials)
+    assert first.code == 0, first.document["errors"]
+    assert first.statuses() == {"ingest": "built"}
+    put("set/b.jsonl", jsonl(TEXTS[:1]))
+    again = run("check", pipeline, "--root", store, **credentials)
+    assert again.statuses() == {"ingest": "build"}

@@ -1,0 +1,94 @@
+"""What the servers do by themselves: tell people, and mark a run whose processes are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.journal import latest
+from infra.servers.http import post
+from tests.command import environment, start, stemma, write_config
+from tests.pipelines import data_config
+from tests.processes import running_stage, wait_until
+from tests.receivers import mail_server, webhook
+
+pytestmark = pytest.mark.cluster
+
+
+class Told:
+    """A store whose servers are up and tell three receivers."""
+
+    def __init__(self, folder: Path, page: str, hooks: list[tuple[str, Any]], mails: list[str]) -> None:
+        self.folder, self.page, self.hooks, self.mails = folder, page, hooks, mails
+        self.root = folder / "store"
+
+    def posted(self, path: str, text: str) -> bool:
+        return any(where == path and text in str(document) for where, document in self.hooks)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    folder = tmp_path_factory.mktemp("told")
+    with webhook() as (address, hooks), mail_server() as (port, mails):
+        env = environment(
+            STEMMA_NOTICE_SLACK=f"{address}/slack",
+            STEMMA_NOTICE_WEBHOOK=f"{address}/hook",
+            STEMMA_NOTICE_EMAIL=f"mailto://127.0.0.1:{port}/?from=stemma@lab.example&to=night@lab.example",
+        )
+        try:
+            answer = stemma("up", "--root", folder / "store", env=env)
+            assert answer.code == 0, answer.document["errors"]
+            again = stemma("up", "--root", folder / "store", env=env)
+            assert again.document["automations"] == answer.document["automations"]
+            assert len(again.document["automations"]) == 4
+            page = next(service["url"] for service in answer.document["services"] if service["name"] == "prefect")
+            yield Told(folder, page, hooks, mails)
+        finally:
+            stemma("down", "--root", folder / "store")
+
+
+def test_a_failure_is_told_by_slack_webhook_and_mail(told: Told) -> None:
+    settings = data_config(told.folder)
+    settings["validate"] = {"documents": {"min_rows": 1_000_000}}
+    config = write_config(told.folder / "failing.yaml", settings)
+    answer = stemma("run", config, "--root", told.root)
+    assert answer.code == 1
+    sentence = answer.document["errors"][0]["message"]
+    wait_until(lambda: told.posted("/slack", sentence), timeout_s=60)
+    wait_until(lambda: told.posted("/hook", sentence), timeout_s=60)
+    wait_until(lambda: any("Subject: chronicle failed" in mail for mail in told.mails), timeout_s=60)
+    assert all(set(document) == {"text"} for path, document in told.hooks if path == "/slack")
+
+
+def test_a_run_whose_worker_and_processes_died_is_marked_told_and_can_be_run_again(told: Told) -> None:
+    config = write_config(told.folder / "dying.yaml", {**data_config(told.folder), "name": "dying"})
+    follower = start("run", config, "--root", told.root)
+    wait_until(lambda: running_stage(told.root, "validate"))
+    journal = next(latest(told.root / "runs", "dying"))
+    flow = psutil.Process(journal.read()[0]["pid"])
+    worker = psutil.Process(int(_service(told, "worker")["pid"]))
+    for process in (worker, *worker.children(recursive=True), flow):
+        process.kill()
+    run_id = journal.begun()["flow_run_id"]
+    try:
+        wait_until(lambda: _state(told.page, run_id) == "CRASHED", timeout_s=180)
+        wait_until(lambda: told.posted("/slack", "crashed"), timeout_s=60)
+    finally:
+        follower.kill()
+        follower.communicate()
+    assert stemma("up", "--root", told.root).code == 0
+    assert stemma("run", config, "--root", told.root).code == 0
+
+
+def _service(told: Told, name: str) -> dict[str, Any]:
+    services = stemma("status", "--root", told.root).document["services"]
+    return next(service for service in services if service["name"] == name)
+
+
+def _state(page: str, run_id: str) -> str:
+    (found,) = post(f"{page}/api/flow_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}})
+    return str(found["state_type"])

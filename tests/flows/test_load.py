@@ -1,0 +1,36 @@
+"""Many runs due at once, one worker, PostgreSQL: none lost, none doubled, and the page still answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import environment, stemma
+from tests.postgres import postgres
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_of_runs_that_are_due_at_once_none_is_lost_and_none_doubled(tmp_path: Path, batches: int) -> None:
+    root = tmp_path / "store"
+    with postgres() as database:
+        env = environment(STEMMA_DATABASE_URL=database)
+        try:
+            assert stemma("up", "--root", root, env=env).code == 0
+            command = [sys.executable, "-m", "tests.load", "--root", str(root), "--batches", str(batches)]
+            told = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, text=True).stdout
+        finally:
+            stemma("down", "--root", root, env=env)
+    found = json.loads(told)
+    scheduled = 20 * batches
+    assert found["scheduled"] == scheduled
+    assert found["states"] == {"Completed": scheduled}
+    assert found["run_counts"] == {"1": scheduled}
+    assert found["journals"] == scheduled
+    assert found["page_failures"] == 0
+    assert len(list((root / "ingest").glob("*/manifest.json"))) == 1

@@ -1,0 +1,282 @@
+"""Pipelines that run by themselves: when, one at a time, after a pause, by the code and config they were made with."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Scheduled
+
+import flows.deploy
+from flows.admission import GRACE
+from flows.config import load
+from flows.cron import next_dates
+from flows.deploy import deploy_pipeline, deploy_stages
+from flows.schedules import Schedule
+from infra.errors import ConfigError
+from infra.servers.ports import any_free_port
+from tests.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.pipelines import data_config
+from tests.processes import wait_until
+
+
+@pytest.mark.parametrize(
+    ("cron", "code", "told"),
+    [
+        ("0 0 30 2 *", "never_fires", "asks for day 30, and February has at most 29 days"),
+        ("0 0 31 4,6 *", "never_fires", "asks for day 31, and April, June has at most 30 days"),
+        ("0 2 * *", "bad_cron", "has 4 fields"),
+        ("0 0 2 * * *", "bad_cron", "has 6 fields"),
+        ("61 * * * *", "bad_cron", "61"),
+        ("every day at noon please", "bad_cron", "every day"),
+        ("", "bad_cron", "has 0 fields"),
+    ],
+)
+def test_a_cron_that_never_fires_is_refused_naming_why(cron: str, code: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        next_dates(cron, "UTC")
+    [problem] = caught.value.problems
+    assert (problem.code, problem.path) == (code, "--cron")
+    assert told in problem.message
+
+
+def test_dates_follow_the_clocks_of_their_time_zone() -> None:
+    leap_day, _ = next_dates("0 12 29 2 *", "UTC", 2)
+    assert (leap_day.month, leap_day.day) == (2, 29)
+    offsets = {date.utcoffset() for date in next_dates("0 2 1 * *", "Europe/Berlin", 12)}
+    assert offsets == {timedelta(hours=1), timedelta(hours=2)}
+
+
+@dataclass
+class House:
+    """Servers with a worker, and a data pipeline whose stages are all built."""
+
+    folder: Path
+    client: SyncPrefectClient
+    env: dict[str, str]
+    api_url: str
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def named(self, name: str) -> Path:
+        """A config of its own for a pipeline of this name, with the same built stages."""
+        config = {**data_config(self.folder), "name": name}
+        return write_config(self.folder / f"{name}.yaml", config)
+
+    def deploy(self, name: str, schedule: Schedule | None = None) -> UUID:
+        path = self.named(name)
+        return deploy_pipeline(load(path), self.root, str(path), schedule)
+
+    def ended(self, *runs: FlowRun) -> list[FlowRun]:
+        def all_final() -> list[FlowRun] | None:
+            now = [self.client.read_flow_run(run.id) for run in runs]
+            return now if all(run.state and run.state.is_final() for run in now) else None
+
+        return wait_until(all_final)  # type: ignore[return-value]
+
+    def ask(self, *arguments: str | Path) -> Answer:
+        return stemma(*arguments, "--root", self.root, env=self.env)
+
+
+@pytest.fixture(scope="module")
+def house(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("scheduled") / "data"
+    shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    write_config(folder / "config.yaml", data_config(folder))
+    env = environment()
+    ports = ["--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port())]
+    try:
+        answer = stemma("up", "--root", folder / "store", *ports, env=env)
+        assert answer.code == 0, answer.document["errors"]
+        url = f"{answer.document['services'][0]['url']}/api"
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            yield House(folder, client, env, url)
+    finally:
+        stemma("down", "--root", folder / "store", env=env)
+
+
+def told(run: FlowRun) -> tuple[str, str]:
+    assert run.state is not None
+    return run.state.name or "", run.state.message or ""
+
+
+@pytest.mark.cluster
+def test_a_schedule_stays_through_deploys_and_runs_and_can_be_paused_and_resumed(house: House) -> None:
+    config = house.named("kept")
+    options = ["--cron", "0 2 * * *", "--timezone", "Europe/Berlin", "--overlap", "skip", "--catch-up", "none"]
+    first = house.ask("deploy", config, *options)
+    assert first.code == 0, first.document["errors"]
+    [schedule] = first.document["schedules"]
+    assert (schedule["overlap"], schedule["catch_up"], schedule["active"]) == ("skip", "none", True)
+    assert len(schedule["next"]) == 3
+    assert {date[11:16] for date in schedule["next"]} == {"02:00"}
+    paused = house.ask("pause", config)
+    assert paused.code == 0, paused.document["errors"]
+    assert (paused.document["schedules"][0]["active"], paused.document["schedules"][0]["next"]) == (False, [])
+    again = house.ask("deploy", config)
+    assert again.document["schedules"] == paused.document["schedules"]
+    assert house.ask("resume", config).document["schedules"] == first.document["schedules"]
+    assert house.ask("schedule", config).document["schedules"] == first.document["schedules"]
+
+
+@pytest.mark.cluster
+def test_the_command_refuses_a_schedule_that_is_none_and_deploys_nothing(house: House) -> None:
+    config = house.named("refused")
+    for options, code in (
+        (["--cron", "0 0 30 2 *"], "never_fires"),
+        (["--cron", "0 2 * * *", "--timezone", "Europe/Berlim"], "bad_timezone"),
+        (["--overlap", "skip"], "bad_usage"),
+    ):
+        answer = house.ask("deploy", config, *options)
+        assert (answer.code, answer.document["errors"][0]["code"]) == (2, code), options
+    assert house.ask("schedule", config).document["errors"][0]["code"] == "not_deployed"
+
+
+@pytest.mark.cluster
+def test_what_has_no_schedule_cannot_be_paused_and_says_so(house: House) -> None:
+    config = house.named("unscheduled")
+    answer = house.ask("pause", config)
+    assert (answer.code, answer.document["errors"][0]["code"]) == (2, "not_deployed")
+    house.deploy("unscheduled")
+    answer = house.ask("pause", config)
+    assert (answer.code, answer.document["errors"][0]["code"]) == (2, "no_schedule")
+    assert house.ask("schedule", config).document["schedules"] == []
+
+
+@pytest.fixture
+def missed(house: House) -> Callable[[UUID, list[datetime]], list[FlowRun]]:
+    """Runs that Prefect had scheduled by itself for dates that passed while no worker ran."""
+
+    def make(deployment: UUID, dates: list[datetime]) -> list[FlowRun]:
+        house.client.request("PATCH", "/work_pools/{name}", path_params={"name": "stemma"}, json={"is_paused": True})
+        try:
+            runs = [
+                house.client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=date))
+                for date in dates
+            ]
+            with closing(sqlite3.connect(house.root / "servers" / "prefect" / "prefect.db", timeout=60)) as database:
+                ids = [(str(run.id),) for run in runs]
+                database.executemany("UPDATE flow_run SET auto_scheduled = 1 WHERE id = ?", ids)
+                database.commit()
+        finally:
+            body = {"is_paused": False}
+            house.client.request("PATCH", "/work_pools/{name}", path_params={"name": "stemma"}, json=body)
+        return runs
+
+    return make
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("catch_up", "names"),
+    [
+        ("latest", ["Cancelled", "Completed"]),
+        pytest.param("none", ["Cancelled", "Cancelled"], marks=pytest.mark.long),
+        pytest.param("all", ["Completed", "Completed"], marks=pytest.mark.long),
+    ],
+)
+def test_dates_that_were_missed_are_made_up_for_by_the_stated_policy(
+    house: House, missed: Callable[[UUID, list[datetime]], list[FlowRun]], catch_up: Any, names: list[str]
+) -> None:
+    deployment = house.deploy(f"missed-{catch_up}", Schedule("0 0 1 1 *", catch_up=catch_up))
+    now = datetime.now(UTC)
+    dates = [now - timedelta(days=1), now - GRACE - timedelta(minutes=1)]
+    runs = house.ended(*missed(deployment, dates))
+    assert [told(run)[0] for run in runs] == names
+    assert all("skipped: due at" in told(run)[1] for run in runs if told(run)[0] == "Cancelled")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("overlap", ["queue", "skip"])
+def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: Any) -> None:
+    deployment = house.deploy(f"overlap-{overlap}", Schedule("0 0 1 1 *", overlap=overlap))
+    forced = {"selection": {"force": ["clean"]}}
+    first = house.client.create_flow_run_from_deployment(deployment, parameters=forced)
+
+    def begun() -> bool:
+        state = house.client.read_flow_run(first.id).state
+        return bool(state and (state.is_running() or state.is_final()))
+
+    wait_until(begun)
+    second = house.client.create_flow_run_from_deployment(deployment)
+    one, two = house.ended(first, second)
+    assert told(one)[0] == "Completed"
+    assert told(two)[0] == ("Completed" if overlap == "queue" else "Cancelled")
+    if overlap == "queue":
+        assert one.end_time is not None
+        assert two.start_time is not None
+        assert two.start_time >= one.end_time
+
+
+@pytest.mark.cluster
+def test_a_worker_with_other_code_refuses_naming_both(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = "0123456789abcdef" * 2
+    monkeypatch.setattr(flows.deploy, "code_state", lambda: {"commit": theirs, "dirty": False})
+    run = house.client.create_flow_run_from_deployment(house.deploy("other-code"))
+    [run] = house.ended(run)
+    name, message = told(run)
+    assert name == "Failed"
+    assert f"deployed by code {theirs[:12]}" in message
+    ours = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert f"the worker has code {ours.stdout[:12]}" in message
+    assert "stemma deploy" in message
+
+
+@pytest.mark.cluster
+def test_a_config_that_vanished_is_named_by_pipeline_and_stage(house: House) -> None:
+    path = house.named("vanishing")
+    pipeline = load(path)
+    made = [deploy_pipeline(pipeline, house.root, str(path)), deploy_stages(pipeline, house.root, str(path))["clean"]]
+    path.unlink()
+    for run in house.ended(*(house.client.create_flow_run_from_deployment(deployment) for deployment in made)):
+        name, message = told(run)
+        assert name == "Failed"
+        assert f"{path}: the config file that this was deployed from is gone" in message
+
+
+@pytest.mark.cluster
+def test_prefects_own_deploy_reads_prefect_yaml_and_the_config_at_each_run(house: House) -> None:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    env = {**house.env, "PREFECT_HOME": str(house.root / "servers" / "prefect"), "PREFECT_API_URL": house.api_url}
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = house.client.read_deployment_by_name("pipeline-file/nightly")
+    assert [(item.schedule.cron, item.active) for item in found.schedules] == [("0 2 * * *", True)]  # type: ignore[union-attr]
+    assert found.global_concurrency_limit is not None
+    assert found.global_concurrency_limit.limit == 1
+    assert found.parameters == {"config_path": "configs/quickstart.yaml"}
+
+    wrong = write_config(house.folder / "wrong.yaml", {**data_config(house.folder), "tokenizer": {"vocab_siez": 1}})
+    configs = [house.config, house.folder / "gone.yaml", wrong]
+    runs = [
+        house.client.create_flow_run_from_deployment(
+            found.id, parameters={"config_path": str(config), "root": str(house.root)}
+        )
+        for config in configs
+    ]
+    good, gone, bad = house.ended(*runs)
+    assert told(good)[0] == "Completed", told(good)
+    assert good.name == "config"
+    assert told(gone)[0] == "Failed"
+    assert "gone.yaml: the config file" in told(gone)[1]
+    assert told(bad)[0] == "Failed"
+    assert "tokenizer.vocab_siez" in told(bad)[1]

@@ -1,0 +1,64 @@
+"""What every stage leaves in the Prefect page for a person to look at."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.throttle import LINES, WINDOW_S, Throttle
+from tests.command import Answer, write_config
+from tests.pipelines import data_config
+from tests.prefect_page import sheets
+
+PICTURE = r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([^)]+)\)"
+
+
+@pytest.fixture(scope="module")
+def full_sheets(built_full: Path) -> tuple[set[str], dict[str, str]]:
+    """The keys that are expected, and what there is."""
+    answer = json.loads((built_full / "answer.json").read_text())
+    keys = {f"stage-{row['stage'].replace('_', '-')}" for row in answer["stages"]}
+    return keys, sheets(answer["flow_run_url"].partition("/runs/")[0], answer["flow_run_id"])
+
+
+def test_every_stage_that_was_built_leaves_its_sheet(full_sheets: tuple[set[str], dict[str, str]]) -> None:
+    expected, found = full_sheets
+    assert expected <= set(found)
+    for stage in ("pretrain", "sft", "reward-model", "rlhf"):
+        pictures = dict(re.findall(PICTURE, found[f"stage-{stage}"]))
+        assert {"Loss", "Learning rate"} <= set(pictures), stage
+        assert b"<polyline" in base64.b64decode(pictures["Loss"])
+    assert "| holds | there are at least" in found["stage-validate"]
+    assert "### Gates" in found["stage-register"]
+    assert "### Model card" in found["stage-register"]
+    assert "report.html" in found["stage-report"]
+
+
+def test_a_failed_stage_says_what_where_and_what_to_do(
+    run: Callable[..., Answer], prefect_url: str, tmp_path: Path
+) -> None:
+    settings = data_config(tmp_path)
+    settings["validate"] = {"documents": {"min_rows": 1_000_000}}
+    config = write_config(tmp_path / "config.yaml", settings)
+    answer = run("run", config, "--root", tmp_path / "store")
+    error = answer.document["errors"][0]
+    sheet = sheets(prefect_url.removesuffix("/api"), answer.document["flow_run_id"])["stage-validate"]
+    assert "# validate failed" in sheet
+    assert error["code"] in sheet
+    assert error["message"] in sheet
+    assert "stemma logs validate" in sheet
+
+
+def test_a_talkative_stage_does_not_flood_the_page() -> None:
+    now = 0.0
+    throttle = Throttle("stemma logs pretrain", lambda: now)
+    shown = [line for number in range(1000) for line in throttle.let_through(f"line {number}")]
+    assert len(shown) == LINES
+    now = WINDOW_S
+    assert throttle.let_through("again") == ["… 960 more lines: stemma logs pretrain", "again"]
+    assert throttle.let_through("\r 1 %\r 50 %\r 99 %\r") == [" 99 %"]

@@ -1,0 +1,108 @@
+"""Attention in packed sequences stays within documents: shown on gradients and against each document alone."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.config import ModelConfig
+from training.documents import document_numbers, positions_within, within_documents
+from training.hardware import Hardware
+from training.loaders import next_token_batch
+from training.models import LanguageModel, build, hf_config
+
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+END = 0
+# Texts of 5, 1, 7 and 4 tokens and the beginning of one more, each but the last with its <|endoftext|>.
+TEXTS = [5, 1, 7, 4]
+LENGTH = 24
+STARTS = np.array([0, 6, 8, 16, 21])
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "positions": 64},
+    "gpt2": {"family": "gpt2", "layers": 2, "width": 32, "heads": 4, "positions": 64},
+    "mistral": {"transformers": {"model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 2,
+                                 "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}},
+}  # fmt: skip
+
+
+def _model(name: str, attention: str, *, bf16: bool = False) -> LanguageModel:
+    network = build(hf_config(ModelConfig(**MODELS[name]), 320, SPECIAL), seed=1)
+    network.set_attn_implementation(attention)
+    return LanguageModel(network, Hardware(torch.device("cpu"), bf16)).eval()
+
+
+def _tokens() -> np.ndarray[Any, np.dtype[np.int64]]:
+    tokens = np.random.default_rng(3).integers(4, 320, LENGTH)
+    tokens[STARTS[1:] - 1] = END
+    return tokens
+
+
+def _spans() -> list[slice]:
+    """Each document with the <|endoftext|> that it begins with, which ends the one before."""
+    begins = [0, *(STARTS[1:] - 1)]
+    return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], LENGTH], strict=True)]
+
+
+def test_a_document_begins_with_the_end_of_the_one_before() -> None:
+    numbers = document_numbers([np.array([0, 3, 4, 7]), np.array([0, 1])], 8)
+    assert numbers.tolist() == [[0, 0, 1, 2, 2, 2, 3, 3], [0] * 8]
+    assert positions_within(numbers).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_document_s_loss_has_no_gradient_in_another_document(name: str, attention: str) -> None:
+    model = _model(name, attention, bf16=True)
+    batch = next_token_batch(_tokens()[None], [STARTS])
+    embedded: list[torch.Tensor] = []
+
+    def remember(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    model.model.get_input_embeddings().register_forward_hook(remember)
+    for span in _spans():
+        embedded.clear()
+        labels = torch.full_like(batch["labels"], -100)
+        labels[:, span] = batch["labels"][:, span]
+        model.loss(model(batch), batch | {"labels": labels}).backward()
+        (gradient,) = embedded[0].grad  # type: ignore[misc]
+        moved = gradient.abs().sum(1) > 0
+        inside = torch.zeros(LENGTH, dtype=torch.bool)
+        inside[span] = True
+        if span.stop == LENGTH:
+            inside[-1] = False  # the last token of a sequence has no label
+        assert torch.equal(moved, inside)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*product(MODELS, ("eager", "sdpa")), pytest.param("llama", "flex_attention", marks=pytest.mark.long)],
+)
+def test_packed_logits_are_those_of_each_document_alone(name: str, attention: str) -> None:
+    model = _model(name, attention)
+    tokens = _tokens()
+    alone = _model(name, "eager").model
+    with torch.no_grad():
+        hidden = model(next_token_batch(np.stack([tokens, tokens]), [STARTS, STARTS]))
+        packed = model.model.get_output_embeddings()(hidden)
+        for span in _spans():
+            expected = alone(torch.from_numpy(tokens[span])[None]).logits[0]
+            for row in packed:
+                torch.testing.assert_close(row[span], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mask_is_the_one_that_transformers_takes_from_positions() -> None:
+    from transformers.masking_utils import create_causal_mask
+
+    documents = document_numbers([STARTS, np.array([0])], LENGTH)
+    config = hf_config(ModelConfig(**MODELS["llama"]), 320, SPECIAL)
+    config._attn_implementation = "sdpa"
+    theirs = create_causal_mask(
+        config, torch.zeros(2, LENGTH, 32), None, torch.arange(LENGTH), None, positions_within(documents)
+    )
+    assert torch.equal(within_documents(documents), theirs)

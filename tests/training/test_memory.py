@@ -1,0 +1,155 @@
+"""What saves memory leaves the losses as they are: microbatches, found or set, recomputed activations, offload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from tests.ranked import pretrain_in_ranks
+from training.config import PretrainConfig, SftConfig
+from training.microbatch import largest_that_fits
+from training.pretrain import pretrain
+from training.sft import sft
+
+PRETRAIN: dict[str, Any] = {
+    "model": {"family": "llama", "layers": 3, "width": 32, "heads": 2, "positions": 64, "dropout": 0.1},
+    "duration": "5 batches",
+    "global_batch_tokens": 256,
+    "optimizer": {"learning_rate": 1.0e-2},
+    "evaluate_every": "1000 batches",
+}
+SFT: dict[str, Any] = {
+    "duration": "4 batches",
+    "global_batch_examples": 8,
+    "max_length": 64,
+    "optimizer": {"learning_rate": 1.0e-3},
+    "answer_max_tokens": 2,
+    "answers_limit": 2,
+    "heldout_limit": 2,
+}
+
+
+@pytest.fixture
+def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": shards_dir, "tokenizer": tokenizer_dir}
+
+
+def _run(folder: Path, journal: Any, **launch: Any) -> Run:
+    journal.lines.clear()
+    config = LaunchConfig(**{"device": "cpu", "threads": 1, "precision": "fp32", **launch})
+    return Run(folder, config, journal=journal)
+
+
+def _losses(told: list[dict[str, Any]]) -> list[float]:
+    return [line["values"]["train/loss"] for line in told if "train/loss" in line.get("values", {})]
+
+
+def test_microbatches_leave_the_loss_with_padding_and_masks(
+    base_dir: Path, instructions_dir: Path, tmp_path: Path, journal: Any
+) -> None:
+    """Prompts and padding bear no loss, so microbatches have different numbers of tokens that do."""
+    found = {}
+    for microbatch in (1, 2, 4, 8):
+        run = _run(tmp_path / f"{microbatch}.work", journal, microbatch=microbatch)
+        sft(
+            SftConfig.model_validate(SFT),
+            {"model": base_dir, "instructions": instructions_dir},
+            tmp_path / str(microbatch),
+            run,
+        )
+        found[microbatch] = journal.metric("train/loss")
+        assert len(found[microbatch]) == 4
+    for microbatch in (1, 2, 4):
+        assert found[microbatch] == pytest.approx(found[8], rel=1e-5)
+
+
+def test_recomputed_activations_leave_the_loss(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:
+    """To the bit, dropout included: the backward pass draws again what the forward pass drew."""
+    found = {}
+    for how in ("none", "selective", "full"):
+        run = _run(tmp_path / f"{how}.work", journal, recompute=how)
+        pretrain(PretrainConfig.model_validate(PRETRAIN), inputs, tmp_path / how, run)
+        found[how] = journal.metric("train/loss")
+    assert found["selective"] == found["full"] == found["none"]
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_recomputing_keeps_fewer_activations(how: str) -> None:
+    from training.models import build, hf_config
+    from training.parallel import recompute
+
+    config = hf_config(PretrainConfig.model_validate(PRETRAIN).model, 320, {})
+
+    def kept_bytes(how: str) -> int:
+        model = build(config, seed=1)
+        recompute(model, how)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(input_ids=torch.zeros(8, 64, dtype=torch.long)).logits.sum()
+        return sum(kept.values())
+
+    assert kept_bytes(how) < 0.9 * kept_bytes("none")
+
+
+@pytest.mark.parametrize("launch", [{"recompute": "full", "microbatch": 2}, {"offload": True, "microbatch": 2}])
+def test_sharded_ranks_that_save_memory_leave_the_loss(
+    inputs: dict[str, Path], tmp_path: Path, journal: Any, launch: dict[str, Any]
+) -> None:
+    settings = PRETRAIN | {"model": PRETRAIN["model"] | {"dropout": 0.0}}
+    pretrain(PretrainConfig.model_validate(settings), inputs, tmp_path / "one", _run(tmp_path / "work", journal))
+    told = pretrain_in_ranks(2, settings, inputs, tmp_path / "two", launch={"sharding": "fsdp", **launch})
+    assert _losses(told) == pytest.approx(journal.metric("train/loss"), rel=1e-4)
+
+
+def _out_of_memory(rank: int) -> None:
+    """Rank 1 has memory for 2 sequences at once, rank 0 for all."""
+    import training.microbatch
+    from training.models import LanguageModel
+
+    training.microbatch.can_be_tried = lambda device: True
+    forward = LanguageModel.forward
+
+    def limited(self: LanguageModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if rank == 1 and self.training and len(batch["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("out of memory, as a small device would say")
+        return forward(self, batch)
+
+    LanguageModel.forward = limited  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_all_ranks_take_what_fits_the_smallest(
+    inputs: dict[str, Path], tmp_path: Path, journal: Any, sharding: str
+) -> None:
+    settings = PRETRAIN | {"model": PRETRAIN["model"] | {"dropout": 0.0}}
+    pretrain(PretrainConfig.model_validate(settings), inputs, tmp_path / "one", _run(tmp_path / "work", journal))
+    told = pretrain_in_ranks(
+        2, settings, inputs, tmp_path / "two", launch={"sharding": sharding}, prepare=_out_of_memory
+    )
+    messages = [line["message"] for line in told if line["kind"] == "event"]
+    assert messages == ["2 of 4 examples at once fit the memory of each device"]
+    assert _losses(told) == pytest.approx(journal.metric("train/loss"), rel=1e-4)
+
+
+def test_a_device_without_room_for_one_example_is_told() -> None:
+    tried = []
+
+    def compute(count: int) -> None:
+        tried.append(count)
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(StageError, match="out of memory with 1 examples") as refused:
+        largest_that_fits(6, compute, lambda: None)
+    assert tried == [6, 3, 1]
+    assert "recompute" in refused.value.problems[0].fix

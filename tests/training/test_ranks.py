@@ -1,0 +1,138 @@
+"""Several ranks: the same weights as one process, and every sample seen once, on whichever number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranked import RankFailed, pretrain_in_ranks
+
+SETTINGS: dict[str, Any] = {
+    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
+    "duration": "12 batches",
+    "global_batch_tokens": 256,
+    "optimizer": {"learning_rate": 1.0e-2},
+    "schedule": {"warmup": "5 batches"},
+    "evaluate_every": "6 batches",
+    "checkpoint_every": "4 batches",
+}
+BATCH = 8  # sequences
+FSDP = {"sharding": "fsdp"}
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": shards_dir, "tokenizer": tokenizer_dir}
+
+
+def _close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def _losses(told: list[dict[str, Any]]) -> list[float]:
+    return [line["values"]["train/loss"] for line in told if "train/loss" in line.get("values", {})]
+
+
+def test_ranks_end_with_the_weights_of_one_process(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
+    told = {
+        name: pretrain_in_ranks(count, SETTINGS, inputs, tmp_path / name, launch=launch)
+        for name, count, launch in (("one", 1, {}), ("ddp", 2, {}), ("fsdp", 2, FSDP))
+    }
+    for name in ("ddp", "fsdp"):
+        _close(weights(tmp_path / name), weights(tmp_path / "one"))
+        assert _losses(told[name]) == pytest.approx(_losses(told["one"]), rel=1e-4)
+        assert not list((tmp_path / f"{name}.rank1").iterdir()), "only rank 0 writes the model"
+
+
+SEEN = "STEMMA_TEST_SEEN"
+
+
+def _record_samples(rank: int) -> None:
+    """Writes down the number of every sample that this rank trains on."""
+    from training.loaders import PackedShards
+
+    read = PackedShards.__getitem__
+
+    def recorded(self: PackedShards, at: Any) -> Any:
+        if self.shuffle:
+            with open(f"{os.environ[SEEN]}.rank{rank}", "a") as file:
+                file.write(f"{at}\n")
+        return read(self, at)
+
+    PackedShards.__getitem__ = recorded  # type: ignore[method-assign]
+
+
+def _seen(start: Path, ranks: int) -> list[frozenset[int]]:
+    """The samples of each global batch."""
+    each = [list(map(int, Path(f"{start}.rank{rank}").read_text().split())) for rank in range(ranks)]
+    share = BATCH // ranks
+    batches = [[numbers[at : at + share] for at in range(0, len(numbers), share)] for numbers in each]
+    return [frozenset(number for part in parts for number in part) for parts in zip(*batches, strict=True)]
+
+
+def test_every_sample_is_seen_once_when_the_number_of_ranks_changes_within_an_epoch(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    def train(name: str, ranks: int, model: str, duration: str) -> list[frozenset[int]]:
+        settings = SETTINGS | {"duration": duration, "checkpoint_every": "4 batches"}
+        environment = {SEEN: str(tmp_path / name)}
+        pretrain_in_ranks(ranks, settings, inputs, tmp_path / model, prepare=_record_samples, environment=environment)
+        return _seen(tmp_path / name, ranks)
+
+    unbroken = train("unbroken", 1, "whole", "2 epochs")
+    parts = [
+        *train("two", 2, "moved", "4 batches"),
+        *train("one", 1, "moved", "8 batches"),
+        *train("again", 2, "moved", "2 epochs"),
+    ]
+    assert parts == unbroken, "the same samples in the same batches"
+    epoch = len(unbroken) // 2
+    for batches in (parts[:epoch], parts[epoch:]):
+        assert len(frozenset.union(*batches)) == epoch * BATCH, "each once"
+
+
+def _die_at_the_first_checkpoint(rank: int) -> None:
+    from training.checkpoints import Checkpointer
+
+    write = Checkpointer.write
+
+    def die(self: Checkpointer, state: Any) -> Path:
+        path = write(self, state)
+        os._exit(9)
+        return path
+
+    Checkpointer.write = die  # type: ignore[method-assign]
+
+
+def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    from training.loaders import PackedShards
+    from training.shared_memory import own_shared_memory
+
+    def present() -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if name[:6].isdigit()}
+
+    neighbour = tmp_path / "neighbour"
+    neighbour.mkdir()
+    with own_shared_memory(neighbour):
+        shards = PackedShards(inputs["shards"] / "validation", neighbour, 1, 0, shuffle=False)
+        ours = {name for name in present() if name.startswith(f"{os.getpid() * 64:06}")}
+        with pytest.raises(RankFailed):
+            pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "model", prepare=_die_at_the_first_checkpoint)
+        (record,) = (tmp_path / "model.work").glob("shared_memory.*")
+        first = record.read_text()
+        left = {name for name in present() if name.startswith(f"{int(first):06}")}
+        assert left, "killed ranks leave their memory behind"
+        pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "model")
+        assert not left & present() and not record.exists()
+        assert ours and ours <= present(), "a neighbour's memory stays"
+        assert len(shards[0][0]), "and can be read"

@@ -1,0 +1,142 @@
+"""Stopped by a signal at some batch and started again, a training takes the same steps as one that never stopped.
+
+Across epochs, with dropout, two loader workers, documents packed into sequences, and three sources that the mix stage
+weighted and the shard stage mixed: training reads a mixture as one stream, in which every batch has all sources. A full
+disk and a damaged checkpoint are in test_checkpoints.py, corrections in test_guard.py, ranks in test_ranks.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from infra.launch.config import LaunchConfig
+from infra.run import Run, read_journal
+from training.config import PretrainConfig
+from training.loaders import PackedShards
+from training.pretrain import pretrain
+from training.shared_memory import own_shared_memory
+
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+BATCHES = 120
+SEQUENCES = 8
+CHECKPOINT_EVERY = 7
+SETTINGS: dict[str, Any] = {
+    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "dropout": 0.1},
+    "duration": f"{BATCHES} batches",
+    "global_batch_tokens": 256,
+    "optimizer": {"learning_rate": 1.0e-2},
+    "evaluate_every": "1000 batches",
+    "checkpoint_every": f"{CHECKPOINT_EVERY} batches",
+}
+LAUNCH: dict[str, Any] = {"device": "cpu", "threads": 1, "precision": "fp32", "loader_workers": 2}
+
+
+def _losses(lines: Iterable[dict[str, Any]]) -> dict[int, float]:
+    """Step → loss; a step that was taken twice must have had the same loss both times."""
+    found: dict[int, float] = {}
+    for line in lines:
+        if line["kind"] == "metric" and "train/loss" in line["values"]:
+            assert found.setdefault(line["step"], line["values"]["train/loss"]) == line["values"]["train/loss"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def inputs(mixed_shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": mixed_shards_dir, "tokenizer": tokenizer_dir}
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """The model of a training that nobody stopped, and its losses."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    with (folder / "journal.jsonl").open("w+") as journal:
+        run = Run(folder / "work", LaunchConfig(**LAUNCH), journal=journal)
+        pretrain(PretrainConfig.model_validate(SETTINGS), inputs, folder / "model", run)
+        run.close()
+    return folder / "model", _losses(read_journal(folder / "journal.jsonl"))
+
+
+class Sources(PackedShards):
+    """Gives the sources of each sequence's documents in place of its tokens."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return set(self.sources(at).tolist())
+
+
+def test_the_batches_mix_the_sources_of_several_shards(inputs: dict[str, Path], tmp_path: Path) -> None:
+    folder = inputs["shards"] / "train"
+    assert len(json.loads((folder / "index.json").read_text())["shards"]) > 3
+    with own_shared_memory(tmp_path):
+        order = list(Sources(folder, tmp_path, SEQUENCES, seed=17, shuffle=True))
+    assert len(order) * 2 < BATCHES * SEQUENCES, "more than two epochs"
+    for batch in range(0, len(order), SEQUENCES):
+        assert set.union(*order[batch : batch + SEQUENCES]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("with_signal", "at"), [(signal.SIGTERM, 19), (signal.SIGKILL, 40)])
+def test_every_step_after_a_signal_is_the_one_that_would_have_been(
+    with_signal: signal.Signals,
+    at: int,
+    inputs: dict[str, Path],
+    unbroken: tuple[Path, dict[int, float]],
+    tmp_path: Path,
+    journal: Any,
+    weights: Weights,
+) -> None:
+    model, expected = unbroken
+    assert sorted(expected) == list(range(1, BATCHES + 1))
+    told = _ended_by(with_signal, at, inputs, tmp_path)
+    last = max(_losses(told))
+    assert last < BATCHES
+    assert not list((tmp_path / "broken").glob("*.safetensors"))
+    saved = {int(path.name[2:]) for path in (tmp_path / "broken.work" / "checkpoints").glob("ba*")}
+    assert with_signal == signal.SIGKILL or last in saved
+    run = Run(tmp_path / "broken.work", LaunchConfig(**LAUNCH), journal=journal)
+    pretrain(PretrainConfig.model_validate(SETTINGS), inputs, tmp_path / "broken", run)
+    (said,) = [message for message in journal.events() if message.startswith("continuing")]
+    begins = min(_losses(journal.lines))
+    assert said == f"continuing pretrain at batch {begins - 1} of {BATCHES}"
+    assert begins > at - CHECKPOINT_EVERY, "no more than what came after the last checkpoint is done again"
+    assert _losses([*told, *journal.lines]) == expected
+    ours, theirs = weights(tmp_path / "broken"), weights(model)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _ended_by(with_signal: signal.Signals, at: int, inputs: dict[str, Path], folder: Path) -> list[dict[str, Any]]:
+    """What a training in a process of its own told until it ended by a signal that was sent after batch `at`."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
+    command = [sys.executable, "-m", "training.pretrain", "--config", str(folder / "config.yaml")]
+    for name, path in inputs.items():
+        command += ["--input", f"{name}={path}"]
+    for name, value in LAUNCH.items():
+        command += ["--launch", f"{name}={value}"]
+    journal = folder / "broken.jsonl"
+    with journal.open("w") as told:
+        process = subprocess.Popen(
+            [*command, "--out", str(folder / "broken")], stderr=told, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        try:
+            deadline = time.monotonic() + 300
+            while f'"step": {at},' not in journal.read_text():
+                assert process.poll() is None and time.monotonic() < deadline, journal.read_text()[-2000:]
+                time.sleep(0.005)
+            process.send_signal(with_signal)
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+    return [
+        json.loads(line) for line in journal.read_text().splitlines() if line.startswith("{") and line.endswith("}")
+    ]
