@@ -1,4 +1,4 @@
-# make demo | test | lint | bench: each sets itself up. Needs Python 3.11 to 3.13, git and make, and nothing else.
+# make demo | test | lint | bench | bench-corpus: each sets itself up. Needs Python 3.11 to 3.13, git and make, and nothing else.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 CONFIG ?= configs/quickstart.yaml
 
-.PHONY: help demo test test-long lint bench lock clean
+.PHONY: help demo test test-long test-newer lint bench bench-train bench-corpus lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -24,6 +24,9 @@ test: $(READY) ## all tests but the long proofs
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)
 
+test-newer: $(READY) ## training tests with the newest torch and transformers, in .venv-newer
+	@infra/test-newer.sh
+
 lint: $(READY) ## style, types, one-way imports
 	@"$(BIN)/ruff" check .
 	@"$(BIN)/ruff" format --check .
@@ -32,6 +35,12 @@ lint: $(READY) ## style, types, one-way imports
 
 bench: $(READY) ## every benchmark; figures go to benchmarks/RESULTS.md by hand
 	@for script in benchmarks/bench_*.py; do "$(BIN)/python" "$$script"; done
+
+bench-corpus: $(READY) ## those of the corpus, on the text in ../shared/data
+	@for script in benchmarks/bench_corpus_*.py; do "$(BIN)/python" "$$script"; done
+
+bench-train: $(READY) ## tokens a second of pretraining against its peers, about 8 minutes on 2 quiet cores
+	@"$(BIN)/python" benchmarks/bench_train.py
 
 lock: $(READY) ## pin the newest versions that pyproject.toml allows, with hashes
 	@infra/install.sh lock

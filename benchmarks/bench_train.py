@@ -1,0 +1,147 @@
+"""Tokens a second of pretraining against a plain PyTorch loop, transformers' Trainer and bare Composer.
+
+python benchmarks/bench_train.py [--models A B] [--rounds 5] [--only ours "(a)"] [--profile]
+
+About 8 minutes on 2 quiet cores. Every contender has a process of its own and is warm before the first round; in each
+round each trains one window of steps while the others wait. The medians over the rounds are compared. Tokens a second
+of CPU time are told besides: on a machine that others use they say more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.train_setting import SETTINGS, write, write_tokenizer
+from tasks.supervisor import KEEP_MEMORY
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+# Name in the table, name of the contender, whether glibc keeps freed memory as our launcher has it.
+CONTENDERS = [
+    ("ours", "ours", True),
+    ("ours, attention within documents", "ours, attention within documents", True),
+    ("(a) plain loop", "(a) plain loop", True),
+    ("(b) transformers Trainer", "(b) transformers Trainer", False),
+    ("(b) with our allocator settings", "(b) transformers Trainer", True),
+    ("(c) bare Composer", "(c) bare Composer", False),
+    ("(c) with our allocator settings", "(c) bare Composer", True),
+]
+
+
+class Contender:
+    """A process that trains one window for each line that it is sent."""
+
+    def __init__(self, title: str, name: str, keeps_memory: bool, which: str, folder: Path) -> None:
+        self.title = title
+        self.speeds: list[float] = []
+        self.cpu_speeds: list[float] = []
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(PROJECT),
+        }
+        environment.pop("GLIBC_TUNABLES", None)
+        if keeps_memory:
+            environment["GLIBC_TUNABLES"] = KEEP_MEMORY
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROJECT / "benchmarks/train_contenders.py"), name, which, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            cwd=folder,
+        )
+        (self.first_steps_s,) = self._hear("ready")
+
+    def window(self) -> None:
+        self._say("go")
+        speed, cpu_speed = self._hear("speed")
+        self.speeds.append(speed)
+        self.cpu_speeds.append(cpu_speed)
+
+    def profile(self) -> str:
+        """A table of where the time of one window goes."""
+        self._say("profile")
+        self._hear("speed")
+        assert self._process.stdout is not None
+        return "".join(iter(self._process.stdout.readline, "\n"))
+
+    def _say(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+
+    def _hear(self, word: str) -> list[float]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(word + " "):
+                return [float(number) for number in line.split()[1:]]
+        raise SystemExit(f"{self.title} ended: run it by hand, benchmarks/train_contenders.py says how")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def race(which: str, rounds: int, only: list[str], folder: Path) -> None:
+    setting = SETTINGS[which]
+    contenders: list[Contender] = []
+    try:
+        for title, name, keeps_memory in CONTENDERS:
+            if not title.startswith(tuple(only)):
+                continue
+            contenders.append(Contender(title, name, keeps_memory, which, folder))
+            print(f"  {title} is warm", file=sys.stderr, flush=True)
+        for _ in range(rounds):
+            for contender in contenders:
+                contender.window()
+    finally:
+        for contender in contenders:
+            contender.close()
+    print(f"\n{which}: Llama, width {setting.width}, {setting.layers} layers, sequence {setting.length}, batch "
+          f"{setting.batch}; medians of {rounds} windows of {setting.window} steps\n")  # fmt: skip
+    print("| contender | tokens/s | slowest, fastest | ours / it | tokens/CPU s | ours / it | first 3 steps, s |")
+    print("|---|---|---|---|---|---|---|")
+    best, best_cpu = (statistics.median(found) for found in (contenders[0].speeds, contenders[0].cpu_speeds))
+    for one in contenders:
+        wall, cpu = statistics.median(one.speeds), statistics.median(one.cpu_speeds)
+        spread = f"{min(one.speeds):,.0f}, {max(one.speeds):,.0f}"
+        print(f"| {one.title} | {wall:,.0f} | {spread} | {best / wall:.2f} | {cpu:,.0f} | {best_cpu / cpu:.2f} "
+              f"| {one.first_steps_s:.0f} |", flush=True)  # fmt: skip
+
+
+def profile(which: str, folder: Path) -> None:
+    for title, name, keeps_memory in CONTENDERS[1:3]:
+        contender = Contender(title, name, keeps_memory, which, folder)
+        try:
+            contender.window()
+            print(f"\n{which}, {title}\n\n{contender.profile()}", flush=True)
+        finally:
+            contender.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=["ours", "("], help="beginnings of the contenders' names")
+    parser.add_argument("--profile", action="store_true", help="instead, where the time of one of our steps goes")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        write_tokenizer(Path(place) / "tokenizer")
+        for which in arguments.models:
+            write(SETTINGS[which], Path(place))
+            if arguments.profile:
+                profile(which, Path(place))
+            else:
+                race(which, arguments.rounds, arguments.only, Path(place))
