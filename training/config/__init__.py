@@ -1,0 +1,20 @@
+"""What a person may set for the training stages."""
+
+from training.config.alignment import RewardModelConfig, RlhfConfig, SftConfig
+from training.config.model import ModelConfig
+from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
+from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig, batches
+
+__all__ = [
+    "BaseModelConfig",
+    "BatchWarmup",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PretrainConfig",
+    "RewardModelConfig",
+    "RlhfConfig",
+    "ScheduleConfig",
+    "SftConfig",
+    "TrainerConfig",
+    "batches",
+]

@@ -1,0 +1,114 @@
+"""What a person may set for SFT, the reward model and PPO; every default names its source."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from infra.config import outside_identity
+from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
+from training.duration import Length
+from training.guard.config import GuardConfig
+
+
+class SftConfig(TrainerConfig):
+    """Supervised fine-tuning on instruction and response pairs; the loss is on the response alone."""
+
+    duration: Length = "3 epochs"
+    """Length of training; 2 to 4 epochs are usual (LIMA and Alpaca: 15 and 3; InstructGPT, section 3.5: 16, overfitting
+    after the first)."""
+    global_batch_examples: int = Field(32, ge=1)
+    """Pairs of one optimizer step; 32 in InstructGPT, appendix C.1."""
+    max_length: int = Field(1024, ge=8)
+    """Longest conversation in tokens; longer prompts are cut at the front, longer responses at the end."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
+    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models want more."""
+    schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
+    """Cosine to 10 % of the peak as in InstructGPT, appendix C.1; warm-up 3 % as in Alpaca."""
+    answer_max_tokens: int = Field(64, ge=1)
+    """Longest greedy answer when held-out prompts are answered."""
+    heldout_limit: int = Field(500, ge=2)
+    """Held-out pairs that are measured, the first of the file."""
+    answers_limit: int = Field(128, ge=2)
+    """Held-out prompts that are answered, for the share of finished answers and the samples."""
+
+
+class RewardModelConfig(TrainerConfig):
+    """A reward model from pairs of a chosen and a rejected answer (Bradley & Terry 1952; InstructGPT, section 3.5)."""
+
+    duration: Length = "1 epoch"
+    """Length of training; one epoch in InstructGPT, appendix C.2: more overfits."""
+    global_batch_pairs: int = Field(64, ge=1)
+    """Pairs of one optimizer step; 64 prompts in InstructGPT, appendix C.2."""
+    max_length: int = Field(1024, ge=8)
+    """Longest conversation in tokens."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=9.0e-6, weight_decay=0.0)
+    """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models want more."""
+    schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
+    """Cosine to 10 % of the peak, InstructGPT, appendix C.2."""
+    heldout_limit: int = Field(1000, ge=2)
+    """Held-out pairs that are measured, the first of the file."""
+
+
+class RlhfConfig(TrainerConfig):
+    """PPO against a reward model with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT, section 3.5)."""
+
+    rollouts: int = Field(100, ge=1)
+    """Rounds of sampling answers and learning from them."""
+    rollout_prompts: int = Field(512, ge=1)
+    """Answers sampled in each round; batch size 512 in InstructGPT, appendix C.4."""
+    minibatch_answers: int = Field(64, ge=1)
+    """Answers of one optimizer step; 64 in InstructGPT, appendix C.4."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each round's answers; 1 in InstructGPT, appendix C.4, 4 in Ziegler et al. 2019."""
+    max_prompt_tokens: int = Field(512, ge=4)
+    """Prompts with more tokens are left out."""
+    answer_max_tokens: int = Field(64, ge=1)
+    """Longest sampled answer."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of policy and reference; 1 in InstructGPT, appendix C.4."""
+    kl_coef: float = Field(0.05, ge=0)
+    """Weight of the KL penalty; 0.02 in InstructGPT, section 3.5, 0.05 in Stiennon et al. 2020."""
+    kl_target: float | None = Field(None, gt=0)
+    """KL an answer (nats) that an adaptive kl_coef aims at (Ziegler et al. 2019, section 2.2); None: fixed."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount; none in InstructGPT, appendix C.4."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Generalised advantage estimation (Schulman et al. 2016); 0.95 in Ziegler et al. 2019."""
+    clip_ratio: float = Field(0.2, gt=0)
+    """Clipping of the probability ratio (Schulman et al. 2017); 0.2 in InstructGPT, appendix C.4."""
+    clip_value: float = Field(0.2, gt=0)
+    """Clipping of the value estimate; 0.2 in Ziegler et al. 2019's code."""
+    value_coef: float = Field(0.1, ge=0)
+    """Weight of the value loss; 0.1 in Ziegler et al. 2019's code."""
+    unfinished_penalty: float = Field(1.0, ge=0)
+    """Taken from the reward of an answer without an end ("N implementation details of RLHF", section 4.3)."""
+    normalise_reward: bool = True
+    """Whether rewards are shifted and scaled by the SFT model's mean and spread ("N implementation details", 4.4)."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
+    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models want more."""
+    schedule: ScheduleConfig = ScheduleConfig(decay="constant", warmup="3 %")
+    """Constant after a short warm-up, InstructGPT, appendix C.4."""
+    guard: GuardConfig = GuardConfig(enabled=False)
+    """Not for PPO, whose loss is no measure of its success: the KL penalty holds it."""
+    heldout_prompts: int = Field(256, ge=2)
+    """Held-out prompts that both policies answer at the end, the first of the file."""
+    checkpoint_every: Length = outside_identity("50 batches")
+    """How often a checkpoint is written to the work folder, from which a killed run continues."""
+
+    @field_validator("guard")
+    @classmethod
+    def _no_guard(cls, guard: GuardConfig) -> GuardConfig:
+        if guard.enabled:
+            raise ValueError("expected enabled: false: the guard watches losses, and PPO's says nothing")
+        return guard
+
+    @model_validator(mode="after")
+    def _minibatches_divide(self) -> Self:
+        if self.rollout_prompts % self.minibatch_answers:
+            raise ValueError(
+                f"expected minibatch_answers to divide rollout_prompts: {self.minibatch_answers} does not divide "
+                f"{self.rollout_prompts}"
+            )
+        return self

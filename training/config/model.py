@@ -1,0 +1,155 @@
+"""What a person may set for a model's architecture; every default names its source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from infra.config import Config
+from infra.sources import absolute
+from training.presets import PRESETS, Family, Preset
+
+_SIZES = ("layers", "width", "heads")
+# What a config.json says of its tokenizer, its weights and its writer, and not of the architecture.
+_NOT_OF_THE_ARCHITECTURE = {
+    "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "dtype",
+    "transformers_version", "_name_or_path", "auto_map",
+}  # fmt: skip
+
+
+def _read_config(value: Any, info: ValidationInfo) -> Any:
+    """The mapping itself, or what stands in the config.json that a path leads to."""
+    if not isinstance(value, str):
+        return value
+    path = Path(absolute(value, info))
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"expected a mapping, or a folder with config.json; {path}: {error}") from None
+    return {key: item for key, item in found.items() if key not in _NOT_OF_THE_ARCHITECTURE}
+
+
+TransformersConfig = Annotated[
+    dict[str, Any] | None, BeforeValidator(_read_config, json_schema_input_type=dict[str, Any] | str | None)
+]
+
+
+class ModelConfig(Config):
+    """A model: a preset by name, a family with sizes, or any transformers config.
+
+    Sizes next to a preset replace the preset's.
+    """
+
+    preset: str | None = None
+    """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b (GPT-3, table 2.1), gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    (GPT-2, table 2), smollm-135m, smollm-360m, tinyllama-1.1b, llama-3.2-1b, llama-2-7b (as released), or llama-4m,
+    llama-nano (ours); for the objective masked bert-base, bert-large (BERT, section 3) or bert-nano, for
+    span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano."""
+    family: Family | None = None
+    """Architecture: gpt2 (learned positions, LayerNorm, GELU), llama (rotary positions, RMSNorm, SwiGLU), bert (an
+    encoder, norms after the residuals) or t5 (encoder and decoder, relative positions)."""
+    layers: int | None = Field(None, ge=1)
+    """Transformer blocks; of t5 on each side."""
+    width: int | None = Field(None, ge=1)
+    """Width of the residual stream."""
+    heads: int | None = Field(None, ge=1)
+    """Attention heads; must divide the width."""
+    kv_heads: int | None = Field(None, ge=1)
+    """Key and value heads (grouped-query attention, llama only); by default the preset's, or as many as heads."""
+    mlp_width: int | None = Field(None, ge=1)
+    """Inner width of the MLP; by default 4 times the width, for llama 8/3 times (Shazeer 2020)."""
+    positions: int | None = Field(None, ge=1)
+    """Longest sequence the model takes; 2,048 in GPT-3 (section 2.1)."""
+    tie_embeddings: bool | None = None
+    """Whether the output layer shares the input embedding (Press & Wolf 2017; GPT-2); by default as in the preset, and
+    shared without one."""
+    init: Literal["gpt2", "plain", "small", "fan_in"] = "gpt2"
+    """Fresh weights. gpt2: N(0, init_std²), residual projections divided by sqrt(2 × layers) (GPT-2, section 2.3).
+    plain: N(0, init_std²) throughout (BERT). small: N(0, 2/(5 × width)) (Nguyen & Salazar 2019, section 2.2), residual
+    projections N(0, (2/(layers × sqrt(width)))²) (Wang & Komatsuzaki 2021), as in GPT-NeoX-20B. fan_in: N(0, 1/fan-in),
+    residual projections divided by sqrt(2 × layers), an untied output layer zero (Yang et al. 2022, appendix D.2). A t5
+    has T5's own and takes no other."""
+    init_std: float = Field(0.02, gt=0)
+    """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on attention, residuals and embeddings (gpt2, bert, t5), on attention (llama); 0 for one pass over the
+    data."""
+    transformers: TransformersConfig = None
+    """Any transformers config: a mapping with `model_type`, e.g. {model_type: mistral, hidden_size: 512, …}, or a
+    folder with config.json, whose text and not its place bears on identity; token ids come from the tokenizer."""
+
+    @field_validator("preset")
+    @classmethod
+    def _preset_is_known(cls, name: str | None) -> str | None:
+        if name is not None and name not in PRESETS:
+            raise ValueError(f"expected one of {', '.join(PRESETS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _is_one_model(self) -> Self:
+        if self.transformers is not None:
+            if (
+                self.preset
+                or self.family
+                or any(getattr(self, size) for size in (*_SIZES, "kv_heads", "mlp_width", "positions"))
+            ):
+                raise ValueError("expected `transformers` alone, or a preset or family with sizes, not both")
+            if not isinstance(self.transformers.get("model_type"), str):
+                raise ValueError("expected `model_type` in `transformers`, such as llama or gpt2")
+            return self
+        if self.preset is None:
+            missing = [name for name in ("family", *_SIZES) if getattr(self, name) is None]
+            if missing:
+                raise ValueError(
+                    f"expected a preset, or family with layers, width and heads ({', '.join(missing)} missing)"
+                )
+        shape = self.shape()
+        if shape.width % shape.heads:
+            raise ValueError(f"expected heads to divide width: {shape.heads} heads do not divide {shape.width}")
+        if self.kv_heads and shape.family != "llama":
+            raise ValueError("expected kv_heads only with the llama family")
+        if self.kv_heads and shape.heads % self.kv_heads:
+            raise ValueError(f"expected kv_heads to divide heads: {self.kv_heads} do not divide {shape.heads}")
+        if shape.family == "t5" and self.init != "gpt2":
+            raise ValueError("expected init left out: a t5 has its own")
+        if shape.family == "llama" and shape.width // shape.heads % 2:
+            raise ValueError(f"expected an even width a head for rotary positions, not {shape.width // shape.heads}")
+        return self
+
+    def shape(self) -> Preset:
+        """The sizes with the preset filled in; raises ValueError for a free transformers config."""
+        if self.transformers is not None:
+            raise ValueError("a free transformers config has no shape of ours")
+        base = PRESETS.get(self.preset or "")
+        # A preset's inner sizes belong to its own width and heads.
+        same_width = base is not None and self.width in (None, base.width)
+        same_heads = base is not None and self.heads in (None, base.heads)
+        return Preset(
+            family=self.family or (base.family if base else "llama"),
+            layers=self.layers or (base.layers if base else 0),
+            width=self.width or (base.width if base else 0),
+            heads=self.heads or (base.heads if base else 0),
+            positions=self.positions or (base.positions if base else 2048),
+            parameters=base.parameters if base else 0,
+            mlp_width=self.mlp_width or (base.mlp_width if base and same_width else None),
+            kv_heads=self.kv_heads or (base.kv_heads if base and same_heads else None),
+            tied=(base is None or base.tied) if self.tie_embeddings is None else self.tie_embeddings,
+        )
+
+    def architecture(self) -> str:
+        """The model type, as transformers names it."""
+        return str(self.transformers["model_type"]) if self.transformers is not None else self.shape().family
+
+    def longest_sequence(self) -> int | None:
+        """Positions the model has, where the config alone can tell; T5's relative ones have no end."""
+        if self.transformers is None:
+            shape = self.shape()
+            return None if shape.family == "t5" else shape.positions
+        for key in ("max_position_embeddings", "n_positions"):
+            if isinstance(self.transformers.get(key), int):
+                return int(self.transformers[key])
+        return None

@@ -1,0 +1,136 @@
+"""What a person may set for pretraining, or for a model to start from; every default names its source."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from evaluation.config import TaskByName
+from infra.config import Config, StageConfig, outside_identity
+from infra.errors import Problem
+from infra.sources import Source, SourcePath, expand
+from training.config.model import ModelConfig
+from training.config.trainer import TrainerConfig
+from training.duration import Length
+
+
+class BatchWarmup(Config):
+    """Batches that grow in equal steps to `global_batch_tokens` (GPT-3, section 2.3; Smith et al. 2018)."""
+
+    first_tokens: int = Field(32_768, ge=1)
+    """Tokens of the first batch, and of each step; 32k in GPT-3, section 2.3."""
+    over_tokens: int = Field(4_000_000_000, ge=1)
+    """Tokens over which batches grow, in the first epoch; 4 to 12 billion in GPT-3, section 2.3."""
+
+
+class PretrainConfig(TrainerConfig):
+    """Pretraining on packed shards."""
+
+    objective: Literal["causal", "masked", "prefix", "span_corruption"] = "causal"
+    """What is learnt. causal: the next token (GPT-3). masked: 15 % of the tokens, hidden, from both sides (Devlin et
+    al. 2018, section 3.1), with a bert model. prefix: each document's rest from a beginning that is seen in both
+    directions (Raffel et al. 2020, section 3.2; Wang et al. 2022), with any causal model. span_corruption: 15 % of the
+    tokens in spans of 3 on average, written by a decoder (Raffel et al. 2020, section 3.1.4), with a t5 model."""
+    model: ModelConfig = ModelConfig(preset="gpt-125m")
+    """The model to train from scratch."""
+    duration: Length = "2_500_000_000 tokens"
+    """Length of training; 20 tokens a parameter (Chinchilla, section 3), here for 125M parameters."""
+    global_batch_tokens: int = Field(524_288, ge=1)
+    """Tokens of one optimizer step over all devices; 0.5M for GPT-3 up to 760M parameters (table 2.1)."""
+    batch_warmup: BatchWarmup | None = None
+    """Smaller batches at first; none by default, as in OPT and Llama."""
+    attention: Literal["document", "sequence"] = "document"
+    """How far a token looks back in a packed sequence: to its document's beginning, with positions counted from there
+    (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2)."""
+    evaluate_every: Length = outside_identity("200 batches")
+    """How often the validation loss is measured during training; the weights do not depend on it."""
+    evaluate_tokens: int = outside_identity(65_536, ge=1)
+    """Validation tokens of each such measurement; the figure at the end uses all of them."""
+
+    evaluate_tasks: tuple[TaskByName, ...] = outside_identity(())
+    """Benchmarks that are taken during training as well, as in `benchmarks.tasks`; only with one process."""
+    evaluate_limit: int = outside_identity(50, ge=1)
+    """Items of each of these benchmarks, the first of the file."""
+    sample_prompts: tuple[str, ...] = outside_identity(("", "The "))
+    """Prompts that the model continues at each evaluation; "" asks for a text from nothing."""
+    sample_tokens: int = outside_identity(32, ge=1)
+    """Longest such continuation."""
+
+    @model_validator(mode="after")
+    def _model_fits_the_objective(self) -> Self:
+        wanted = {"masked": "bert", "span_corruption": "t5"}.get(self.objective)
+        found = self.model.architecture()
+        if wanted and found != wanted:
+            raise ValueError(
+                f"expected a {wanted} model for the objective {self.objective}, such as {wanted}-nano, not {found}"
+            )
+        if not wanted and found in ("bert", "t5"):
+            objective = "masked" if found == "bert" else "span_corruption"
+            raise ValueError(f"expected objective: {objective} with a {found} model, not {self.objective}")
+        if wanted and self.evaluate_tasks:
+            raise ValueError(f"expected no evaluate_tasks with the objective {self.objective}: they need causal models")
+        return self
+
+    def continues_text(self) -> bool:
+        """Whether later stages can use the model as a causal one."""
+        return self.objective in ("causal", "prefix")
+
+    def problems(self, sequence_length: int, vocab_size: int | None = None) -> list[Problem]:
+        """What does not fit sequences of this length or token ids below `vocab_size`; empty if all does."""
+        found = []
+        if self.global_batch_tokens % sequence_length:
+            lower = max(1, self.global_batch_tokens // sequence_length) * sequence_length
+            found.append(
+                Problem(
+                    "not_divisible",
+                    "pretrain.global_batch_tokens",
+                    f"expected a multiple of the sequence length {sequence_length}, not {self.global_batch_tokens}",
+                    f"the nearest below is {lower}",
+                )
+            )
+        if self.batch_warmup is not None:
+            first = self.batch_warmup.first_tokens
+            if first % sequence_length or self.global_batch_tokens % first:
+                found.append(
+                    Problem(
+                        "not_divisible",
+                        "pretrain.batch_warmup.first_tokens",
+                        f"expected a multiple of the sequence length {sequence_length} that divides "
+                        f"global_batch_tokens {self.global_batch_tokens}, not {first}",
+                        "such as a half, a quarter, an eighth of global_batch_tokens",
+                    )
+                )
+        positions = self.model.longest_sequence()
+        if positions is not None and positions < sequence_length:
+            found.append(
+                Problem(
+                    "too_few_positions",
+                    "pretrain.model.positions",
+                    f"expected at least the sequence length {sequence_length}, not {positions}",
+                    "raise positions, or shorten shard.sequence_length",
+                )
+            )
+        given = (self.model.transformers or {}).get("vocab_size")
+        if vocab_size is not None and isinstance(given, int) and given < vocab_size:
+            found.append(
+                Problem(
+                    "vocabulary_too_small",
+                    "pretrain.model.transformers.vocab_size",
+                    f"expected at least the tokenizer's {vocab_size} ids, not {given}",
+                    "leave vocab_size out, and it is taken from the tokenizer",
+                )
+            )
+        return found
+
+
+class BaseModelConfig(StageConfig):
+    """An existing Hugging Face model folder to start from instead of pretraining."""
+
+    path: SourcePath = outside_identity()
+    """Folder with config.json, *.safetensors and the tokenizer files; pickled weights are refused."""
+    seed: int = 17
+    """Seeds the embeddings of chat tokens that the model does not have yet."""
+
+    def sources(self) -> list[Source]:
+        return [Source("base_model.path", expand([self.path]))]

@@ -1,0 +1,83 @@
+"""What a person may set for every training: optimizer, schedule, checkpoints; every default names its source."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from infra.config import Config, StageConfig, outside_identity
+from training.batch_size import Growth
+from training.duration import Length, LengthOrShare, parse_duration
+from training.guard.config import GuardConfig
+
+
+class OptimizerConfig(Config):
+    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019)."""
+
+    learning_rate: float = Field(6.0e-4, gt=0)
+    """Peak learning rate; 6.0e-4 for GPT-3 125M (table 2.1)."""
+    embedding_scale: float = Field(1.0, gt=0)
+    """Learning rate of embeddings and output layer as a multiple of the others'; 1 in GPT-3. The rate of matrices falls
+    with width, that of embeddings need not (Yang et al. 2022, table 3)."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the moments; GPT-3, appendix B."""
+    eps: float = Field(1.0e-8, gt=0)
+    """Added to the denominator; GPT-3, appendix B."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decay of what `decayed` names. 0.1 in GPT-3, appendix B."""
+    decayed: tuple[Literal["matrices", "embeddings", "norms", "biases"], ...] = ("matrices",)
+    """What decays: matrices between layers, embeddings (with the output layer), weights of norms, biases. Decayed norms
+    and biases only lose what they learnt; embeddings decay in GPT-2 and GPT-NeoX, not in OLMo 2 (section 3.3)."""
+    gradient_clip: float = Field(1.0, gt=0)
+    """Largest global gradient norm; GPT-3, appendix B."""
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_are_shares(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("expected two numbers of at least 0 and below 1")
+        return betas
+
+
+class ScheduleConfig(Config):
+    """The learning rate over training: linear warm-up, then a decay."""
+
+    decay: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
+    """What follows the warm-up; cosine in GPT-3, appendix B. wsd (warm-up, stable, decay) stays at the peak and falls
+    at the very end, so that a longer training can branch off (Hu et al. 2024, section 4)."""
+    warmup: LengthOrShare = "1 %"
+    """Length of the linear warm-up, or its percentage of training; 1 % in Mosaic LLMs (Part 1)."""
+    final_share: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the end as a share of the peak; 0.1 in GPT-3, appendix B."""
+    decay_length: LengthOrShare = "10 %"
+    """Length of wsd's fall at the end; 10 % in MiniCPM (Hu et al. 2024, section 4.2)."""
+
+
+class TrainerConfig(StageConfig):
+    """What all training stages share."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer settings."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    guard: GuardConfig = GuardConfig()
+    """Watches for spikes and divergence, and answers them."""
+    seed: int = 17
+    """Seeds initial weights, data order, dropout and sampling."""
+    checkpoint_every: Length = outside_identity("200 batches")
+    """How often a checkpoint is written to the work folder, from which a killed run continues."""
+    keep_checkpoints: int = outside_identity(2, ge=1)
+    """The newest so many checkpoints stay."""
+    keep_checkpoints_hours: float = outside_identity(0.0, ge=0)
+    """Older checkpoints stay too until they are so many hours old."""
+
+
+def batches(
+    length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0, growth: Growth | None = None
+) -> int:
+    """A length from a config in batches, at least one. growth: counts from the first batch on while batches grow."""
+    duration = parse_duration(length)
+    if growth is not None and duration.unit in ("tokens", "epochs"):
+        return max(1, growth.length(duration, batch_tokens))
+    return max(1, duration.batches(batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=whole))
