@@ -116,8 +116,11 @@ def ours(setting: Setting, folder: Path, pace: Pace, attention: str) -> None:
 
 
 def plain(setting: Setting, folder: Path, pace: Pace) -> None:
-    """(a) The best plain loop: everything from tokens to the loss in one compiled graph, plain attention."""
-    model = _llama(setting, "eager" if setting.length <= 512 else "sdpa")
+    """(a) The best plain loop: everything from tokens to the loss in one compiled graph, plain attention or our blocks,
+    whichever is faster."""
+    from training.attention import CAUSAL_BLOCKS
+
+    model = _llama(setting, "eager" if setting.length <= 256 else CAUSAL_BLOCKS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     @torch.compile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def command(
     where = "on the worker of stemma up" if runs_on_worker(place.root) else "in this process, on a private server"
     click.echo(f"running {pipeline.name} {where}", err=True)
     with following(journal, quiet=as_json):
-        document = start(Request(pipeline, selection, place.root, verify, str(config)), journal)
+        document = start(
+            Request(pipeline, selection, place.root, verify, str(config)), journal, partial(click.echo, err=True)
+        )
     document = {
         **document,
         "mlflow_run_id": mlflow_run_id(place.root, journal.run_id),

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,18 @@ class Request:
         }
 
 
-def start(request: Request, journal: RunJournal) -> dict[str, Any]:
-    """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it."""
+WAITS = {
+    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule lets one run at a time",
+    "Late": "the worker has not taken the run yet: it is busy, or down (`stemma status`)",
+}
+"""Why a run that was handed to the worker has not begun, by the name of its state."""
+
+
+def start(request: Request, journal: RunJournal, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it.
+
+    tell: is told, once, what a run waits for before it begins.
+    """
     url = prefect_api_url(request.root)
     os.environ.update(QUIET | OFFLINE)
     # The journal's follower tells a person what happens; Prefect's own lines go to its page.
@@ -65,7 +75,7 @@ def start(request: Request, journal: RunJournal) -> dict[str, Any]:
         os.environ.update(client_variables())
     if url and runs_on_worker(request.root):
         os.environ["PREFECT_API_URL"] = url
-        return _on_worker(request, journal)
+        return _on_worker(request, journal, tell)
     return _here(request, journal, url)
 
 
@@ -91,13 +101,13 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
         return journal.result() or _lost(request, state.message or str(state))
 
 
-def _on_worker(request: Request, journal: RunJournal) -> dict[str, Any]:
+def _on_worker(request: Request, journal: RunJournal, tell: Callable[[str], None]) -> dict[str, Any]:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client, _interrupts() as interrupted:
         deployment = _deployment(request, client)
         run = client.create_flow_run_from_deployment(deployment, parameters=request.parameters(journal.run_id))
-        return _follow(request, journal, client, run.id, interrupted)
+        return _follow(request, journal, client, run.id, interrupted, tell)
 
 
 def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
@@ -115,12 +125,17 @@ def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
 
 
 def _follow(
-    request: Request, journal: RunJournal, client: SyncPrefectClient, run_id: UUID, interrupted: threading.Event
+    request: Request,
+    journal: RunJournal,
+    client: SyncPrefectClient,
+    run_id: UUID,
+    interrupted: threading.Event,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would."""
     from prefect.states import Cancelling
 
-    cancelling = False
+    cancelling, told = False, ""
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
         if interrupted.is_set() and not cancelling:
@@ -131,6 +146,9 @@ def _follow(
             state = client.read_flow_run(run_id).state
             if state is not None and state.is_final():
                 return journal.result() or _lost(request, f"{state.name}: {state.message or 'no message'}")
+            if state is not None and state.name != told and state.name in WAITS:
+                told = state.name
+                tell(f"waiting: {WAITS[told]}")
         time.sleep(POLL_S)
     return result
 

@@ -7,6 +7,8 @@ source, of the constants that it names and, in turn, of the compiled functions t
 
 from __future__ import annotations
 
+import builtins
+import dis
 import hashlib
 import inspect
 import os
@@ -43,8 +45,11 @@ def kernel(function: Callable[..., Any] | None = None, *, inline: bool = False) 
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Names what a function is compiled from."""
+    """Names what a function is compiled from. Raises NameError for a name that its file gives a value further down."""
     named = {name: function.__globals__.get(name) for name in sorted(function.__code__.co_names)}
+    for step in dis.get_instructions(function):
+        if step.opname == "LOAD_GLOBAL" and named[step.argval] is None and not hasattr(builtins, step.argval):
+            raise NameError(f"{function.__name__} needs {step.argval}, which must be defined above it")
     parts = [inspect.getsource(function)]
     for name, value in named.items():
         if hasattr(value, _DIGEST):

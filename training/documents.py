@@ -70,6 +70,11 @@ def positions_within(documents: Tensor) -> Tensor:
     return places - torch.where(begins, places, 0).cummax(1).values
 
 
+def same_document(queries: Tensor, keys: Tensor) -> Tensor:
+    """Which of the keys (B, K) are of the document of which of the queries (B, Q): (B, 1, Q, K)."""
+    return (queries[:, :, None] == keys[:, None, :])[:, None]
+
+
 def within_documents(documents: Tensor, seen_by_all: Tensor | None = None) -> Tensor:
     """Which tokens may see which: (B, 1, T, T), true for itself and the earlier ones of its document.
 
@@ -79,7 +84,7 @@ def within_documents(documents: Tensor, seen_by_all: Tensor | None = None) -> Te
     visible = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     if seen_by_all is not None:
         visible = visible | seen_by_all[:, None, :]
-    return ((documents[:, :, None] == documents[:, None, :]) & visible)[:, None]
+    return same_document(documents, documents) & visible.view(-1, 1, length, length)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

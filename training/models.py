@@ -17,8 +17,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from infra.errors import stage_error
+from training.attention import ADDED_MASKS
 from training.config import ModelConfig
 from training.documents import additive, within_documents
+from training.encoder_decoder import EncoderDecoderMasks
 from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
@@ -27,8 +29,6 @@ Batch = Mapping[str, Tensor]
 
 # Families whose logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
 _PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "opt"}
-# Scores of (T, T) are cheap up to here, and CPU's SDPA backward is slower than the plain products.
-_EAGER_UP_TO = 512
 
 
 def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | None]) -> PretrainedConfig:
@@ -136,28 +136,6 @@ def load(folder: Path) -> PreTrainedModel:
     return model.train()
 
 
-def choose_attention(model: PreTrainedModel, hardware: Hardware, longest: int) -> None:
-    """The kernel that was asked for, else plain attention where it is faster than SDPA (short sequences on CPU).
-
-    Raises StageError for a kernel that the model or the machine has not.
-    """
-    wanted = hardware.attention
-    if wanted == "auto" and hardware.device.type == "cpu" and longest <= _EAGER_UP_TO:
-        wanted = "eager"
-    if wanted == "auto":
-        return
-    try:
-        model.set_attn_implementation(wanted)
-    except (ValueError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise stage_error(
-            "no_such_attention",
-            "launch.attention",
-            f"{model.config.model_type} has no {wanted} attention here: {reason}",
-            "set launch.attention to auto",
-        ) from error
-
-
 class LanguageModel(ComposerModel):
     """A language model whose loss is the mean over labelled tokens.
 
@@ -165,7 +143,7 @@ class LanguageModel(ComposerModel):
     -100. Padding lies on the right, where a causal model needs no mask. Packed batches also have `documents (B, T)` and
     `position_ids (B, T)` (training/documents.py), and attention stays within documents. Other objectives
     (training/objectives) have labels of their own, `seen_by_all (B, T)` where a token is seen from before it, and
-    `decoder_input_ids` for a decoder, which then bears the labels.
+    `decoder_input_ids (B, S)` for a decoder, which then bears the labels, with `decoder_documents (B, S)`.
     """
 
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
@@ -174,6 +152,7 @@ class LanguageModel(ComposerModel):
         self._hardware = hardware
         self._compiled: Callable[[Batch], Tensor] | None = None
         self._encoder = model.config.model_type == "bert"
+        self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
         self._plain_head = (
             model.config.model_type in _PLAIN_HEADS and getattr(model.get_output_embeddings(), "bias", None) is None
         )
@@ -201,18 +180,21 @@ class LanguageModel(ComposerModel):
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
         """What keeps attention within documents, in the form that the model's attention takes."""
+        if self._both is not None:
+            self._both.set(batch, self._hardware.compute)
+            return {}
         if "documents" not in batch:
             return {}
         positions = {"position_ids": batch["position_ids"]}
         implementation = self.model.config._attn_implementation
-        if implementation not in ("eager", "sdpa"):
+        if implementation not in (*ADDED_MASKS, "sdpa"):
             # The flash and flex kernels of transformers take documents from positions that start again.
             return positions
         mask = within_documents(batch["documents"], batch.get("seen_by_all"))
         if self._encoder:
             # BERT takes (B, T, T) and makes what its attention adds by itself.
             return positions | {"attention_mask": mask[:, 0]}
-        if implementation == "eager":
+        if implementation in ADDED_MASKS:
             mask = additive(mask, self._hardware.compute)
         return positions | {"attention_mask": mask}
 

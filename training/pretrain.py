@@ -17,6 +17,7 @@ from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training import ranks
 from training.adapter import Plan, fit
+from training.attention import choose_attention
 from training.batch_size import Growth
 from training.compiling import wants_compile
 from training.config import PretrainConfig, batches
@@ -27,7 +28,7 @@ from training.hardware import prepare
 from training.loaders import PackedShards, count_sequences, packed_loader, read_packed
 from training.look import Look, keep_samples
 from training.loss import IGNORE
-from training.models import LanguageModel, build, choose_attention, flops_per_token, hf_config
+from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.ngram import Bigram, Unigram
 from training.objectives.choose import objective_of
 from training.shared_memory import own_shared_memory
@@ -79,7 +80,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         config.model.init_std,
         objective.auto,
     )
-    choose_attention(network, hardware, length)
+    choose_attention(network, hardware, length, causal=config.objective == "causal")
     model = LanguageModel(network, hardware)
     # PaLM's formula is of models in which every token passes every layer.
     flops = 0.0 if network.config.is_encoder_decoder else flops_per_token(network, length)

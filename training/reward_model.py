@@ -23,6 +23,7 @@ from evaluation.statistics import binomial_p_value, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.adapter import Plan, fit
+from training.attention import choose_attention
 from training.chat import Chat, Conversation, pad, read_rows
 from training.config import RewardModelConfig, batches
 from training.evaluate import measuring
@@ -30,7 +31,7 @@ from training.export import export
 from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
-from training.models import choose_attention, limit_length
+from training.models import limit_length
 from training.statistics import bootstrap_mean
 
 _BATCH = 32

@@ -23,11 +23,12 @@ from evaluation.statistics import wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.adapter import Plan, fit
+from training.attention import choose_attention
 from training.chat import Chat, read_rows
 from training.config import RlhfConfig
 from training.export import export
 from training.hardware import Hardware, prepare
-from training.models import choose_attention, limit_length, load
+from training.models import limit_length, load
 from training.ppo import policy_loss, value_loss
 from training.reward_model import Scorer, load_scorer
 from training.rollouts import (

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from evaluation.statistics import wilson
 from infra.run import Result, Run
 from training.adapter import Plan, fit
+from training.attention import choose_attention
 from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig, batches
 from training.evaluate import measuring
@@ -23,7 +24,7 @@ from training.export import export
 from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
-from training.models import LanguageModel, choose_attention, limit_length, load
+from training.models import LanguageModel, limit_length, load
 from training.sampling import sample
 from training.statistics import bootstrap_ratio
 

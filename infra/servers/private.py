@@ -35,8 +35,8 @@ def private_prefect_server() -> Iterator[str]:
         home = Path(folder)
         log = home / "server.log"
         variables = prefect_server_variables(home, url) | {"PREFECT_SERVER_UI_ENABLED": "false", LIFELINE: str(line)}
-        command = ("prefect", "server", "start", "--host", HOST, "--port", str(port))
-        command = ("prefect", "server", "start", "--host", HOST, "--port", str(port))
+        command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
+        command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "infra.servers.tethered", *command],

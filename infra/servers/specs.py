@@ -51,7 +51,7 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
     return Spec(
         "prefect",
         url,
-        (sys.executable, "-m", "prefect", "server", "start", "--host", settings.host, "--port", str(port)),
+        (sys.executable, "-m", "infra.servers.prefect_server", "--host", settings.host, "--port", str(port)),
         lambda service: answers(f"{service.url}/api/health"),
         variables,
     )

@@ -13,6 +13,7 @@ from flows.journal import latest
 from infra.servers.http import post
 from tests.command import environment, start, stemma, write_config
 from tests.pipelines import data_config
+from tests.prefect_page import tables
 from tests.processes import running_stage, wait_until
 from tests.receivers import mail_server, webhook
 
@@ -62,6 +63,33 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(told: Told) -> None:
     wait_until(lambda: told.posted("/hook", sentence), timeout_s=60)
     wait_until(lambda: any("Subject: chronicle failed" in mail for mail in told.mails), timeout_s=60)
     assert all(set(document) == {"text"} for path, document in told.hooks if path == "/slack")
+
+
+def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told: Told) -> None:
+    """The text of a source changes, the learning rate is far too high, and a gate asks for more than there is."""
+    settings = {**data_config(told.folder, documents=200), "name": "drifting"}
+    config = write_config(told.folder / "drifting.yaml", settings)
+    assert stemma("run", config, "--root", told.root).code == 0
+    text = told.folder / "text.jsonl"
+    text.write_text(text.read_text().replace("Chapter", "Once more and at length, chapter " * 30))
+    training = {
+        "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
+        "duration": "60 batches",
+        "global_batch_tokens": 256,
+        "optimizer": {"learning_rate": 0.6},
+        "schedule": {"warmup": "5 batches"},
+        "guard": {"rollback_every": 10, "healthy_after": 5, "window_least": 10},
+    }
+    gates = {"gates": [{"figure": "pretrain.validation_loss", "at_most": 0.01}]}
+    write_config(config, {**settings, "shard": {"sequence_length": 64}, "pretrain": training, "register": gates})
+    answer = stemma("run", config, "--root", told.root, env=environment(STEMMA_COURIER="on"))
+    assert answer.code == 3, answer.document["errors"]
+    for title in ("drifting: validate drifted", "drifting: pretrain corrected", "drifting refused"):
+        wait_until(lambda title=title: told.posted("/slack", title), timeout_s=60)
+    found = tables(told.page, answer.document["flow_run_id"])
+    (row, *_) = found["corrections-pretrain"]
+    assert row["learning rate ×"] < 1 and row["alarm by"] in ("loss", "gradient norm", "activation norm")
+    wait_until(lambda: list((told.root / "mlflow").rglob("corrections.json")), timeout_s=60)
 
 
 def test_a_run_whose_worker_and_processes_died_is_marked_told_and_can_be_run_again(told: Told) -> None:

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.command import Answer, write_config
-from tests.pipelines import data_config
+from infra.process import signal_group
+from infra.servers.ports import any_free_port
+from tests.command import Answer, environment, write_config
+from tests.pipelines import DOCSTRING_RULES, data_config
+from tests.processes import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+CHAIN: dict[str, Any] = {
+    "clean": DOCSTRING_RULES,
+    "dedupe": {},
+    "decontaminate": {},
+    "mix": {},
+    "tokenizer": {"vocab_size": 400},
+    "shard": {"sequence_length": 64},
+    "benchmark_text": {"tasks": ["minimal_pairs"]},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster with two workers, which knows nothing of this project."""
+    # Ray's sockets lie in it, and their paths must be short.
+    folder = tempfile.mkdtemp(prefix="ray-")
+    address = f"127.0.0.1:{any_free_port()}"
+    options = ["--head", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", "--block"]
+    where = [f"--port={address.rpartition(':')[2]}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
+    command = [str(Path(sys.executable).with_name("ray")), "start", *options, *where]
+    head = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment()
+    )
+    status = [str(Path(sys.executable).with_name("ray")), "status", f"--address={address}"]
+    try:
+        wait_until(lambda: subprocess.run(status, capture_output=True, check=False).returncode == 0, timeout_s=90)
+        yield address
+    finally:
+        signal_group(head.pid, signal.SIGTERM)
+        head.wait()
+        signal_group(head.pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def digests(answer: Answer) -> dict[str, str]:
@@ -18,22 +60,35 @@ def digests(answer: Answer) -> dict[str, str]:
     return {stage: row["digest"] for stage, row in answer.rows().items()}
 
 
-def test_a_pipeline_on_two_workers_of_ray_gives_the_same_bytes_and_errors(run, tmp_path: Path):
+def test_a_pipeline_on_a_cluster_of_two_workers_gives_the_same_bytes_and_errors(
+    run: Callable[..., Answer], tmp_path: Path, cluster: str
+) -> None:
     [source] = data_config(tmp_path, documents=400)["ingest"]["read"]
     config: dict[str, Any] = {
         "name": "chronicle",
         "ingest": {"read": [source, {**source, "name": "again"}]},
-        "clean": {},
+        **CHAIN,
     }
     local = run("run", write_config(tmp_path / "local.yaml", config), "--root", tmp_path / "local")
-    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": "local", "workers": 2}})
+    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": cluster}})
 
-    cluster = run("run", on_ray, "--root", tmp_path / "ray")
+    found = run("run", on_ray, "--root", tmp_path / "ray")
 
-    assert digests(cluster) == digests(local)
-    log = (Path(cluster.rows()["ingest"]["path"]) / "aux" / "stage.log").read_text()
-    assert "Started a local Ray instance" in log
+    assert digests(found) == digests(local)
+    for stage in ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard"):
+        log = (Path(found.rows()[stage]["path"]) / "aux" / "stage.log").read_text()
+        assert f"Connecting to existing Ray cluster at address: {cluster}" in log, stage
 
     wrong = run("run", on_ray, "--root", tmp_path / "ray", "--set", "ingest.read.1.text_field=gone")
     [problem] = wrong.document["errors"]
     assert problem["code"] == "wrong_field" and problem["fix"] == "set ingest.read.1.text_field"
+
+
+def test_without_a_cluster_one_of_two_workers_is_started_on_this_machine(
+    run: Callable[..., Answer], tmp_path: Path
+) -> None:
+    config = {"name": "chronicle", "ingest": data_config(tmp_path)["ingest"]}
+    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": "local", "workers": 2}})
+    answer = run("run", on_ray, "--root", tmp_path / "ray")
+    assert answer.code == 0, answer.document["errors"]
+    assert "Started a local Ray instance" in (Path(answer.rows()["ingest"]["path"]) / "aux" / "stage.log").read_text()

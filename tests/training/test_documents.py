@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
+from training.attention import CAUSAL_BLOCKS, causal_blocks
 from training.config import ModelConfig
 from training.documents import document_numbers, positions_within, within_documents
 from training.hardware import Hardware
@@ -35,6 +37,16 @@ def _model(name: str, attention: str, *, bf16: bool = False) -> LanguageModel:
     return LanguageModel(network, Hardware(torch.device("cpu"), bf16)).eval()
 
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch's flex attention needs one")
+KERNELS = ["eager", "sdpa", CAUSAL_BLOCKS]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that sequences of a test have several."""
+    monkeypatch.setattr("training.attention._BLOCK", 7)
+
+
 def _tokens() -> np.ndarray[Any, np.dtype[np.int64]]:
     tokens = np.random.default_rng(3).integers(4, 320, LENGTH)
     tokens[STARTS[1:] - 1] = END
@@ -53,7 +65,7 @@ def test_a_document_begins_with_the_end_of_the_one_before() -> None:
     assert positions_within(numbers).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", KERNELS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_document_s_loss_has_no_gradient_in_another_document(name: str, attention: str) -> None:
     model = _model(name, attention, bf16=True)
@@ -81,7 +93,10 @@ def test_a_document_s_loss_has_no_gradient_in_another_document(name: str, attent
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [*product(MODELS, ("eager", "sdpa")), pytest.param("llama", "flex_attention", marks=pytest.mark.long)],
+    [
+        *product(MODELS, ("eager", "sdpa", CAUSAL_BLOCKS)),
+        pytest.param("llama", "flex_attention", marks=NEEDS_GPU),
+    ],
 )
 def test_packed_logits_are_those_of_each_document_alone(name: str, attention: str) -> None:
     model = _model(name, attention)
@@ -106,3 +121,16 @@ def test_the_mask_is_the_one_that_transformers_takes_from_positions() -> None:
         config, torch.zeros(2, LENGTH, 32), None, torch.arange(LENGTH), None, positions_within(documents)
     )
     assert torch.equal(within_documents(documents), theirs)
+
+
+@pytest.mark.parametrize("queries", [1, 9, 24])
+def test_attention_in_blocks_is_torch_s(queries: int) -> None:
+    """With keys and values shared by heads; fewer queries than keys are the last ones, as in generation."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, queries, 8), torch.randn(2, 2, 24, 8), torch.randn(2, 2, 24, 8)
+    visible = torch.ones(24, 24, dtype=torch.bool).tril()[-queries:]
+    theirs = scaled_dot_product_attention(query, key, value, visible, scale=0.3, enable_gqa=True).transpose(1, 2)
+    added = torch.zeros(2, 1, queries, 24).masked_fill_(~visible, torch.finfo(torch.float32).min)
+    for mask in (None, added):
+        found, _ = causal_blocks(torch.nn.Module(), query, key, value, mask, scaling=0.3)
+        torch.testing.assert_close(found, theirs)

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from training.attention import choose_attention
 from training.chat import Chat
 from training.config import ModelConfig, OptimizerConfig
 from training.export import export
 from training.hardware import Hardware
 from training.loaders import next_token_batch
-from training.models import LanguageModel, build, choose_attention, flops_per_token, hf_config, load
+from training.models import LanguageModel, build, flops_per_token, hf_config, load
 from training.optimizers import adamw
 from training.reward_model import Pair, RewardModel, load_scorer, pair_batch
 from training.sampling import sample

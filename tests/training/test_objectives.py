@@ -48,7 +48,6 @@ def _config(objective: str, **changes: Any) -> PretrainConfig:
     settings = {
         "objective": objective,
         "model": MODELS[objective],
-        "attention": "sequence" if objective == "span_corruption" else "document",
         "duration": "120 batches",
         "global_batch_tokens": 16 * LENGTH,
         "optimizer": {"learning_rate": 6.0e-3},
@@ -58,9 +57,26 @@ def _config(objective: str, **changes: Any) -> PretrainConfig:
     return PretrainConfig.model_validate(settings | changes)
 
 
-def _objective(name: str, tokenizer_dir: Path) -> tuple[Objective, Any]:
+def _objective(name: str, tokenizer_dir: Path, **changes: Any) -> tuple[Objective, Any]:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
-    return objective_of(_config(name), tokenizer, LENGTH), tokenizer
+    return objective_of(_config(name, **changes), tokenizer, LENGTH), tokenizer
+
+
+def _network(name: str, objective: Objective, tokenizer: Any) -> Any:
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    return build(hf_config(ModelConfig(**MODELS[name]), len(tokenizer), special), 1, auto=objective.auto)
+
+
+def _embedded(network: Any) -> list[torch.Tensor]:
+    """Fills with what the network embeds, gradients kept: of an encoder-decoder the encoder's first."""
+    seen: list[torch.Tensor] = []
+
+    def keep(_: Any, __: Any, embedded: torch.Tensor) -> None:
+        embedded.retain_grad()
+        seen.append(embedded)
+
+    network.get_input_embeddings().register_forward_hook(keep)
+    return seen
 
 
 def _packed(count: int, first: int = 0) -> Packed:
@@ -104,7 +120,7 @@ def test_masking_hides_fifteen_per_cent_eighty_ten_ten(tokenizer_dir: Path) -> N
 
 
 def test_spans_are_cut_out_and_written_so_that_both_sides_give_the_text(tokenizer_dir: Path) -> None:
-    objective, tokenizer = _objective("span_corruption", tokenizer_dir)
+    objective, tokenizer = _objective("span_corruption", tokenizer_dir, attention="sequence")
     packed = _packed(50)
     batch = objective.batch(packed)
     sentinels = tokenizer.convert_tokens_to_ids(["<extra_id_0>", "<extra_id_1>"])
@@ -135,16 +151,9 @@ def test_spans_are_three_tokens_long_on_average_and_lie_everywhere() -> None:
 def test_no_label_can_be_seen_from_its_place_nor_another_document(name: str, tokenizer_dir: Path) -> None:
     """Gradients of each label's loss by the input embeddings say what the model saw."""
     objective, tokenizer = _objective(name, tokenizer_dir)
-    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
-    network = build(hf_config(ModelConfig(**MODELS[name]), len(tokenizer), special), 1, auto=objective.auto)
+    network = _network(name, objective, tokenizer)
     model = LanguageModel(network, CPU).eval()
-    seen: list[torch.Tensor] = []
-
-    def keep(_: Any, __: Any, embedded: torch.Tensor) -> None:
-        embedded.retain_grad()
-        seen.append(embedded)
-
-    network.get_input_embeddings().register_forward_hook(keep)
+    seen = _embedded(network)
     batch = objective.batch(_packed(1))
     documents, places, in_prefix = (batch[key][0] for key in ("documents", "position_ids", "seen_by_all"))
     for place in (batch["labels"][0] != IGNORE).nonzero()[:, 0].tolist():
@@ -160,6 +169,32 @@ def test_no_label_can_be_seen_from_its_place_nor_another_document(name: str, tok
             next_in_document = place + 1 < LENGTH and documents[place + 1] == documents[place]
             assert not (next_in_document and in_prefix[place + 1])
         assert torch.equal(touched, visible)
+
+
+def test_a_decoder_s_label_sees_its_document_alone_on_both_sides(tokenizer_dir: Path) -> None:
+    """Gradients of each label's loss by the embeddings of both sides, where spans cross the ends of documents too."""
+    objective, tokenizer = _objective("span_corruption", tokenizer_dir)
+    network = _network("span_corruption", objective, tokenizer)
+    model = LanguageModel(network, CPU).eval()
+    seen = _embedded(network)
+    crossing = 0
+    for number in range(12):
+        batch = objective.batch(_packed(1, first=number))
+        read, written, labels = (batch[key][0] for key in ("documents", "decoder_documents", "labels"))
+        crossing += int((written < 0).sum())
+        assert torch.equal(labels == IGNORE, written < 0)
+        for place in (labels != IGNORE).nonzero()[:, 0].tolist():
+            only = torch.full_like(batch["labels"], IGNORE)
+            only[0, place] = labels[place]
+            seen.clear()
+            model.loss(model({**batch, "labels": only}), {**batch, "labels": only}).backward()
+            in_encoder, in_decoder = (one.grad[0].abs().sum(-1) > 0 for one in seen if one.grad is not None)
+            assert torch.equal(in_encoder, read == written[place])
+            before = torch.arange(len(written)) <= place
+            assert torch.equal(in_decoder, (written == written[place]) & before)
+            if place and written[place - 1] != written[place]:
+                assert batch["decoder_input_ids"][0, place] == tokenizer.pad_token_id
+    assert crossing, "no span crossed the end of a document"
 
 
 def test_a_prefix_sees_itself_in_both_directions_and_bears_no_loss(tokenizer_dir: Path) -> None:
@@ -184,9 +219,10 @@ def test_a_prefix_sees_itself_in_both_directions_and_bears_no_loss(tokenizer_dir
 def test_an_exported_model_gives_the_trainer_s_logits_in_transformers(
     name: str, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
-    objective, tokenizer = _objective(name, tokenizer_dir)
-    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
-    network = build(hf_config(ModelConfig(**MODELS[name]), len(tokenizer), special), 1, auto=objective.auto)
+    # A t5 in transformers takes no documents: there the two are compared over whole sequences.
+    attention = "sequence" if name == "span_corruption" else "document"
+    objective, tokenizer = _objective(name, tokenizer_dir, attention=attention)
+    network = _network(name, objective, tokenizer)
     batch = objective.batch(_packed(3))
     with torch.no_grad():
         ours = LanguageModel(network, CPU).eval()(batch)
@@ -257,7 +293,6 @@ def test_a_run_that_was_stopped_sees_the_same_draws_and_ends_with_the_same_weigh
     [
         ({"objective": "masked"}, "expected a bert model for the objective masked"),
         ({"objective": "causal", "model": {"preset": "t5-nano"}}, "expected objective: span_corruption with a t5"),
-        ({"objective": "span_corruption", "model": {"preset": "t5-nano"}}, "expected attention: sequence"),
         ({"objective": "masked", "model": {"preset": "bert-nano"}, "evaluate_tasks": ["minimal_pairs"]}, "causal"),
         ({"objective": "span_corruption", "model": {"preset": "t5-nano", "init": "plain"}}, "a t5 has its own"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +137,70 @@ def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(
         assert not left & present() and not record.exists()
         assert ours and ours <= present(), "a neighbour's memory stays"
         assert len(shards[0][0]), "and can be read"
+
+
+GUARDED: dict[str, Any] = SETTINGS | {
+    "duration": "40 batches",
+    "guard": {"rollback_every": 10, "healthy_after": 5, "window_least": 10},
+}
+
+
+class _NotANumber:
+    """Makes the loss of batch 25 NaN, on the last rank alone, wherever a training builds its callbacks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def __call__(self, rank: int) -> None:
+        from composer.core import Callback, State
+        from composer.loggers import Logger
+
+        from training import pretrain as module
+
+        class Fault(Callback):
+            def before_backward(self, state: State, logger: Logger) -> None:
+                if state.timestamp.batch.value == 25:
+                    assert isinstance(state.loss, torch.Tensor)
+                    state.loss.mul_(float("nan"))
+
+        fit = module.fit
+        faults = [Fault()] if rank == self._ranks - 1 else []
+        module.fit = lambda *given: fit(*given[:-1], [*faults, *given[-1]])
+
+
+def test_ranks_correct_a_fault_of_one_of_them_alike(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
+    """NaN on one rank alone, which all have to go back for, also where each holds its shard of the weights."""
+    corrections = {}
+    for name, count, launch in (("one", 1, {}), ("ddp", 2, {}), ("fsdp", 2, FSDP)):
+        pretrain_in_ranks(count, GUARDED, inputs, tmp_path / name, launch=launch, prepare=_NotANumber(count))
+        corrections[name] = json.loads((tmp_path / name / "aux" / "corrections.json").read_text())
+    (made,) = corrections["one"]["made"]
+    assert (made["alarm"]["batch"], made["back_to"]) == (25, 20)
+    for name in ("ddp", "fsdp"):
+        (again,) = corrections[name]["made"]
+        assert {**again, "alarm": None} == {**made, "alarm": None}
+        _close(weights(tmp_path / name), weights(tmp_path / "one"))
+
+
+def _begin_with_a_scale_too_high(rank: int) -> None:
+    from functools import partial
+
+    from training import adapter
+
+    adapter.LossScale = partial(adapter.LossScale, scale=2.0**24)  # type: ignore[misc, assignment]
+
+
+def test_ranks_with_shards_agree_on_the_loss_scale_of_fp16(inputs: dict[str, Path], tmp_path: Path) -> None:
+    """At first fp16 gradients are infinite, though not in the shard of every rank."""
+    told = [
+        pretrain_in_ranks(
+            count,
+            SETTINGS,
+            inputs,
+            tmp_path / str(count),
+            launch={"precision": "fp16", **launch},
+            prepare=_begin_with_a_scale_too_high,
+        )
+        for count, launch in ((1, {}), (2, FSDP))
+    ]
+    assert _losses(told[1]) == pytest.approx(_losses(told[0]), rel=2e-3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.utils import dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 _FIRST = 2.0**16
 _GROW_AFTER = 2000
@@ -42,7 +45,7 @@ class LossScale(Callback):
         torch._foreach_div_(gradients, self.scale)
         if self._ignored(state.timestamp.batch.value):
             return
-        if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+        if _finite_on_all_ranks(gradients):
             self._good += 1
             self.overflowed = 0
             if self._good % self._grow_after == 0:
@@ -59,3 +62,11 @@ class LossScale(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.scale, self._good, self.overflowed = state["scale"], state["good"], state["overflowed"]
+
+
+def _finite_on_all_ranks(gradients: Sequence[Tensor]) -> bool:
+    """Ranks that hold other shards must decide alike."""
+    parts = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    finite = torch.stack([torch.isfinite(part).all() for part in parts]).all().to(torch.int32)
+    dist.all_reduce(finite, reduce_operation="MIN")
+    return bool(finite)

@@ -23,4 +23,4 @@ def objective_of(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, len
         case "masked":
             return Masked(tokenizer, config.seed, within_documents=within)
         case "span_corruption":
-            return SpanCorruption(tokenizer, config.seed, length)
+            return SpanCorruption(tokenizer, config.seed, length, within_documents=within)

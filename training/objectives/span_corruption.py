@@ -20,7 +20,8 @@ _NOISE, _MEAN_SPAN = 0.15, 3.0
 
 class SpanCorruption(Objective):
     """The encoder reads a sequence with each span replaced by a sentinel; the decoder writes each sentinel with its
-    span, then the end of text. Spans are as many, and hold as many tokens, in every sequence of one length.
+    span, then the end of text. Spans are as many, and hold as many tokens, in every sequence of one length. Of a span
+    that runs over the end of a document, what it cut of the next is neither shown nor asked for.
 
     Sentinels are `<extra_id_0>`, … as in T5's own vocabulary; a tokenizer gets those that it lacks as its last ids.
 
@@ -31,8 +32,8 @@ class SpanCorruption(Objective):
     continues_text: ClassVar = False
     extends_tokenizer: ClassVar = True
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, length: int) -> None:
-        super().__init__(seed, within_documents=False)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, length: int, *, within_documents: bool) -> None:
+        super().__init__(seed, within_documents=within_documents)
         self._length = length
         self._noise = min(max(1, round(_NOISE * length)), length - 1)
         self._spans = min(max(1, round(self._noise / _MEAN_SPAN)), length - self._noise)
@@ -43,23 +44,39 @@ class SpanCorruption(Objective):
         self.start = self._end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
     def batch(self, packed: Packed) -> Batch:
-        pairs = [
-            self.corrupted(tokens, noise_mask(self._length, self._noise, self._spans, generator))
-            for tokens, generator in zip(packed.tokens, self._generators(packed), strict=True)
+        sides = [
+            self.corrupted(tokens, documents, noise_mask(self._length, self._noise, self._spans, generator))
+            for tokens, documents, generator in zip(
+                packed.tokens, self._documents(packed).numpy(), self._generators(packed), strict=True
+            )
         ]
-        inputs, targets = (torch.from_numpy(np.stack(side)) for side in zip(*pairs, strict=True))
+        inputs, read, targets, written = (torch.from_numpy(np.stack(side)) for side in zip(*sides, strict=True))
         before = torch.full_like(targets, self.start)
-        before[:, 1:] = targets[:, :-1]
-        return {"input_ids": inputs, "decoder_input_ids": before, "labels": targets}
+        # What begins a document's part must not be told from the part before.
+        before[:, 1:] = targets[:, :-1].where(written[:, 1:] == written[:, :-1], self.start)
+        return {
+            "input_ids": inputs,
+            "decoder_input_ids": before,
+            "labels": targets.masked_fill(written < 0, IGNORE),
+            **({"documents": read, "decoder_documents": written} if self.within_documents else {}),
+        }
 
-    def corrupted(self, tokens: Tokens, noise: NDArray[np.bool_]) -> tuple[Tokens, Tokens]:
-        """What the encoder reads and what the decoder writes of one sequence; `noise` says what is cut out."""
+    def corrupted(
+        self, tokens: Tokens, documents: NDArray[np.int32], noise: NDArray[np.bool_]
+    ) -> tuple[Tokens, NDArray[np.int32], Tokens, NDArray[np.int32]]:
+        """What the encoder reads and what the decoder writes of one sequence, each with the number of every token's
+        document, -1 where it is not the one of its span's sentinel; `noise` says what is cut out."""
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
         shown = tokens.copy()
         shown[begins] = self.sentinels
-        written = np.insert(tokens[noise], np.flatnonzero(begins[noise]), self.sentinels)
-        return np.append(shown[~noise | begins], self._end), np.append(written, self._end)
+        kept, first = ~noise | begins, documents[begins]
+        of_span = first[np.cumsum(begins)[noise] - 1]
+        places = np.flatnonzero(begins[noise])
+        read = np.append(documents[kept], documents[-1])
+        written = np.append(np.insert(np.where(documents[noise] == of_span, of_span, -1), places, first), documents[-1])
+        text = np.insert(tokens[noise], places, self.sentinels)
+        return np.append(shown[kept], self._end), read, np.append(text, self._end), written
 
     def count(self, batch: Any) -> dict[str, int]:
         """Tokens of the text, whichever side has them."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -38,6 +39,8 @@ PLANTED = {
     "WANDB_API_KEY": "planted-wandb-key",
     "SLACK_WEBHOOK": "https://hooks.example/services/T0/B0/planted-hook",
     "HTTPS_PROXY": "http://clerk:planted-proxy-password@127.0.0.1:9",
+    "STEMMA_NOTICE_SLACK": "http://127.0.0.1:9/services/planted-notice-hook",
+    "STEMMA_NOTICE_EMAIL": "mailto://clerk:planted-mail-password@127.0.0.1:9/?from=a@lab.example&to=b@lab.example",
 }
 NEVER_WRITTEN = (
     SECRET,
@@ -51,6 +54,8 @@ NEVER_WRITTEN = (
     "planted-wandb-key",
     "planted-hook",
     "planted-proxy-password",
+    "planted-notice-hook",
+    "planted-mail-password",
 )
 WRONG = ("ada:wrong-horse-battery", f"bob:{SECRET}", f"{USER}:", ":", f"{USER}:{SECRET} ")
 HEALTH = {"/api/health", "/api/ready"}
@@ -215,6 +220,14 @@ class Arguments:
             self.seen |= {" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
 
 
+def failed_notices(guarded: Guarded) -> list[Any]:
+    asked = {"filter": {"event": {"name": ["prefect.automation.action.failed"]}}}
+    auth = headers(PLANTED["STEMMA_AUTH"])
+    answer = httpx.post(f"{guarded.prefect}/api/events/filter", json=asked, headers=auth, trust_env=False, timeout=60)
+    found: list[Any] = answer.json()["events"]
+    return found
+
+
 def test_no_planted_secret_is_written_anywhere(guarded: Guarded) -> None:
     """A good run, a run that fails, deployments; then everything that anybody wrote is searched."""
     config = write_config(guarded.folder / "good.yaml", data_config(guarded.folder))
@@ -233,6 +246,8 @@ def test_no_planted_secret_is_written_anywhere(guarded: Guarded) -> None:
             answer = finish(start(*command, "--root", guarded.root, env=guarded.env))
             assert answer.code == code, answer.document["errors"]
             guarded.said.append(str(answer))
+    # Nobody listens where the notices go, so what Prefect says of that is searched too.
+    wait_until(lambda: len(failed_notices(guarded)) >= 2)
     outbox = guarded.root / "lineage" / "outbox"
     wait_until(lambda: not any(outbox.iterdir()))
     written = {str(path): path.read_bytes() for path in guarded.root.rglob("*") if path.is_file()}

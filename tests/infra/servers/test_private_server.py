@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -57,3 +59,22 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(holder) -> None:
     _, alive = psutil.wait_procs(servers, timeout=60)
     assert alive == []
     assert not answers(f"{url}/health")
+
+
+def test_many_that_write_at_once_are_all_served(holder) -> None:
+    """SQLite refuses a transaction that read before another wrote, and the server would answer 503 to its page."""
+    url = holder.stdout.readline().strip()
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        flow = client.post("/flows/", json={"name": "busy"}).json()["id"]
+        made = client.post("/deployments/", json={"name": "busy", "flow_id": flow, "concurrency_limit": 1})
+        address = f"/deployments/{made.json()['id']}/create_flow_run"
+
+        def start(_: int) -> set[int]:
+            created = client.post(address, json={"state": {"type": "SCHEDULED"}})
+            state = {"state": {"type": "PENDING"}}
+            moved = client.post(f"/flow_runs/{created.json().get('id')}/set_state", json=state)
+            return {created.status_code, moved.status_code}
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = set().union(*pool.map(start, range(160)))
+    assert answers <= {200, 201}
