@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import causal_mask_function, eager_mask
+from transformers.masking_utils import eager_mask
 
 from infra.errors import stage_error
 from training.hardware import Hardware
@@ -37,8 +37,7 @@ def causal_blocks(
     computes (n + 1) / 2n of the scores.
 
     query (B, H, Q, D), key and value (B, K, S, D) where K divides H and the queries are the last Q of the S positions;
-    attention_mask, added to the scores (B, 1, Q, S), hides at least what comes later; None hides no more. Returns
-    (B, Q, H, D).
+    attention_mask, added to the scores (B, 1, Q, S), hides at least what comes later. Returns (B, Q, H, D).
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -50,25 +49,15 @@ def causal_blocks(
         end = min(begin + _BLOCK, length)
         seen = before + end
         scores = torch.matmul(query[:, :, begin:end], key[:, :, :seen].transpose(2, 3)) * scaling
-        if attention_mask is None:
-            later = torch.ones(end - begin, seen, dtype=torch.bool, device=scores.device).triu(before + begin + 1)
-            scores = scores.masked_fill(later, -torch.inf)
-        else:
+        if attention_mask is not None:
             scores = scores + attention_mask[:, :, begin:end, :seen]
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
         found.append(torch.matmul(drop(weights, dropout, module.training), value[:, :, :seen]))
     return torch.cat(found, 2).transpose(1, 2).contiguous(), None
 
 
-def _mask(*given: Any, attention_mask: Tensor | None = None, **named: Any) -> Tensor | None:
-    """None where nothing but what comes later is hidden."""
-    if attention_mask is None and named.get("mask_function") is causal_mask_function:
-        return None
-    return eager_mask(*given, attention_mask=attention_mask, **named)
-
-
 AttentionInterface.register(CAUSAL_BLOCKS, causal_blocks)
-AttentionMaskInterface.register(CAUSAL_BLOCKS, _mask)
+AttentionMaskInterface.register(CAUSAL_BLOCKS, eager_mask)
 
 
 def choose_attention(model: PreTrainedModel, hardware: Hardware, longest: int, *, causal: bool = True) -> None:

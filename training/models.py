@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from infra.errors import stage_error
-from training.attention import ADDED_MASKS
+from training.attention import ADDED_MASKS, CAUSAL_BLOCKS
 from training.config import ModelConfig
 from training.documents import additive, within_documents
 from training.encoder_decoder import EncoderDecoderMasks
@@ -151,6 +151,7 @@ class LanguageModel(ComposerModel):
         self.model = model
         self._hardware = hardware
         self._compiled: Callable[[Batch], Tensor] | None = None
+        self._mask: Tensor | None = None
         self._encoder = model.config.model_type == "bert"
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
         self._plain_head = (
@@ -164,7 +165,18 @@ class LanguageModel(ComposerModel):
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix."""
         compute = self._compiled if self._compiled and self.training else self._outputs
-        return compute(batch)
+        return compute(self._with_mask(batch))
+
+    def _with_mask(self, batch: Batch) -> Batch:
+        """Where attention adds its mask and a batch has none of its own, the causal one: made once, since what is
+        compiled would compute it anew in every layer."""
+        if "documents" in batch or self.model.config._attn_implementation != CAUSAL_BLOCKS:
+            return batch
+        length = batch["input_ids"].shape[1]
+        if self._mask is None or self._mask.shape[-1] != length:
+            whole = torch.zeros(1, length, dtype=torch.int32, device=batch["input_ids"].device)
+            self._mask = additive(within_documents(whole), self._hardware.compute)
+        return {**batch, "mask": self._mask}
 
     def _outputs(self, batch: Batch) -> Tensor:
         inputs = {"input_ids": batch["input_ids"], **self._attention(batch)}
@@ -184,7 +196,7 @@ class LanguageModel(ComposerModel):
             self._both.set(batch, self._hardware.compute)
             return {}
         if "documents" not in batch:
-            return {}
+            return {"attention_mask": batch["mask"]} if "mask" in batch else {}
         positions = {"position_ids": batch["position_ids"]}
         implementation = self.model.config._attn_implementation
         if implementation not in (*ADDED_MASKS, "sdpa"):
