@@ -2,13 +2,11 @@
 
 numba's own cache looks at the file of a function only: after a change in another file, whose function or constant was
 compiled into it, it would go on running the old code. Here a function's compiled form lies under a digest of its
-source, of the constants that it names and, in turn, of the compiled functions that it calls.
+file, of the constants that the file imports and, in turn, of the compiled functions that it imports.
 """
 
 from __future__ import annotations
 
-import builtins
-import dis
 import hashlib
 import inspect
 import os
@@ -45,16 +43,13 @@ def kernel(function: Callable[..., Any] | None = None, *, inline: bool = False) 
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Names what a function is compiled from. Raises NameError for a name that its file gives a value further down."""
-    named = {name: function.__globals__.get(name) for name in sorted(function.__code__.co_names)}
-    for step in dis.get_instructions(function):
-        if step.opname == "LOAD_GLOBAL" and named[step.argval] is None and not hasattr(builtins, step.argval):
-            raise NameError(f"{function.__name__} needs {step.argval}, which must be defined above it")
-    parts = [inspect.getsource(function)]
-    for name, value in named.items():
+    """Names what a function is compiled from: its whole file, whose further functions it may call, and what that file
+    imports."""
+    parts = [Path(inspect.getfile(function)).read_text(encoding="utf8"), function.__name__]
+    for name, value in sorted(function.__globals__.items()):
         if hasattr(value, _DIGEST):
             parts.append(f"{name}={getattr(value, _DIGEST)}")
-        elif isinstance(value, _CONSTANTS):
+        elif isinstance(value, _CONSTANTS) and not name.startswith("__"):
             parts.append(f"{name}={value!r}")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

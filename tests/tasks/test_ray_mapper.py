@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import signal
 import subprocess
@@ -33,21 +34,23 @@ CHAIN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a Ray cluster with two workers, which knows nothing of this project."""
+def cluster() -> Iterator[tuple[str, dict[str, str]]]:
+    """A Ray cluster with two workers, which knows nothing of this project: its address and what opens it."""
     # Ray's sockets lie in it, and their paths must be short.
     folder = tempfile.mkdtemp(prefix="ray-")
+    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    env = environment(RAY_AUTH_MODE="token", **token)
     address = f"127.0.0.1:{any_free_port()}"
     options = ["--head", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", "--block"]
     where = [f"--port={address.rpartition(':')[2]}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
     command = [str(Path(sys.executable).with_name("ray")), "start", *options, *where]
     head = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment()
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=env
     )
     status = [str(Path(sys.executable).with_name("ray")), "status", f"--address={address}"]
     try:
-        wait_until(lambda: subprocess.run(status, capture_output=True, check=False).returncode == 0, timeout_s=90)
-        yield address
+        wait_until(lambda: not subprocess.run(status, capture_output=True, check=False, env=env).returncode)
+        yield address, token
     finally:
         signal_group(head.pid, signal.SIGTERM)
         head.wait()
@@ -61,8 +64,9 @@ def digests(answer: Answer) -> dict[str, str]:
 
 
 def test_a_pipeline_on_a_cluster_of_two_workers_gives_the_same_bytes_and_errors(
-    run: Callable[..., Answer], tmp_path: Path, cluster: str
+    run: Callable[..., Answer], tmp_path: Path, cluster: tuple[str, dict[str, str]]
 ) -> None:
+    address, token = cluster
     [source] = data_config(tmp_path, documents=400)["ingest"]["read"]
     config: dict[str, Any] = {
         "name": "chronicle",
@@ -70,16 +74,18 @@ def test_a_pipeline_on_a_cluster_of_two_workers_gives_the_same_bytes_and_errors(
         **CHAIN,
     }
     local = run("run", write_config(tmp_path / "local.yaml", config), "--root", tmp_path / "local")
-    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": cluster}})
+    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": address}})
 
-    found = run("run", on_ray, "--root", tmp_path / "ray")
+    found = run("run", on_ray, "--root", tmp_path / "ray", **token)
+
+    refused = [on_ray, "--set", "ingest.read.1.text_field=gone"]
 
     assert digests(found) == digests(local)
     for stage in ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard"):
         log = (Path(found.rows()[stage]["path"]) / "aux" / "stage.log").read_text()
-        assert f"Connecting to existing Ray cluster at address: {cluster}" in log, stage
+        assert "Connected to Ray cluster" in log, stage
 
-    wrong = run("run", on_ray, "--root", tmp_path / "ray", "--set", "ingest.read.1.text_field=gone")
+    wrong = run("run", *refused, "--root", tmp_path / "ray", **token)
     [problem] = wrong.document["errors"]
     assert problem["code"] == "wrong_field" and problem["fix"] == "set ingest.read.1.text_field"
 
