@@ -13,7 +13,7 @@ SHORTEST = 6
 """Shorter values are left alone: `true` or `8080` are no secrets, and hiding them would garble every line."""
 
 _SECRET_NAME = re.compile(
-    r"SECRET|TOKEN(?!IZ)|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH(?!OR)|WEBHOOK",
+    r"SECRET|TOKEN(?!IZ)|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH(?!OR)|WEBHOOK|^STEMMA_NOTICE_",
     re.IGNORECASE,
 )
 _PLACE_NAME = re.compile(r"(_FILE|_PATH|_DIR|_HOME|_SOCK|_URI|_ENDPOINT|_HOST|_PORT)$", re.IGNORECASE)
@@ -26,6 +26,7 @@ _RECOGNISED = (
     (re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+/\w+/\w+"), "a Slack token"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), "a private key"),
 )
+_TOKENS = [pattern for pattern, _ in _RECOGNISED if pattern is not _URL_PASSWORD]
 
 
 def hide(text: str) -> str:
@@ -34,7 +35,7 @@ def hide(text: str) -> str:
 
 
 class Hider:
-    """Takes the secrets out of texts that the environment held when this was made."""
+    """Takes out of texts the secrets that the environment held when this was made, and what looks like one."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         found = set(_secrets(os.environ if environ is None else environ))
@@ -43,7 +44,10 @@ class Hider:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def hide(self, text: str) -> str:
-        return self._pattern.sub(HIDDEN, text) if self._pattern else text
+        text = self._pattern.sub(HIDDEN, text) if self._pattern else text
+        for pattern in _TOKENS:
+            text = pattern.sub(HIDDEN, text)
+        return text
 
 
 class HidingStream:

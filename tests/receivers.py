@@ -12,7 +12,7 @@ from typing import Any
 
 
 @contextmanager
-def webhook() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+def webhook(status: int = 200) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """The address, and the list that (path, JSON document) pairs are added to."""
     got: list[tuple[str, Any]] = []
 
@@ -20,7 +20,7 @@ def webhook() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             got.append((self.path, json.loads(body)))
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

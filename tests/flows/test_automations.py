@@ -12,7 +12,7 @@ import pytest
 from flows.journal import latest
 from infra.servers.http import post
 from tests.command import environment, start, stemma, write_config
-from tests.pipelines import data_config
+from tests.pipelines import DOCSTRING_RULES, data_config
 from tests.prefect_page import tables
 from tests.processes import running_stage, wait_until
 from tests.receivers import mail_server, webhook
@@ -67,16 +67,16 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(told: Told) -> None:
 
 def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told: Told) -> None:
     """The text of a source changes, the learning rate is far too high, and a gate asks for more than there is."""
-    settings = {**data_config(told.folder, documents=200), "name": "drifting"}
+    settings = {**data_config(told.folder, documents=200), "name": "drifting", "clean": DOCSTRING_RULES}
     config = write_config(told.folder / "drifting.yaml", settings)
     assert stemma("run", config, "--root", told.root).code == 0
     text = told.folder / "text.jsonl"
-    text.write_text(text.read_text().replace("Chapter", "Once more and at length, chapter " * 30))
+    text.write_text(text.read_text().replace("Chapter", "Once more and at length, chapter " * 8))
     training = {
         "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
         "duration": "60 batches",
         "global_batch_tokens": 256,
-        "optimizer": {"learning_rate": 0.6},
+        "optimizer": {"learning_rate": 6.0},
         "schedule": {"warmup": "5 batches"},
         "guard": {"rollback_every": 10, "healthy_after": 5, "window_least": 10},
     }
