@@ -10,7 +10,7 @@ from torch.nn.functional import dropout as drop
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from training.hardware import Hardware
 
 CAUSAL_BLOCKS = "causal_blocks"
@@ -74,13 +74,18 @@ def choose_attention(model: PreTrainedModel, hardware: Hardware, longest: int, *
         if not in_blocks and longest > _EAGER_UP_TO:
             return
         wanted = CAUSAL_BLOCKS if in_blocks else "eager"
+    if wanted == CAUSAL_BLOCKS and not (causal and model.config.model_type in _PLAIN):
+        raise _none_here(model, wanted, "it is for causal training of " + ", ".join(sorted(_PLAIN)))
     try:
         model.set_attn_implementation(wanted)
     except (ValueError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise stage_error(
-            "no_such_attention",
-            "launch.attention",
-            f"{model.config.model_type} has no {wanted} attention here: {reason}",
-            "set launch.attention to auto",
-        ) from error
+        raise _none_here(model, wanted, str(error).splitlines()[0]) from error
+
+
+def _none_here(model: PreTrainedModel, wanted: str, reason: str) -> StageError:
+    return stage_error(
+        "no_such_attention",
+        "launch.attention",
+        f"{model.config.model_type} has no {wanted} attention here: {reason}",
+        "set launch.attention to auto",
+    )

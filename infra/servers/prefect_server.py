@@ -31,6 +31,6 @@ async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False
 if __name__ == "__main__":
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
     # What it logs of a notice that did not arrive has the address in it.
-    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     sys.argv = ["prefect", "server", "start", *sys.argv[1:]]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)
