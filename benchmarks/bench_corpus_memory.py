@@ -94,7 +94,7 @@ def peaks(config: Path, root: Path) -> tuple[dict[str, float], dict[str, float]]
 
 
 def resident(pid: int) -> dict[str, int]:
-    """Resident bytes of each stage that runs now, all its processes added up."""
+    """Resident bytes of each stage that runs now, all its processes added up; what they share counts once (PSS)."""
     sizes: dict[str, int] = {}
     try:
         children = psutil.Process(pid).children(recursive=True)
@@ -103,7 +103,7 @@ def resident(pid: int) -> dict[str, int]:
             if "tasks.child" in arguments:
                 stage = Path(arguments[-1]).parts[-4]
                 family = [child, *child.children(recursive=True)]
-                sizes[stage] = sum(member.memory_info().rss for member in family)
+                sizes[stage] = sum(member.memory_full_info().pss for member in family)
     except psutil.NoSuchProcess:
         return {}
     return sizes

@@ -24,6 +24,7 @@ from infra.errors import stage_error
 from infra.files import link_or_copy
 from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
+from infra.workers import import_once
 
 STEP = "tokenise"
 SIDES = ("train", "validation")
@@ -54,6 +55,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
     `no_end_of_text` for a tokenizer without it.
     """
+    import_once("streaming")  # 0.7 GB, for what comes along with it
     folder = inputs["tokenizer"]
     tokenizer = load_tokenizer(folder)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
