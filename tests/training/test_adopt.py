@@ -36,7 +36,8 @@ def test_chat_tokens_are_added_and_the_old_logits_stay(foreign: Path, tmp_path: 
     result = import_model(BaseModelConfig(path=str(foreign)), {}, tmp_path / "out", run)
     assert result.figures["added_tokens"] == 3
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    chat = [{"role": "user", "content": "hi"}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert [tokenizer.convert_ids_to_tokens(ids)[place] for place in (0, -2, -1)] == [
         "<|user|>",
         "<|end|>",

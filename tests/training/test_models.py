@@ -88,9 +88,9 @@ def test_conversations_are_what_the_chat_template_writes(base_dir: Path) -> None
     chat = Chat.load(base_dir)
     (talk,) = chat.conversations(["What does sum do?"], ["Return the sum."], 100)
     messages = [{"role": "user", "content": "What does sum do?"}, {"role": "assistant", "content": "Return the sum."}]
-    assert talk.ids == chat.tokenizer.apply_chat_template(messages)
+    assert talk.ids == chat.tokenizer.apply_chat_template(messages, return_dict=False)
     assert chat.prompts(["What does sum do?"], 100) == [
-        chat.tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)
+        chat.tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
     ]
 
 
