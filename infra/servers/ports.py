@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,16 +23,24 @@ QUIET_PORTS = (20_000, 32_000)
 
 
 @contextmanager
-def reserved_port(preferred: int, *, asked_for: bool = False, host: str = HOST) -> Iterator[int]:
+def reserved_port(
+    preferred: int, *, asked_for: bool = False, host: str = HOST, patience_s: float = 0.0
+) -> Iterator[int]:
     """A free port that no other `up` on this machine takes while the block runs: `preferred`, or the next free one.
 
+    patience_s: how long `preferred` may take to come free, where a server of ours has just ended on it.
     Raises StageError `port_in_use`, naming the holder, if the user asked for this very port.
     """
+    deadline = time.monotonic() + patience_s
     for port in range(preferred, min(preferred + TRIES, 65536)):
-        with _claim(port) as claimed:
-            if claimed and is_free(port, host):
-                yield port
-                return
+        while True:
+            with _claim(port) as claimed:
+                if claimed and is_free(port, host):
+                    yield port
+                    return
+            if port != preferred or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
         if asked_for:
             raise stage_error(
                 "port_in_use", "", f"port {port} is in use by {holder(port)}", "stop it, or ask for another port"

@@ -34,6 +34,8 @@ from infra.servers.specs import (
 )
 from infra.servers.state import Service, make_servers_folder, record, recorded, servers_folder
 
+PORT_PATIENCE_S = 3.0
+"""People have the address of a server that is started again in their bookmarks."""
 START_TIMEOUT_S = 180.0
 GRACE_S = 15.0
 MARK = "STEMMA_SERVICE"
@@ -161,7 +163,14 @@ class _Starter:
             return courier_spec(self.root)
         asked = self.asked_ports.get(name)
         preferred = asked or self.settings.ports.get(name, DEFAULT_PORTS[name])
-        port = ports.enter_context(reserved_port(preferred, asked_for=asked is not None, host=self.settings.host))
+        had = name in self.settings.ports and asked is None
+        reserved = reserved_port(
+            preferred,
+            asked_for=asked is not None,
+            host=self.settings.host,
+            patience_s=PORT_PATIENCE_S if had else 0.0,
+        )
+        port = ports.enter_context(reserved)
         self.settings = replace(self.settings, ports={**self.settings.ports, name: port})
         self.settings.write(self.root)
         return server_spec(name, self.root, port, self.settings)

@@ -67,10 +67,12 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(told: Told) -> None:
 
 def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told: Told) -> None:
     """The text of a source changes, the learning rate is far too high, and a gate asks for more than there is."""
-    settings = {**data_config(told.folder, documents=200), "name": "drifting", "clean": DOCSTRING_RULES}
-    config = write_config(told.folder / "drifting.yaml", settings)
+    folder = told.folder / "drifting"
+    folder.mkdir()
+    settings = {**data_config(folder, documents=200), "name": "drifting", "clean": DOCSTRING_RULES}
+    config = write_config(folder / "config.yaml", settings)
     assert stemma("run", config, "--root", told.root).code == 0
-    text = told.folder / "text.jsonl"
+    text = folder / "text.jsonl"
     text.write_text(text.read_text().replace("Chapter", "Once more and at length, chapter " * 8))
     training = {
         "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
