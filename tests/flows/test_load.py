@@ -15,7 +15,7 @@ from tests.postgres import postgres
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("batches", [1, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_of_runs_that_are_due_at_once_none_is_lost_and_none_doubled(tmp_path: Path, batches: int) -> None:
     root = tmp_path / "store"
     with postgres() as database:
