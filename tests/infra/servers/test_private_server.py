@@ -64,7 +64,9 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(holder) -> None:
 def test_many_that_write_at_once_are_all_served(holder) -> None:
     """SQLite refuses a transaction that read before another wrote, and the server would answer 503 to its page."""
     url = holder.stdout.readline().strip()
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    # A connection that is used again may be one that the server is just closing.
+    anew = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=url, timeout=60, trust_env=False, limits=anew) as client:
         flow = client.post("/flows/", json={"name": "busy"}).json()["id"]
         made = client.post("/deployments/", json={"name": "busy", "flow_id": flow, "concurrency_limit": 1})
         address = f"/deployments/{made.json()['id']}/create_flow_run"
