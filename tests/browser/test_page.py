@@ -12,11 +12,12 @@ import psutil
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
+from flows.journal import latest
 from infra.run import read_journal
 from tests.command import environment, finish, start, stemma, write_config
-from tests.pipelines import data_config
+from tests.pipelines import data_config, full_config
 from tests.prefect_page import sheets
-from tests.processes import gone, running_stage, wait_until
+from tests.processes import gone, progress_of, running_stage, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000
@@ -212,3 +213,33 @@ def test_a_stage_opened_from_the_next_link_has_the_change_filled_in(
     submit(page, address)
     expect(page.get_by_text("Completed").first).to_be_visible(timeout=PATIENCE_MS)
     assert 432 in built_vocabularies(folder)
+
+
+def test_cancel_in_the_page_ends_every_rank_within_ten_seconds(
+    built_full: Path, tmp_path: Path, browser_page: Page
+) -> None:
+    root, page = tmp_path / "store", browser_page
+    shutil.copytree(built_full / "store", root, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    settings = full_config() | {"launch": {"processes": 2, "device": "cpu", "threads": 1, "compile": "off"}}
+    never = {"checkpoint_every": "90000 batches", "evaluate_every": "90000 batches"}
+    settings["pretrain"] |= {"duration": "90000 batches", **never, "guard": {"enabled": False}}
+    config = write_config(tmp_path / "config.yaml", settings)
+    env = environment()
+    try:
+        services = stemma("up", "--root", root, env=env).document["services"]
+        address = next(service["url"] for service in services if service["name"] == "prefect")
+        command = start("run", config, "--root", root, "--until", "pretrain", env=env)
+        launcher = wait_until(lambda: running_stage(root, "pretrain"), timeout_s=240)
+        assert isinstance(launcher, psutil.Process)
+        wait_until(lambda: progress_of(root, "pretrain") >= 3, timeout_s=240)
+        everyone = [launcher, *launcher.children(recursive=True)]
+        assert len(everyone) >= 3
+        flow_run = next(latest(root / "runs", "tiny")).begun()["flow_run_id"]
+        page.goto(f"{address}/runs/flow-run/{flow_run}")
+        page.get_by_role("button", name="Cancel").first.click()
+        page.get_by_role("button", name="Confirm").click()
+        wait_until(lambda: all(map(gone, everyone)), timeout_s=10)
+        assert finish(command, timeout_s=120).code == 130
+        expect(page.get_by_text("Cancelled").first).to_be_visible(timeout=PATIENCE_MS)
+    finally:
+        stemma("down", "--root", root, env=env)
