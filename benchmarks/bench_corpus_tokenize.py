@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from corpus.config import ShardConfig, TokenizerConfig
 from corpus.documents import DocumentWriter, document_parts, make_document
-from corpus.encode import Encoder, PlainEncoder, TableEncoder, load_tokenizer
+from corpus.encode import Encoder, PlainEncoder, encoder_of, load_tokenizer
 from corpus.packing import Form, in_order, slices_of, write_shards
 from corpus.shard import shard
 from corpus.tokenise import encode_part, joined_index
@@ -111,7 +111,7 @@ def ways_of(
     """The ways by name, and the ids that they leave behind as they run."""
     model = load_tokenizer(inputs["tokenizer"])
     column = pa.array(texts, pa.string())
-    warm = TableEncoder(model, 0)
+    warm = encoder_of(model, 0)
     encoded: dict[str, np.ndarray] = {}
     count = 0
 
@@ -151,7 +151,7 @@ def ways_of(
         "bare": bare,
         "package with ids": lambda: with_encoder("package with ids", PlainEncoder(model, 0)),
         "stage, package": stage_without_table,
-        "table": lambda: with_encoder("table", TableEncoder(model, 0)),
+        "table": lambda: with_encoder("table", encoder_of(model, 0)),
         "table, warm": lambda: with_encoder("table, warm", warm),
         "stage": stage,
     }, encoded

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from array import array
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from corpus.chat_template import END_OF_TEXT
+from corpus.cuts import Cuts, added_words, cuts_of, kinds
 from infra.errors import stage_error
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from corpus.pretokens import Table
+    from corpus.chunks import Table
 
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
@@ -62,58 +67,63 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 def encoder_of(tokenizer: Tokenizer, closing: int) -> Encoder:
     """The fastest encoder that gives exactly the tokenizer's ids."""
-    return TableEncoder(tokenizer, closing) if splits_like_gpt2(tokenizer) else PlainEncoder(tokenizer, closing)
-
-
-def splits_like_gpt2(tokenizer: Tokenizer) -> bool:
-    """Whether nothing but GPT-2's pre-tokens decides what ids a text gets: true of every tokenizer trained here."""
-    parts: dict[str, Any] = json.loads(tokenizer.to_str())
-    before = parts["pre_tokenizer"] or {}
-    return (
-        parts["normalizer"] is None
-        and before.get("type") == "ByteLevel"
-        and not before["add_prefix_space"]
-        and before["use_regex"]
-        and not parts["model"].get("dropout")
-        and all(token["special"] for token in parts["added_tokens"])
-    )
+    plain, cuts, added = PlainEncoder(tokenizer, closing), cuts_of(tokenizer), added_words(tokenizer)
+    if cuts is None:
+        return plain
+    table = TableEncoder(plain, cuts)
+    return PartlyPlain(table, plain, added) if added else table
 
 
 class PlainEncoder:
     """`encode_batch_fast` of the tokenizers package."""
 
     def __init__(self, tokenizer: Tokenizer, closing: int) -> None:
-        self._tokenizer = tokenizer
-        self._closing = closing
+        self.tokenizer = tokenizer
+        self.closing = closing
 
     def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         ids = array("I")
         ends = []
-        for encoding in self._tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False):
+        for encoding in self.tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False):
             ids.extend(encoding.ids)
-            ids.append(self._closing)
+            ids.append(self.closing)
             ends.append(len(ids))
         return np.frombuffer(ids, np.uint32), np.diff(ends, prepend=0)
 
 
-class TableEncoder:
-    """Looks pre-tokens up in a table; those that are not in it yet go through the tokenizer, once.
+class PartlyPlain:
+    """The table, but the package for documents with a word that was added to the vocabulary, and is never split."""
 
-    The table has some 50 MB and is emptied when it is full. Classes of characters (letter, number, space, other) are
-    asked of the tokenizer's own pre-tokeniser when a character is first met, so that its version of Unicode holds.
+    def __init__(self, table: TableEncoder, plain: PlainEncoder, added: Sequence[str]) -> None:
+        self._table = table
+        self._plain = plain
+        self._added = "|".join(map(re.escape, added))
+
+    def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
+        has_added = np.array(pc.match_substring_regex(texts, self._added))
+        starts = [0, *(np.flatnonzero(np.diff(has_added)) + 1), len(texts)]
+        pieces = [
+            (self._plain if has_added[begin] else self._table).encode(texts[begin:end])
+            for begin, end in pairwise(starts)
+            if begin < end
+        ]
+        return _joined(pieces)
+
+
+class TableEncoder:
+    """Looks chunks of text up in a table; those that are not in it yet go through the tokenizer, once.
+
+    The table has some 50 MB and is emptied when it is full.
     """
 
-    def __init__(self, tokenizer: Tokenizer, closing: int, table: Table | None = None) -> None:
-        from corpus.pretokens import Table
+    def __init__(self, plain: PlainEncoder, cuts: Cuts, table: Table | None = None) -> None:
+        from corpus.chunks import Table
 
-        self._tokenizer = tokenizer
-        self._closing = closing
-        self._classes = np.zeros(0x110000, np.uint8)
+        self._plain = plain
+        self._cuts = cuts
         self._table = table or Table()
         self._id_ends = np.zeros(self._table.size + 1, np.int64)
         self._ids = np.empty(1 << 20, np.uint32)
-        self._plain = PlainEncoder(tokenizer, closing)
-        self._meet("".join(map(chr, range(128))))
 
     def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         pieces = []
@@ -121,47 +131,39 @@ class TableEncoder:
         while done < len(texts):
             ids, lengths = self._encode_some(texts[done:])
             if not len(lengths):
-                # One document with more pre-tokens than the table holds.
+                # One document with more chunks than the table holds.
                 ids, lengths = self._plain.encode(texts[done : done + 1])
             pieces.append((ids, lengths))
             done += len(lengths)
-        if not pieces:
-            return np.empty(0, np.uint32), np.empty(0, np.int64)
-        return np.concatenate([ids for ids, _ in pieces]), np.concatenate([lengths for _, lengths in pieces])
+        return _joined(pieces)
 
     def _encode_some(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         """As many of the first texts as the table has room for."""
-        from corpus.pretokens import DONE, FULL, UNKNOWN_CHARACTER, find, gather
+        from corpus.chunks import find, gather
 
         text, offsets = _utf8(texts)
         table = self._table
         known = table.entries
         found = np.empty(int(offsets[-1] - offsets[0]), np.int32)
         counts = np.zeros(len(texts), np.int64)
-        done, used, reason = 0, 0, DONE
-        while done < len(texts):
-            arrays = (table.slots, table.ends, table.words, table.state, found[used:], counts)
-            reason, done = find(text, offsets, done, self._classes, *arrays)
-            used = int(counts[:done].sum())
-            if reason == UNKNOWN_CHARACTER:
-                self._meet(texts[done].as_py())
-            elif reason == FULL:
-                break
+        arrays = (table.slots, table.ends, table.words, table.state, found, counts)
+        done = find(text, offsets, kinds(), self._cuts, *arrays)
         self._learn(known)
         counts = counts[:done]
         sizes = self._id_ends[1:] - self._id_ends[:-1]
-        out = np.empty(int(sizes[found[:used]].sum()) + done, np.uint32)
+        out = np.empty(int(sizes[found[: counts.sum()]].sum()) + done, np.uint32)
         lengths = np.empty(done, np.int64)
-        gather(found, counts, self._id_ends, self._ids, self._closing, out, lengths)
-        if reason == FULL:
+        gather(found, counts, self._id_ends, self._ids, self._plain.closing, out, lengths)
+        if done < len(texts):
             table.clear()
         return out, lengths
 
     def _learn(self, known: int) -> None:
-        """Has the tokenizer encode the pre-tokens that are new in the table."""
+        """Has the tokenizer encode the chunks that are new in the table."""
         if self._table.entries == known:
             return
-        encodings = self._tokenizer.encode_batch_fast(self._table.added_since(known), add_special_tokens=False)
+        chunks = self._table.added_since(known)
+        encodings = self._plain.tokenizer.encode_batch_fast(chunks, add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
         ends = self._id_ends[known] + np.cumsum([len(some) for some in ids])
         if ends[-1] > len(self._ids):
@@ -169,19 +171,11 @@ class TableEncoder:
         self._id_ends[known + 1 : known + 1 + len(ends)] = ends
         self._ids[self._id_ends[known] : ends[-1]] = [token for some in ids for token in some]
 
-    def _meet(self, text: str) -> None:
-        """Finds the classes of a text's characters."""
-        for character in set(text):
-            if not self._classes[ord(character)]:
-                self._classes[ord(character)] = self._class_of(character)
 
-    def _class_of(self, character: str) -> int:
-        from corpus.pretokens import LETTER, NUMBER, OTHER, SPACE
-
-        for neighbour, kind in (("a", LETTER), ("1", NUMBER), ("!", OTHER)):
-            if len(self._tokenizer.pre_tokenizer.pre_tokenize_str(neighbour + character + neighbour)) == 1:
-                return kind
-        return SPACE
+def _joined(pieces: Sequence[tuple[Ids, Lengths]]) -> tuple[Ids, Lengths]:
+    if not pieces:
+        return np.empty(0, np.uint32), np.empty(0, np.int64)
+    return np.concatenate([ids for ids, _ in pieces]), np.concatenate([lengths for _, lengths in pieces])
 
 
 def _utf8(texts: pa.StringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

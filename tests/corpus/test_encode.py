@@ -1,23 +1,29 @@
-"""The table of pre-tokens gives the ids of the tokenizers package, whatever the text."""
+"""The table of chunks gives the ids of the tokenizers package, whatever the tokenizer and the text."""
 
 from __future__ import annotations
 
 import json
 import random
+from itertools import chain
 
 import pyarrow as pa
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Digits, Metaspace, Split, Whitespace
 
+from corpus.chunks import Table
+from corpus.cuts import EXPRESSIONS, cuts_of
 from corpus.documents import read_documents
-from corpus.encode import PlainEncoder, TableEncoder, encoder_of, load_tokenizer
-from corpus.pretokens import Table
+from corpus.encode import PartlyPlain, PlainEncoder, TableEncoder, encoder_of, load_tokenizer
 
 CLOSING = 0
 # Letters and marks of several scripts, numbers that are no digits, every kind of space, what contractions are made of.
 CHARACTERS = (
     "abstmdrvelSTé你ßʼаम्😀👩🏽\u0301019²½Ⅷ٣'’\"!?.-_#=<|>\u200b\x00\x1c\x7f \t\n\r\x0b\x85\u00a0\u2003\u2028\u3000"
 )
+# What a tokenizer may have whole tokens for.
+PIECES = ["some", "words", "It's", "b2b", "(x)", "12345", "…", ", ", ".\n", "\n\n", "\t", "/", "' ", " ", "é", "!!", "क़"]
+PIECES += ["\u00a0  ", "\u3000 ", " \u2028", "\x1c ", "\x85 ", "\u180e ", "\u200b "]
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +39,65 @@ def ids_of(encoder, texts: list[str]) -> list[list[int]]:
 
 
 def expected(model: Tokenizer, texts: list[str]) -> list[list[int]]:
-    return [[*encoding.ids, CLOSING] for encoding in model.encode_batch(texts, add_special_tokens=False)]
+    return [[*encoding.ids, CLOSING] for encoding in model.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_text_gets_the_same_ids(model, seed):
-    chance = random.Random(seed)
-    texts = ["".join(chance.choices(CHARACTERS, k=chance.randrange(60))) for _ in range(3000)]
-    assert ids_of(TableEncoder(model, CLOSING), texts) == expected(model, texts)
+def made(splitter, *, normalizer=None, added=(), dropout=None, wordpiece=False) -> Tokenizer:
+    """A tokenizer of a few hundred tokens, whose merges go over as many kinds of neighbours as its splitter lets them."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="?") if wordpiece else models.BPE(dropout=dropout))
+    tokenizer.pre_tokenizer = splitter
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    settings = {"vocab_size": 700, "initial_alphabet": ByteLevel.alphabet(), "show_progress": False, "min_frequency": 2}
+    trainer = (trainers.WordPieceTrainer if wordpiece else trainers.BpeTrainer)(**settings)
+    chance = random.Random(0)
+    tokenizer.train_from_iterator(["".join(chance.choices(PIECES, k=40)) for _ in range(400)], trainer)
+    tokenizer.add_tokens(list(added))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
-def test_every_character_gets_the_same_ids(model):
-    """Each code point stands between letters, digits and marks, after a space, and twice."""
-    points = [chr(point) for point in range(0x30000) if not 0xD800 <= point < 0xE000]
-    probes = [f"a{c}1{c}! {c}{c}\n" for c in points]
+def split_by(name: str, behavior: str = "isolated", *, invert: bool = False) -> Split:
+    return Split(Regex(EXPRESSIONS[name]), behavior, invert)
+
+
+BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+GPT_2 = ByteLevel(add_prefix_space=False)
+FAST = {
+    "byte level": made(GPT_2),
+    **{name: made(pre_tokenizers.Sequence([split_by(name), BYTES])) for name in EXPRESSIONS},
+    "inverted": made(pre_tokenizers.Sequence([split_by("gpt-4, llama 3", "removed", invert=True), BYTES])),
+    "digits apart": made(pre_tokenizers.Sequence([Digits(individual_digits=True), GPT_2])),
+    "nfc": made(pre_tokenizers.Sequence([split_by("qwen 2"), BYTES]), normalizer=normalizers.NFC()),
+    "lower case": made(GPT_2, normalizer=normalizers.Lowercase()),
+    "bert": made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(), wordpiece=True),
+    "bert, cased": made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(lowercase=False), wordpiece=True),
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_any_text_gets_the_same_ids(name):
+    chance = random.Random(name)
+    texts = ["".join(chance.choices([*CHARACTERS, *PIECES], k=chance.randrange(60))) for _ in range(3000)]
+    encoder = encoder_of(FAST[name], CLOSING)
+    assert isinstance(encoder, TableEncoder)
+    assert ids_of(encoder, texts) == expected(FAST[name], texts)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_every_character_gets_the_same_ids(name):
+    """Each stands between letters, digits, signs and spaces, and twice; of ideographs, syllables and what lies beyond the
+    first plane, which are alike, every 61st."""
+    alike = [range(0x3400, 0xA000, 61), range(0xAC00, 0xD800, 61), range(0xE000, 0xF900, 61), range(0x10000, 0x30000, 61)]
+    points = map(chr, chain(range(0x3400), range(0xA000, 0xAC00), range(0xF900, 0x10000), *alike))
+    probes = [f"a{c}1{c}! {c}.{c}{c}\n{c} b{c}/" for c in points]
     texts = ["".join(probes[at : at + 4096]) for at in range(0, len(probes), 4096)]
-    assert ids_of(TableEncoder(model, CLOSING), texts) == expected(model, texts)
+    assert ids_of(encoder_of(FAST[name], CLOSING), texts) == expected(FAST[name], texts)
 
 
 def test_real_text_gets_the_same_ids(model, documents):
     texts = [document.text for document in read_documents(documents)]
-    encoder = TableEncoder(model, CLOSING)
+    encoder = encoder_of(model, CLOSING)
     assert ids_of(encoder, texts) == expected(model, texts)
     assert ids_of(encoder, texts[::-1]) == expected(model, texts[::-1])
 
@@ -62,51 +106,52 @@ def test_a_table_that_is_full_is_begun_anew(model, documents):
     texts = [document.text for document in read_documents(documents)]
     long = " ".join(map(str, range(1000)))
     texts.insert(len(texts) // 2, long)
-    assert ids_of(TableEncoder(model, CLOSING, Table(size=512)), texts) == expected(model, texts)
+    assert ids_of(TableEncoder(PlainEncoder(model, CLOSING), cuts_of(model), Table(size=512)), texts) == expected(model, texts)
 
 
 def test_a_slice_of_a_column_is_that_slice(model):
     texts = ["one", "two, three", "", "four's"]
-    ids, lengths = TableEncoder(model, CLOSING).encode(pa.array(texts, pa.string())[1:3])
+    ids, lengths = encoder_of(model, CLOSING).encode(pa.array(texts, pa.string())[1:3])
     assert [ids.tolist()] == [[token for one in expected(model, texts[1:3]) for token in one]]
     assert lengths.tolist() == [len(one) for one in expected(model, texts[1:3])]
 
 
 def test_nothing_gives_nothing(model):
-    assert ids_of(TableEncoder(model, CLOSING), []) == []
-    assert ids_of(TableEncoder(model, CLOSING), [""]) == [[CLOSING]]
-
-
-def other(*, normalizer=None, splitter=None, added=(), dropout=None, alphabet=True) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(dropout=dropout))
-    tokenizer.pre_tokenizer = splitter or pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet() if alphabet else []
-    tokenizer.train_from_iterator(
-        ["some words to learn from"], trainers.BpeTrainer(vocab_size=280, initial_alphabet=letters, show_progress=False)
-    )
-    if normalizer:
-        tokenizer.normalizer = normalizer
-    tokenizer.add_tokens(list(added))
-    return tokenizer
+    assert ids_of(encoder_of(model, CLOSING), []) == []
+    assert ids_of(encoder_of(model, CLOSING), [""]) == [[CLOSING]]
 
 
 @pytest.mark.parametrize(
     "tokenizer",
     [
-        other(normalizer=normalizers.Lowercase()),
-        other(splitter=pre_tokenizers.ByteLevel(add_prefix_space=True)),
-        other(splitter=pre_tokenizers.Metaspace()),
-        other(splitter=pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()])),
-        other(added=[AddedToken("words", special=False)]),
+        made(GPT_2, normalizer=normalizers.NFD()),
+        made(ByteLevel(add_prefix_space=True)),
+        made(Metaspace()),
+        made(Whitespace()),
+        made(BYTES),
+        made(Split(Regex(r"\s+"), "isolated")),
+        made(GPT_2, dropout=0.1),
+        made(GPT_2, normalizer=normalizers.Lowercase(), added=[AddedToken("words", special=False)]),
     ],
-    ids=["normalises", "prefix space", "metaspace", "digits apart", "added words"],
+    ids=["nfd", "prefix space", "metaspace", "words", "not split", "other split", "dropout", "added in lower case"],
 )
-def test_a_tokenizer_that_splits_otherwise_is_left_to_its_package(tokenizer):
-    encoder = encoder_of(tokenizer, CLOSING)
-    assert isinstance(encoder, PlainEncoder)
+def test_a_tokenizer_that_cuts_may_change_is_left_to_its_package(tokenizer):
+    assert isinstance(encoder_of(tokenizer, CLOSING), PlainEncoder)
+
+
+def test_the_package_gives_its_ids():
     texts = ["Some WORDS, 12 of them", "", " words "]
+    tokenizer = made(Metaspace())
+    assert ids_of(PlainEncoder(tokenizer, CLOSING), texts) == expected(tokenizer, texts)
+
+
+def test_words_added_to_a_vocabulary_are_never_cut():
+    tokenizer = made(GPT_2, added=[AddedToken("so me|", special=False), AddedToken("<call>", special=True)])
+    texts = ["some so me| words", "words", "", "<call>", "so me|", "so me", "so me|so me|"]
+    encoder = encoder_of(tokenizer, CLOSING)
+    assert isinstance(encoder, PartlyPlain)
     assert ids_of(encoder, texts) == expected(tokenizer, texts)
+    assert ids_of(encoder, []) == []
 
 
 def test_tokenizers_trained_here_take_the_fast_way(model):
