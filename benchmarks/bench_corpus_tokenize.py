@@ -3,9 +3,10 @@
 python benchmarks/bench_corpus_tokenize.py [--mb 30] [--vocabulary 32000] [--sequence-length 2048] [--rounds 3]
 
 Text of ../shared/data, one thread, all ways in turn, medians of the rounds. `bare` is `encode_batch_fast` on texts
-that lie in memory, its ids never looked at; `table` has an empty table of pre-tokens, `table, warm` has seen the text
-before; `stage` is all of it: Parquet in, MDS shards with hashes out; `stage, package` is the same for a tokenizer that
-the table does not fit. The ids of all ways are compared. About two minutes.
+that lie in memory, its ids never looked at; `package with ids` looks at them; `table` has an empty table of chunks;
+`table, warm` has seen the text before; `stage` is all of it: Parquet in, MDS shards with hashes out, its table empty at
+first. Besides the tokenizer that the pipeline trains, three that split text as well known ones do: GPT-4 and Llama 3, BERT,
+and SentencePiece, for which the table does not hold. The ids of all ways are compared. About four minutes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import pyarrow as pa
 
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from corpus import tokenise
+from corpus.chat_template import END_OF_TEXT
 from corpus.config import ShardConfig, TokenizerConfig
-from corpus.documents import DocumentWriter, document_parts, make_document
+from corpus.cuts import EXPRESSIONS
+from corpus.documents import DocumentWriter, make_document
 from corpus.encode import Encoder, PlainEncoder, encoder_of, load_tokenizer
-from corpus.packing import Form, in_order, slices_of, write_shards
 from corpus.shard import shard
-from corpus.tokenise import encode_part, joined_index
 from corpus.tokenizer import tokenizer
 from infra.launch.config import LaunchConfig
 from infra.run import Run
@@ -86,30 +90,85 @@ def main() -> None:
     size = sum(len(text.encode()) for text in texts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        inputs = {"documents": write(texts, folder / "all"), "tokenizer": folder / "tokenizer"}
-        inputs["tokenizer"].mkdir()
-        tokenizer(TokenizerConfig(vocab_size=options.vocabulary), inputs, inputs["tokenizer"], Run(folder / "work"))
-        ways, encoded = ways_of(texts, inputs, ShardConfig(sequence_length=options.sequence_length), folder)
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(options.rounds):
-            for way, function in ways.items():
-                begun = time.perf_counter()
-                function()
-                seconds[way].append(time.perf_counter() - begun)
-        same = all(np.array_equal(encoded[way], encoded["package with ids"]) for way in encoded)
+        documents = write(texts, folder / "documents")
+        for kind in ("ours", *OTHERS):
+            inputs = {"documents": documents, "tokenizer": folder / kind / "tokenizer"}
+            inputs["tokenizer"].mkdir(parents=True)
+            if kind == "ours":
+                config = TokenizerConfig(vocab_size=options.vocabulary)
+                tokenizer(config, inputs, inputs["tokenizer"], Run(folder / kind / "work"))
+            else:
+                train(OTHERS[kind](), options.vocabulary, texts).save(str(inputs["tokenizer"] / "tokenizer.json"))
+            compare(kind, texts, inputs, ShardConfig(sequence_length=options.sequence_length), options.rounds)
+
+
+def gpt_4() -> Tokenizer:
+    model = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(EXPRESSIONS["gpt-4, llama 3"]), "isolated")
+    model.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return model
+
+
+def bert() -> Tokenizer:
+    model = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    model.normalizer = normalizers.BertNormalizer()
+    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return model
+
+
+def sentencepiece() -> Tokenizer:
+    model = Tokenizer(models.BPE(unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.Metaspace()
+    return model
+
+
+OTHERS: dict[str, Callable[[], Tokenizer]] = {
+    "split as GPT-4 and Llama 3": gpt_4,
+    "split as BERT": bert,
+    "split as SentencePiece": sentencepiece,
+}
+
+
+def train(model: Tokenizer, vocabulary: int, texts: list[str]) -> Tokenizer:
+    """Trains on a tenth of the texts."""
+    wordpiece = isinstance(model.model, models.WordPiece)
+    unknown = getattr(model.model, "unk_token", None)
+    trainer = (trainers.WordPieceTrainer if wordpiece else trainers.BpeTrainer)(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT, *([unknown] if unknown else [])],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        limit_alphabet=2000,
+        show_progress=False,
+    )
+    model.train_from_iterator(texts[::10], trainer)
+    return model
+
+
+def compare(kind: str, texts: list[str], inputs: dict[str, Path], config: ShardConfig, rounds: int) -> None:
+    ways, encoded = ways_of(texts, inputs, config)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, function in ways.items():
+            begun = time.perf_counter()
+            function()
+            seconds[way].append(time.perf_counter() - begun)
+    same = all(np.array_equal(ids, encoded["package with ids"]) for ids in encoded.values())
     median = {way: statistics.median(found) for way, found in seconds.items()}
-    tokens = len(encoded["table"])
-    print(f"{len(texts):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens, one thread; same ids: {same}")
+    tokens, size = len(encoded["table"]), sum(len(text.encode()) for text in texts)
+    print(f"\n{kind}: {len(texts):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens, one thread; same ids: {same}")
     print(f"{'':20} {'MB/s':>8} {'M tokens/s':>11} {'of bare':>8}")
     for way, found in median.items():
         print(f"{way:20} {size / 1e6 / found:8.2f} {tokens / 1e6 / found:11.2f} {median['bare'] / found:8.2f}")
 
 
 def ways_of(
-    texts: list[str], inputs: dict[str, Path], config: ShardConfig, folder: Path
+    texts: list[str], inputs: dict[str, Path], config: ShardConfig
 ) -> tuple[dict[str, Callable[[], object]], dict[str, np.ndarray]]:
     """The ways by name, and the ids that they leave behind as they run."""
     model = load_tokenizer(inputs["tokenizer"])
+    folder = inputs["tokenizer"].parent
     column = pa.array(texts, pa.string())
     warm = encoder_of(model, 0)
     encoded: dict[str, np.ndarray] = {}
@@ -129,28 +188,13 @@ def ways_of(
         count += 1
         out = folder / f"shards-{count}"
         out.mkdir()
+        tokenise.encoder_in.cache_clear()
         shard(config, inputs, out, Run(folder / f"work-{count}", ONE_WORKER))
-
-    def stage_without_table() -> None:
-        """The stage for a tokenizer that no table fits: the same steps with the package's encoder."""
-        nonlocal count
-        count += 1
-        work = folder / f"plain-{count}"
-        form = Form(work, "uint16", config.sequence_length, None, config.hashes)
-        summaries = []
-        partitions = [work / f"{number:05}" for number in range(len(document_parts(inputs["documents"])))]
-        for part, partition in zip(document_parts(inputs["documents"]), partitions, strict=True):
-            partition.mkdir(parents=True)
-            summaries.append(encode_part(PlainEncoder(model, 0), "uint16", config.heldout_share, part, partition))
-        index = in_order(joined_index(partitions, summaries)[0])
-        np.save(work / "order.npy", index)
-        write_shards(form, slices_of(work / "order.npy", index, config.sequence_length, 1 << 14), work / "shards")
 
     with_encoder("table, warm", warm)
     return {
         "bare": bare,
         "package with ids": lambda: with_encoder("package with ids", PlainEncoder(model, 0)),
-        "stage, package": stage_without_table,
         "table": lambda: with_encoder("table", encoder_of(model, 0)),
         "table, warm": lambda: with_encoder("table, warm", warm),
         "stage": stage,

@@ -38,14 +38,15 @@ Index = NDArray[np.void]
 
 
 @lru_cache(maxsize=1)
-def _encoder(folder: str) -> Encoder:
+def encoder_in(folder: str) -> Encoder:
+    """The encoder of a tokenizer's folder, made once."""
     tokenizer = load_tokenizer(Path(folder))
     return encoder_of(tokenizer, end_of_text(tokenizer, Path(folder)))
 
 
 def tokenise(folder: str, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
     """`encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
-    return encode_part(_encoder(folder), dtype, heldout_share, part, out)
+    return encode_part(encoder_in(folder), dtype, heldout_share, part, out)
 
 
 def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
