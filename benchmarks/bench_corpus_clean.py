@@ -126,7 +126,7 @@ def batches(texts: list[str]) -> Iterator[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip())
-    parser.add_argument("--mb", type=float, default=50, help="megabytes of text to take, an even sample; 50 is all there is")
+    parser.add_argument("--mb", type=float, default=50, help="megabytes of text to take, an even sample; 50: all")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     options = parser.parse_args()
     everything = list(read(options.data))

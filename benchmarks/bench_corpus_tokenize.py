@@ -5,8 +5,8 @@ python benchmarks/bench_corpus_tokenize.py [--mb 30] [--vocabulary 32000] [--seq
 Text of ../shared/data, one thread, all ways in turn, medians of the rounds. `bare` is `encode_batch_fast` on texts
 that lie in memory, its ids never looked at; `package with ids` looks at them; `table` has an empty table of chunks;
 `table, warm` has seen the text before; `stage` is all of it: Parquet in, MDS shards with hashes out, its table empty at
-first. Besides the tokenizer that the pipeline trains, three that split text as well known ones do: GPT-4 and Llama 3, BERT,
-and SentencePiece, for which the table does not hold. The ids of all ways are compared. About four minutes.
+first. Besides the tokenizer that the pipeline trains, three that split text as well known ones do: GPT-4 and Llama 3,
+BERT, and SentencePiece, for which the table does not hold. The ids of all ways are compared. About four minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import pyarrow as pa
-
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from corpus import tokenise
@@ -87,7 +86,6 @@ def main() -> None:
     if not options.data.is_dir():
         sys.exit(f"no such folder: {options.data}; give one with --data")
     texts = take(texts_of(options.data), options.mb)
-    size = sum(len(text.encode()) for text in texts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents = write(texts, folder / "documents")

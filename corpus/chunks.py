@@ -1,7 +1,7 @@
 """Texts cut into chunks (words with the space before them, mostly), with a table of the chunks seen so far.
 
-Compiled by numba. Whatever the tokenizer has encoded once need only be looked up: `corpus/cuts.py` says where cuts leave
-the ids as they are.
+Compiled by numba. What the tokenizer has encoded once need only be looked up: `corpus/cuts.py` says where cuts leave
+ids as they are.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ stands before and behind, a text may be cut. For the expressions below that is
 - before a space that follows no space: only at its beginning does a pre-token have a space beside other characters;
 - before a line break, a tab or an ASCII sign other than the apostrophe that follows a letter or a number: letters and
   numbers end a pre-token, unless a contraction follows (GPT-4o's expression has it in the same pre-token);
-- before the last of several white characters if something else follows it: expressions leave it to what follows. GPT-2's
-  does so with line breaks too, the others leave those together;
+- before the last of several white characters if something else follows it: expressions leave it to what follows.
+  GPT-2's does so with line breaks too, the others leave those together;
 - before a letter or a number that follows a line break;
 - before a letter or a number that follows an ASCII sign, but not where an expression takes (word for one pre-token.
 
@@ -41,14 +41,16 @@ NEVER, ALWAYS, LAST = range(3)
 _CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 _UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SIGN_RUN = r" ?[^\s\p{L}\p{N}]+"
+_WORD = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 EXPRESSIONS = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "gpt-4, llama 3": rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_WHITE}",
-    "qwen 2": rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_WHITE}",
-    "gpt-4o": rf"{_CASED}{_CONTRACTION}?|{_UPPER}{_CONTRACTION}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_WHITE}",
-    "tekken": rf"{_CASED}|{_UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_WHITE}",
+    "gpt-4, llama 3": rf"{_WORD}|\p{{N}}{{1,3}}|{_SIGN_RUN}[\r\n]*|{_WHITE}",
+    "qwen 2": rf"{_WORD}|\p{{N}}|{_SIGN_RUN}[\r\n]*|{_WHITE}",
+    "gpt-4o": rf"{_CASED}{_CONTRACTION}?|{_UPPER}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SIGN_RUN}[\r\n/]*|{_WHITE}",
+    "tekken": rf"{_CASED}|{_UPPER}|\p{{N}}|{_SIGN_RUN}[\r\n/]*|{_WHITE}",
 }
 
 
@@ -87,7 +89,7 @@ def _cuts(like_gpt2: bool, digits_apart: bool) -> Cuts:
 
 
 def added_words(tokenizer: Tokenizer) -> list[str]:
-    """The words that are found in a text before it is split, as they are written; special tokens are never looked for."""
+    """The words that are found in a text before it is split, as written; special tokens are never looked for."""
     return [token["content"] for token in _added(json.loads(tokenizer.to_str()))]
 
 
