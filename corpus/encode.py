@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from corpus.chat_template import END_OF_TEXT
-from corpus.cuts import Cuts, added_words, cuts_of, kinds
+from corpus.cuts import kinds
+from corpus.cutting import Cutting, cutting_of, without_space_in_front
 from infra.errors import stage_error
 
 if TYPE_CHECKING:
@@ -67,11 +68,11 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 def encoder_of(tokenizer: Tokenizer, closing: int) -> Encoder:
     """The fastest encoder that gives exactly the tokenizer's ids."""
-    plain, cuts, added = PlainEncoder(tokenizer, closing), cuts_of(tokenizer), added_words(tokenizer)
-    if cuts is None:
+    plain, cutting = PlainEncoder(tokenizer, closing), cutting_of(tokenizer)
+    if cutting is None:
         return plain
-    table = TableEncoder(plain, cuts)
-    return PartlyPlain(table, plain, added) if added else table
+    table = TableEncoder(plain, cutting)
+    return PartlyPlain(table, plain, cutting.added) if cutting.added else table
 
 
 class PlainEncoder:
@@ -116,11 +117,12 @@ class TableEncoder:
     The table has some 50 MB and is emptied when it is full.
     """
 
-    def __init__(self, plain: PlainEncoder, cuts: Cuts, table: Table | None = None) -> None:
+    def __init__(self, plain: PlainEncoder, cutting: Cutting, table: Table | None = None) -> None:
         from corpus.chunks import Table
 
         self._plain = plain
-        self._cuts = cuts
+        self._cutting = cutting
+        self._tokenizer = without_space_in_front(plain.tokenizer) if cutting.space_in_front else plain.tokenizer
         self._table = table or Table()
         self._id_ends = np.zeros(self._table.size + 1, np.int64)
         self._ids = np.empty(1 << 20, np.uint32)
@@ -128,11 +130,14 @@ class TableEncoder:
     def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         pieces = []
         done = 0
+        whole = texts
+        if self._cutting.space_in_front:
+            texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), texts, pc.binary_join_element_wise(" ", texts, ""))
         while done < len(texts):
             ids, lengths = self._encode_some(texts[done:])
             if not len(lengths):
                 # One document with more chunks than the table holds.
-                ids, lengths = self._plain.encode(texts[done : done + 1])
+                ids, lengths = self._plain.encode(whole[done : done + 1])
             pieces.append((ids, lengths))
             done += len(lengths)
         return _joined(pieces)
@@ -147,7 +152,7 @@ class TableEncoder:
         found = np.empty(int(offsets[-1] - offsets[0]), np.int32)
         counts = np.zeros(len(texts), np.int64)
         arrays = (table.slots, table.ends, table.words, table.state, found, counts)
-        done = find(text, offsets, kinds(), self._cuts, *arrays)
+        done = find(text, offsets, kinds(), self._cutting.cuts, *arrays)
         self._learn(known)
         counts = counts[:done]
         sizes = self._id_ends[1:] - self._id_ends[:-1]
@@ -162,8 +167,7 @@ class TableEncoder:
         """Has the tokenizer encode the chunks that are new in the table."""
         if self._table.entries == known:
             return
-        chunks = self._table.added_since(known)
-        encodings = self._plain.tokenizer.encode_batch_fast(chunks, add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(self._table.added_since(known), add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
         ends = self._id_ends[known] + np.cumsum([len(some) for some in ids])
         if ends[-1] > len(self._ids):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from itertools import chain
 
 import pyarrow as pa
 import pytest
+import sentencepiece
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Digits, Metaspace, Split, Whitespace
+from tokenizers.pre_tokenizers import (
+    BertPreTokenizer,
+    ByteLevel,
+    Digits,
+    Metaspace,
+    Split,
+    Whitespace,
+    WhitespaceSplit,
+)
 
 from corpus.chunks import Table
-from corpus.cuts import EXPRESSIONS, cuts_of
+from corpus.cutting import EXPRESSIONS, cutting_of
 from corpus.documents import read_documents
 from corpus.encode import PartlyPlain, PlainEncoder, TableEncoder, encoder_of, load_tokenizer
 
@@ -23,7 +34,7 @@ CHARACTERS = (
 )
 # What a tokenizer may have whole tokens for.
 PIECES = ["some", "words", "It's", "b2b", "(x)", "12345", "…", ", ", ".\n", "\n\n", "\t", "/", "' ", " ", "é", "!!"]
-PIECES += ["क़", "\u00a0  ", "\u3000 ", " \u2028", "\x1c ", "\x85 ", "\u180e ", "\u200b "]
+PIECES += ["क़", "\u00a0  ", "\u3000 ", " \u2028", "\x1c ", "\x85 ", "\u180e ", "\u200b ", "\ufffd ", "▁", "▁ ", "  "]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +56,8 @@ def expected(model: Tokenizer, texts: list[str]) -> list[list[int]]:
 def made(splitter, *, normalizer=None, added=(), dropout=None, wordpiece=False) -> Tokenizer:
     """A tokenizer of some hundred tokens, whose merges go over as many kinds of neighbours as its splitter allows."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="?") if wordpiece else models.BPE(dropout=dropout))
-    tokenizer.pre_tokenizer = splitter
+    if splitter:
+        tokenizer.pre_tokenizer = splitter
     if normalizer:
         tokenizer.normalizer = normalizer
     settings = {"vocab_size": 700, "initial_alphabet": ByteLevel.alphabet(), "show_progress": False, "min_frequency": 2}
@@ -61,6 +73,41 @@ def split_by(name: str, behavior: str = "isolated", *, invert: bool = False) -> 
     return Split(Regex(EXPRESSIONS[name]), behavior, invert)
 
 
+def unsplit(*, normalizer=None, splitter=None) -> Tokenizer:
+    """Merges learned within words, but given texts as a whole, as SentencePiece's BPE does."""
+    parts = json.loads(made(Metaspace()).to_str())
+    parts["normalizer"] = parts["pre_tokenizer"] = None
+    tokenizer = Tokenizer.from_str(json.dumps(parts))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    if splitter:
+        tokenizer.pre_tokenizer = splitter
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """As transformers makes T5's: words split at spaces, after SentencePiece's own form of NFKC."""
+    model = io.BytesIO()
+    chance = random.Random(0)
+    lines = ["".join(chance.choices(PIECES, k=40)).replace("\n", " ") for _ in range(400)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=150, minloglevel=2, hard_vocab_limit=False
+    )
+    read = ModelProto.FromString(model.getvalue())
+    tokenizer = Tokenizer(models.Unigram([(piece.piece, piece.score) for piece in read.pieces], unk_id=0))
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Precompiled(read.normalizer_spec.precompiled_charsmap),
+            normalizers.Strip(left=False, right=True),
+            normalizers.Replace(Regex(" {2,}"), "▁"),
+        ]
+    )
+    tokenizer.pre_tokenizer = Metaspace()
+    return tokenizer
+
+
+TO_SIGN = normalizers.Replace(" ", "▁")
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 GPT_2 = ByteLevel(add_prefix_space=False)
 FAST = {
@@ -72,6 +119,12 @@ FAST = {
     "lower case": made(GPT_2, normalizer=normalizers.Lowercase()),
     "bert": made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(), wordpiece=True),
     "bert, cased": made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(lowercase=False), wordpiece=True),
+    "t5": unigram(),
+    **{f"metaspace, {scheme}": made(Metaspace(prepend_scheme=scheme)) for scheme in ("always", "first", "never")},
+    "white space apart": made(pre_tokenizers.Sequence([WhitespaceSplit(), Metaspace()])),
+    "llama 2": unsplit(normalizer=normalizers.Sequence([normalizers.Prepend("▁"), TO_SIGN])),
+    "mistral": unsplit(splitter=Metaspace(prepend_scheme="first", split=False)),
+    "gemma": unsplit(normalizer=TO_SIGN, splitter=Split(" ", "merged_with_previous")),
 }
 
 
@@ -106,7 +159,7 @@ def test_a_table_that_is_full_is_begun_anew(model, documents):
     texts = [document.text for document in read_documents(documents)]
     long = " ".join(map(str, range(1000)))
     texts.insert(len(texts) // 2, long)
-    encoder = TableEncoder(PlainEncoder(model, CLOSING), cuts_of(model), Table(size=512))
+    encoder = TableEncoder(PlainEncoder(model, CLOSING), cutting_of(model), Table(size=512))
     assert ids_of(encoder, texts) == expected(model, texts)
 
 
@@ -127,14 +180,25 @@ def test_nothing_gives_nothing(model):
     [
         made(GPT_2, normalizer=normalizers.NFD()),
         made(ByteLevel(add_prefix_space=True)),
-        made(Metaspace()),
+        made(None, normalizer=TO_SIGN),
+        made(Metaspace(), normalizer=normalizers.Strip()),
         made(Whitespace()),
         made(BYTES),
         made(Split(Regex(r"\s+"), "isolated")),
         made(GPT_2, dropout=0.1),
         made(GPT_2, normalizer=normalizers.Lowercase(), added=[AddedToken("words", special=False)]),
     ],
-    ids=["nfd", "prefix space", "metaspace", "words", "not split", "other split", "dropout", "added in lower case"],
+    ids=[
+        "nfd",
+        "prefix space",
+        "merges over spaces",
+        "stripped",
+        "words",
+        "not split",
+        "other split",
+        "dropout",
+        "added in lower case",
+    ],
 )
 def test_a_tokenizer_that_cuts_may_change_is_left_to_its_package(tokenizer):
     assert isinstance(encoder_of(tokenizer, CLOSING), PlainEncoder)
@@ -142,7 +206,7 @@ def test_a_tokenizer_that_cuts_may_change_is_left_to_its_package(tokenizer):
 
 def test_the_package_gives_its_ids():
     texts = ["Some WORDS, 12 of them", "", " words "]
-    tokenizer = made(Metaspace())
+    tokenizer = made(Whitespace())
     assert ids_of(PlainEncoder(tokenizer, CLOSING), texts) == expected(tokenizer, texts)
 
 
