@@ -3,7 +3,8 @@
 python benchmarks/train_contenders.py CONTENDER A|B FOLDER
 
 It says `ready SECONDS` after its first steps, then for each line on stdin `speed TOKENS_PER_S TOKENS_PER_CPU_S` of one
-window of steps; the line `profile` gets a table besides, which an empty line ends.
+window of steps, and the tokens a second of each of its steps; the line `profile` gets a table besides, which an empty
+line ends.
 All train the same Llama on the same tokens, in bf16 under autocast with fp32 weights, AdamW (fused), gradients clipped.
 """
 
@@ -55,18 +56,23 @@ class Pace:
         self._setting = setting
         self._done = 0
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
+        self._last, self._steps = self._began, list[float]()
         self._profiler: torch.profiler.profile | None = None
 
     def step(self) -> None:
         self._done += 1
-        seconds, cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu_began
+        now = time.perf_counter()
+        seconds, cpu_seconds = now - self._began, time.process_time() - self._cpu_began
+        self._steps.append(now - self._last)
+        self._last = now
         if self._done == WARM_UP:
             self._wait(f"ready {seconds:.1f}")
         elif self._done > WARM_UP and (self._done - WARM_UP) % self._setting.window == 0:
             if self._profiler is not None:
                 self._profiler.stop()
-            tokens = self._setting.window * self._setting.batch * self._setting.length
-            print(f"speed {tokens / seconds:.1f} {tokens / cpu_seconds:.1f}")
+            tokens = self._setting.batch * self._setting.length
+            speeds = [len(self._steps) * tokens / all_s for all_s in (seconds, cpu_seconds)]
+            print("speed", *(f"{speed:.1f}" for speed in [*speeds, *(tokens / step_s for step_s in self._steps)]))
             if self._profiler is not None:
                 print(profile_table(self._profiler, seconds, self._setting.window) + "\n")
                 self._profiler = None
@@ -81,6 +87,7 @@ class Pace:
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._profiler.start()
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
+        self._last, self._steps = self._began, []
 
 
 def ours(setting: Setting, folder: Path, pace: Pace, attention: str) -> None:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from infra.errors import stage_error
-from training.attention import ADDED_MASKS, CAUSAL_BLOCKS
+from training.attention import ADDED_MASKS
 from training.config import ModelConfig
 from training.documents import additive, within_documents
 from training.encoder_decoder import EncoderDecoderMasks
@@ -170,7 +170,8 @@ class LanguageModel(ComposerModel):
     def _with_mask(self, batch: Batch) -> Batch:
         """Where attention adds its mask and a batch has none of its own, the causal one: made once, since what is
         compiled would compute it anew in every layer."""
-        if "documents" in batch or self.model.config._attn_implementation != CAUSAL_BLOCKS:
+        added = self.model.config._attn_implementation in ADDED_MASKS
+        if "documents" in batch or not added or self._encoder or self._both is not None:
             return batch
         length = batch["input_ids"].shape[1]
         if self._mask is None or self._mask.shape[-1] != length:
