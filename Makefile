@@ -19,7 +19,7 @@ demo: $(READY) ## install, start the servers, run the quickstart pipeline
 	@echo "stop servers: $(BIN)/stemma down"
 
 test: $(READY) ## all tests but the long proofs
-	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not long" $(TESTS)
+	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not long" --durations 25 $(TESTS)
 
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from composer.core import Callback
 from transformers import AutoTokenizer
 
 from infra.errors import StageError, stage_error
@@ -24,6 +25,7 @@ from training.config import PretrainConfig, batches
 from training.evaluate import Validation, bits_per_byte, labels_of, losses_by_source, sides, token_losses
 from training.export import export
 from training.guard.corrections import write_log
+from training.guard.stuck import Stuck
 from training.hardware import prepare
 from training.loaders import PackedShards, count_sequences, packed_loader, read_packed
 from training.look import Look, keep_samples
@@ -31,15 +33,22 @@ from training.loss import IGNORE
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.ngram import Bigram, Unigram
 from training.objectives.choose import objective_of
+from training.schedules import Schedule
 from training.shared_memory import own_shared_memory
 from training.statistics import bootstrap_ratio, perplexity
+
+# Tokens whose frequencies a loss is held against; tokens that the baselines are counted on: the first of the
+# training split, which lies in the order of the documents' hashes.
+_SAMPLE_TOKENS = 1 << 20
+_COUNTED_TOKENS = 1 << 24
 
 
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `shards/train`, measures on `shards/validation`, exports a Hugging Face folder.
 
     Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
-    unigram_loss of the same tokens, for the causal objective bigram_loss and bits_per_byte (of each source too),
+    unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most 16,777,216 training
+    tokens) and bits_per_byte (of each source too),
     tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
     skipped_batches of the guard (see aux/corrections.json). Raises StageError where batch, positions or vocabulary do
     not fit the shards or the attention kernel the objective, and where the guard gives up.
@@ -106,6 +115,11 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         validation = read_packed(shards / "validation", cache, with_sources=bool(sources))
         watched = validation.first(max(1, config.evaluate_tokens // length))
         at_once = growth.first if growth else None
+        watches: list[Callback] = []
+        if causal and config.guard.enabled:
+            sample = read_packed(shards / "train", cache, max(1, _SAMPLE_TOKENS // length)).tokens
+            warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, growth).warmup
+            watches = [Stuck(Unigram(sample, vocab_size).loss(sample), warmup, run)]
         train = PackedShards(shards / "train", cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
         done = fit(
             "pretrain",
@@ -124,6 +138,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
             hardware,
             run,
             [
+                *watches,
                 Validation(
                     model,
                     watched,
@@ -136,7 +151,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                 *([Look(network, tokenizer, config, every, hardware, run)] if objective.continues_text else []),
             ],
         )
-        counted = read_packed(shards / "train", cache)
+        counted = read_packed(shards / "train", cache, max(1, _COUNTED_TOKENS // length))
 
     losses, labels = token_losses(model, validation, objective, run), labels_of(validation, objective)
     loss = bootstrap_ratio(losses.sum(1), (labels != IGNORE).sum(1), config.seed)

@@ -181,7 +181,7 @@ def test_a_quiet_training_is_the_same_with_and_without_a_guard(
         pytest.param(lambda: [NotANumber(80, 81)], {}, math.inf, 0.05, id="nan"),
         pytest.param(
             list,
-            {"optimizer": {"learning_rate": 0.6}, "duration": "160 batches", "guard": GUARD | {"cut_at_start": 0.01}},
+            {"optimizer": {"learning_rate": 0.6}, "duration": "160 batches"},
             1.3,
             0.05,
             id="learning rate 100 times too high",
@@ -207,6 +207,16 @@ def test_a_training_that_would_be_lost_ends_near_the_clean_one(
     assert len(corrections) == guarded.figures["corrections"] >= 1
     assert "learning rate ×" in corrections[0]["message"]
     assert (tmp_path / "guarded" / "aux" / "corrections.json").exists()
+
+
+@pytest.mark.parametrize(("rate", "stuck"), [(1.0e-2, 0), (1.0e-5, 1)], ids=["learns", "too low a rate"])
+def test_a_training_that_does_not_get_going_is_said_once(
+    train: Callable[..., Result], journal: Any, rate: float, stuck: int
+) -> None:
+    train("slow", duration="260 batches", optimizer={"learning_rate": rate})
+    told = [line["message"] for line in journal.lines if line.get("name") == "stuck"]
+    assert len(told) == stuck
+    assert all("the frequencies of tokens alone give" in message for message in told)
 
 
 def test_a_correction_is_part_of_a_history_that_kills_do_not_change(

@@ -38,9 +38,9 @@ class GuardConfig(Config):
     cut: float = Field(0.5, gt=0, lt=1)
     """Learning rate after a correction as a multiple of the one before. Each further try at the same place cuts as much
     as all tries there before it together."""
-    cut_at_start: float = Field(0.03, gt=0, lt=1)
+    cut_at_start: float = Field(0.01, gt=0, lt=1)
     """The same where the alarm came before `window_least`: a training that never got going has a learning rate that is
-    wrong by far; too low a rate loses little, too high a one everything. Its first try leaves out no data."""
+    wrong by far, by a hundred times and more where it was tried. Its first try leaves out no data."""
     recover: int = Field(0, ge=0)
     """Batches over which the learning rate climbs back to the schedule after a correction; 0: it stays cut, as in
     OPT, figure 1."""
