@@ -1,6 +1,7 @@
 """How fast text becomes shards, against the bare tokenizers package on the same cores.
 
 python benchmarks/bench_corpus_tokenize.py [--mb 30] [--vocabulary 32000] [--sequence-length 2048] [--rounds 3]
+    [--only ours "split as BERT" …]
 
 Text of ../shared/data, one thread, all ways in turn, medians of the rounds. `bare` is `encode_batch_fast` on texts
 that lie in memory, its ids never looked at; `package with ids` looks at them; `table` has an empty table of chunks;
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--sequence-length", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=["ours", *OTHERS], default=["ours", *OTHERS])
     options = parser.parse_args()
     if not options.data.is_dir():
         sys.exit(f"no such folder: {options.data}; give one with --data")
@@ -89,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents = write(texts, folder / "documents")
-        for kind in ("ours", *OTHERS):
+        for kind in options.only:
             inputs = {"documents": documents, "tokenizer": folder / kind / "tokenizer"}
             inputs["tokenizer"].mkdir(parents=True)
             if kind == "ours":

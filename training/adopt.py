@@ -41,7 +41,7 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     missing = [token for token in _CHAT_TOKENS if token not in tokenizer.get_vocab()]
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
-    tokenizer.add_special_tokens({"additional_special_tokens": missing}, replace_additional_special_tokens=False)
+    tokenizer.add_tokens(missing, special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     if len(tokenizer) > model.config.vocab_size:
         _grow(model, len(tokenizer), config.seed)
