@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import product
 from typing import Any
 
@@ -117,8 +118,15 @@ def test_the_mask_is_the_one_that_transformers_takes_from_positions() -> None:
     documents = document_numbers([STARTS, np.array([0])], LENGTH)
     config = hf_config(ModelConfig(**MODELS["llama"]), 320, SPECIAL)
     config._attn_implementation = "sdpa"
+    # Named differently by version 4 of transformers, which wants the positions in the cache too, and by version 5.
+    embedded = torch.zeros(2, LENGTH, 32)
+    either = {"input_embeds": embedded, "inputs_embeds": embedded, "cache_position": torch.arange(LENGTH)}
     theirs = create_causal_mask(
-        config, torch.zeros(2, LENGTH, 32), None, torch.arange(LENGTH), None, positions_within(documents)
+        config=config,
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=positions_within(documents),
+        **{name: value for name, value in either.items() if name in signature(create_causal_mask).parameters},
     )
     assert torch.equal(within_documents(documents), theirs)
 
