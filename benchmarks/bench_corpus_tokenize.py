@@ -33,7 +33,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from corpus import tokenise
 from corpus.chat_template import END_OF_TEXT
 from corpus.config import ShardConfig, TokenizerConfig
-from corpus.cuts import EXPRESSIONS
+from corpus.cutting import EXPRESSIONS
 from corpus.documents import DocumentWriter, make_document
 from corpus.encode import Encoder, PlainEncoder, encoder_of, load_tokenizer
 from corpus.shard import shard
