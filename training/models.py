@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from composer.models import ComposerModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -29,6 +30,8 @@ Batch = Mapping[str, Tensor]
 
 # Families whose logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
 _PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "opt"}
+# Until version 5 BERT took a mask (B, T, T) and made what its attention adds by itself; since, it is as the others.
+_OLD_BERT = int(transformers.__version__.split(".")[0]) < 5
 
 
 def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | None]) -> PretrainedConfig:
@@ -204,8 +207,7 @@ class LanguageModel(ComposerModel):
             # The flash and flex kernels of transformers take documents from positions that start again.
             return positions
         mask = within_documents(batch["documents"], batch.get("seen_by_all"))
-        if self._encoder:
-            # BERT takes (B, T, T) and makes what its attention adds by itself.
+        if self._encoder and _OLD_BERT:
             return positions | {"attention_mask": mask[:, 0]}
         if implementation in ADDED_MASKS:
             mask = additive(mask, self._hardware.compute)
