@@ -20,8 +20,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import torch
+
 from benchmarks.train_setting import SETTINGS, write, write_tokenizer
 from tasks.supervisor import KEEP_MEMORY
+from training.hardware import native_bf16
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -116,8 +119,9 @@ def race(which: str, rounds: int, only: list[str], folder: Path) -> None:
     finally:
         for contender in contenders:
             contender.close()
+    precision = "bf16" if native_bf16(torch.device("cpu")) else "fp32, since this CPU does not compute bf16 natively"
     print(f"\n{which}: Llama, width {setting.width}, {setting.layers} layers, sequence {setting.length}, batch "
-          f"{setting.batch}; medians of {rounds} windows of {setting.window} steps\n")  # fmt: skip
+          f"{setting.batch}, {precision}; medians of {rounds} windows of {setting.window} steps\n")  # fmt: skip
     print("| contender | tokens/s | slowest, fastest | ours / it | tokens/CPU s | ours / it | fastest quarter of steps "
           "| ours / it | first 3 steps, s |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|")

@@ -5,7 +5,8 @@ python benchmarks/train_contenders.py CONTENDER A|B FOLDER
 It says `ready SECONDS` after its first steps, then for each line on stdin `speed TOKENS_PER_S TOKENS_PER_CPU_S` of one
 window of steps, and the tokens a second of each of its steps; the line `profile` gets a table besides, which an empty
 line ends.
-All train the same Llama on the same tokens, in bf16 under autocast with fp32 weights, AdamW (fused), gradients clipped.
+All train the same Llama on the same tokens, in bf16 under autocast with fp32 weights (in fp32 on a CPU that does not
+compute bf16 natively), AdamW (fused), gradients clipped.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.train_setting import LEARNING_RATE, SETTINGS, VOCABULARY, Setting, llama_values
+from training.hardware import native_bf16
 
 WARM_UP = 3
+BF16 = native_bf16(torch.device("cpu"))
 # Kinds of work by the beginnings of operators' names, the first that fits.
 KINDS = {
     "matrix products of layers and output": ("aten::mm", "aten::addmm", "mkldnn", "aten::linear", "aten::matmul"),
@@ -116,7 +119,7 @@ def ours(setting: Setting, folder: Path, pace: Pace, attention: str) -> None:
             "checkpoint_every": "100000 batches",
         }
     )
-    launch = LaunchConfig(device="cpu", precision="bf16", compile="on")
+    launch = LaunchConfig(device="cpu", precision="bf16" if BF16 else "fp32", compile="on")
     run = Run(folder / f"work-{attention}-{setting.name}", launch, journal=Journal())  # type: ignore[arg-type]
     inputs = {"shards": folder / setting.name, "tokenizer": folder / "tokenizer"}
     pretrain(config, inputs, folder / "out", run)
@@ -132,7 +135,7 @@ def plain(setting: Setting, folder: Path, pace: Pace) -> None:
 
     @torch.compile
     def loss_of(ids: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
             weight = model.lm_head.weight
             chunks = [
@@ -152,7 +155,7 @@ def plain(setting: Setting, folder: Path, pace: Pace) -> None:
 
 
 def trainer(setting: Setting, folder: Path, pace: Pace) -> None:
-    """(b) transformers' Trainer with bf16 and its fused AdamW."""
+    """(b) transformers' Trainer with its bf16 and its fused AdamW."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Told(TrainerCallback):
@@ -160,7 +163,7 @@ def trainer(setting: Setting, folder: Path, pace: Pace) -> None:
             pace.step()
 
     arguments = TrainingArguments(
-        output_dir=str(folder / "trainer"), max_steps=100_000, per_device_train_batch_size=setting.batch, bf16=True,
+        output_dir=str(folder / "trainer"), max_steps=100_000, per_device_train_batch_size=setting.batch, bf16=BF16,
         use_cpu=True, optim="adamw_torch_fused", learning_rate=LEARNING_RATE, max_grad_norm=1.0, weight_decay=0.1,
         lr_scheduler_type="constant", report_to=[], save_strategy="no", logging_steps=10, disable_tqdm=True,
     )  # fmt: skip
@@ -181,7 +184,7 @@ def composer(setting: Setting, folder: Path, pace: Pace) -> None:
             self.model = _llama(setting, "sdpa")
 
         def forward(self, batch: dict[str, Tensor]) -> Any:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=BF16):
                 return self.model(input_ids=batch["input_ids"], labels=batch["input_ids"], use_cache=False)
 
         def loss(self, outputs: Any, batch: Any, *_: Any, **__: Any) -> Tensor:

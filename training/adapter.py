@@ -26,6 +26,7 @@ from composer.utils import collect_env
 from infra.run import Run
 from training import ranks
 from training.batch_size import Growth
+from training.callbacks import Callbacks
 from training.checkpoint_folder import drop_after
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
 from training.clipping import GradientClip
@@ -147,7 +148,19 @@ def fit(
     peak = peak and peak * ranks.world_size()
     throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
     watch = [SignsOfLife(), SlowRanks(model, run)]
-    voice = _Voice(plan, throughput, clip, corrections, run)
+    together = Callbacks(
+        [
+            *watch,
+            resumption,
+            learning_rate,
+            *([scale] if scale else []),
+            clip,
+            _Voice(plan, throughput, clip, corrections, run),
+            *callbacks,
+            *guards,
+            Checkpointer(checkpoints, run),
+        ]
+    )
     _quieten()
     with left_where_it_is(model, run.launch):
         trainer = Trainer(
@@ -162,17 +175,7 @@ def fit(
             accumulate_train_batch_on_tokens=True,
             seed=config.seed,
             progress_bar=False,
-            callbacks=[
-                *watch,
-                resumption,
-                learning_rate,
-                *([scale] if scale else []),
-                clip,
-                voice,
-                *callbacks,
-                *guards,
-                Checkpointer(checkpoints, run),
-            ],
+            callbacks=[together],
         )
     try:
         while True:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.run import Run
 from training import ranks
+from training.callbacks import Callbacks
 from training.checkpoint_folder import batch_of, retain, whole_checkpoints, write
 from training.snapshot import STATE, WEIGHTS, Snapshot, tensors_of, write_rank
 
@@ -87,6 +88,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def _callbacks(state: State) -> Callbacks:
+    return next(one for one in state.callbacks if isinstance(one, Callbacks))
+
+
 def _state(state: State, data: str) -> dict[str, Any]:
     clock = state.timestamp.state_dict()
     return {
@@ -98,7 +103,7 @@ def _state(state: State, data: str) -> dict[str, Any]:
             key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in clock.items()
         },
         "dataset": state._dataset_state_dict()["train"],
-        "callbacks": {type(one).__qualname__: one.state_dict() for one in state.callbacks},
+        "callbacks": _callbacks(state).state_dict(),
         "scaler": state.scaler.state_dict() if state.scaler else {},
     }
 
@@ -139,8 +144,7 @@ class Resumption(Callback):
         state.timestamp.load_state_dict(clock)
         if saved["dataset"] is not None:
             state._load_dataset_state({"train": saved["dataset"]})
-        for callback in state.callbacks:
-            callback.load_state_dict(saved["callbacks"].get(type(callback).__qualname__, {}))
+        _callbacks(state).load_state_dict(saved["callbacks"])
         if saved["scaler"] and state.scaler:
             state.scaler.load_state_dict(saved["scaler"])
         self._from = snapshot

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 IGNORE = -100
-_CHUNK = 1024
+# A chunk's positions: at least so many, and more while its logits stay below so many numbers (32 MB in fp32).
+_LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,25 +54,28 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, compiled: bool) -> Tensor:
         # Under autocast the caller hands in its compute type; the sums stay in fp32.
         loss_and_gradient = _compiled_loss_and_gradient() if compiled else _loss_and_gradient_in_place
-        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         weight_compute = weight.to(hidden.dtype)
-        d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for start in range(0, len(labels), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            chunk = hidden[rows]
-            loss, d_logits = loss_and_gradient(chunk @ weight_compute.T, labels[rows])
-            total += loss
-            d_hidden[rows] = d_logits @ weight_compute
-            d_weight += d_logits.T @ chunk
+        size = _chunk(weight)
+        totals, d_hidden, d_weight = [], torch.empty_like(hidden), None
+        for chunk, target, d_chunk in zip(hidden.split(size), labels.split(size), d_hidden.split(size), strict=True):
+            loss, d_logits = loss_and_gradient(chunk @ weight_compute.T, target)
+            totals.append(loss)
+            torch.mm(d_logits, weight_compute, out=d_chunk)
+            of_chunk = d_logits.T @ chunk
+            d_weight = of_chunk.float() if d_weight is None else d_weight.add_(of_chunk)
+        assert d_weight is not None
         ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
-        return total
+        return torch.stack(totals).sum()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (grad,) = upstream
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None, None
+        return d_hidden.mul_(grad.to(d_hidden.dtype)), d_weight.mul_(grad.to(d_weight.dtype)), None, None
+
+
+def _chunk(weight: Tensor) -> int:
+    return max(_LEAST_CHUNK, _CHUNK_LOGITS // len(weight))
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, compiled: bool = False) -> Tensor:
@@ -88,8 +92,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, com
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each position (N,), 0 where the label is -100; without the graph's memory saving."""
     weight_compute = weight.to(hidden.dtype)
+    size = _chunk(weight)
     pieces = [
         cross_entropy((chunk @ weight_compute.T).float(), target, ignore_index=IGNORE, reduction="none")
-        for chunk, target in zip(hidden.split(_CHUNK), labels.split(_CHUNK), strict=True)
+        for chunk, target in zip(hidden.split(size), labels.split(size), strict=True)
     ]
     return torch.cat(pieces)

@@ -15,19 +15,22 @@ from tests.postgres import postgres
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("batches", [1, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
-def test_of_runs_that_are_due_at_once_none_is_lost_and_none_doubled(tmp_path: Path, batches: int) -> None:
+@pytest.mark.parametrize(
+    ("batches", "at_once"), [(1, 8), pytest.param(10, 20, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_of_runs_that_are_due_at_once_none_is_lost_and_none_doubled(tmp_path: Path, batches: int, at_once: int) -> None:
     root = tmp_path / "store"
     with postgres() as database:
         env = environment(STEMMA_DATABASE_URL=database)
         try:
             assert stemma("up", "--root", root, env=env).code == 0
-            command = [sys.executable, "-m", "tests.load", "--root", str(root), "--batches", str(batches)]
+            size = ["--batches", str(batches), "--at-once", str(at_once)]
+            command = [sys.executable, "-m", "tests.load", "--root", str(root), *size]
             told = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, text=True).stdout
         finally:
             stemma("down", "--root", root, env=env)
     found = json.loads(told)
-    scheduled = 20 * batches
+    scheduled = at_once * batches
     assert found["scheduled"] == scheduled
     assert found["states"] == {"Completed": scheduled}
     assert found["run_counts"] == {"1": scheduled}

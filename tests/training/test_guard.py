@@ -78,7 +78,7 @@ class ScaleDriven(Callback):
     def after_train_batch(self, state: State, logger: Logger) -> None:
         passed_over = len(state.batch["input_ids"]) == 1
         if state.timestamp.batch.value == self._batch and not passed_over:
-            (scale,) = [one for one in state.callbacks if isinstance(one, LossScale)]
+            (scale,) = [one for all_ in state.callbacks for one in all_ if isinstance(one, LossScale)]
             scale.scale = 1.0e-6
 
 

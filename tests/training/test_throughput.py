@@ -10,7 +10,7 @@ from training.compiling import wants_compile
 from training.hardware import Hardware
 from training.throughput import Throughput, clock_time
 
-CPU = Hardware(torch.device("cpu"), bf16=True)
+CPU = Hardware(torch.device("cpu"), bf16=False)
 
 
 def _after(seconds: list[float], *, batches: int = 100, peak: float | None = 4000.0) -> Throughput:
