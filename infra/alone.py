@@ -20,7 +20,7 @@ import yaml
 from pydantic import ValidationError
 
 from infra.config import StageConfig
-from infra.errors import StemmaError
+from infra.errors import StemmaError, stage_error
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import own_process_group
 from infra.launch.training import run_ranks
@@ -55,7 +55,7 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         out.mkdir(parents=True, exist_ok=True)
         journal = sys.stderr if rank == 0 else None
         run = Run(work, launch, journal=journal, is_cancelled=is_cancelled, listen=listen)
-        result = function(config, {name: Path(folder) for name, folder in inputs.items()}, out, run)
+        result = function(config, _Inputs({name: Path(folder) for name, folder in inputs.items()}), out, run)
     except ValidationError as error:
         sys.exit(str(error))
     except StemmaError as error:
@@ -67,6 +67,12 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
     print(result.headline)
     for name, value in result.figures.items():
         print(f"{name}: {value:.6g}")
+
+
+class _Inputs(dict[str, Path]):
+    def __missing__(self, name: str) -> Path:
+        given = ", ".join(self) or "none"
+        raise stage_error("no_input", "--input", f"expected one named {name}, got {given}", f"add --input {name}=DIR")
 
 
 def _pairs(parser: argparse.ArgumentParser, texts: list[str]) -> dict[str, str]:
