@@ -24,6 +24,9 @@ from infra.project import code_state
 
 GRACE = timedelta(minutes=10)
 """A run that starts later than this after its date counts as missed."""
+_WAITING = [StateType.SCHEDULED, StateType.PENDING]
+# A later date may have started first, and even have ended while this run waited for it. But who retries a run wants it.
+_MADE_UP_FOR = [*_WAITING, StateType.RUNNING, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED]
 
 
 def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
@@ -79,13 +82,12 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
         return ""
     if policy == "none":
         return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC and missed" if now - due > GRACE else ""
-    waiting = [StateType.SCHEDULED, StateType.PENDING]
     later = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[run.deployment_id])),
         flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=waiting)),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_WAITING if run.run_count > 1 else _MADE_UP_FOR)),
             expected_start_time=FlowRunFilterExpectedStartTime(after_=due + timedelta(seconds=1), before_=now),
         ),
-        limit=1,
     )
-    return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too" if later else ""
+    later = [one for one in later if one.auto_scheduled]
+    return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too, or was run" if later else ""

@@ -206,6 +206,18 @@ def test_dates_that_were_missed_are_made_up_for_by_the_stated_policy(
 
 
 @pytest.mark.cluster
+def test_a_missed_date_is_not_made_up_for_once_a_later_one_was(
+    house: House, missed: Callable[[UUID, list[datetime]], list[FlowRun]]
+) -> None:
+    deployment = house.deploy("missed-out-of-order", Schedule("0 0 1 1 *"))
+    now = datetime.now(UTC)
+    [later] = house.ended(*missed(deployment, [now - GRACE - timedelta(minutes=1)]))
+    [earlier] = house.ended(*missed(deployment, [now - timedelta(days=1)]))
+    assert told(later)[0] == "Completed"
+    assert told(earlier)[0] == "Cancelled" and "a later date is due too" in told(earlier)[1]
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("overlap", ["queue", "skip"])
 def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: Any) -> None:
     """The second is started by hand while the first is under way, and its command says what it waits for."""
