@@ -40,10 +40,12 @@ def train_in_ranks(
     launch: Mapping[str, Any] | None = None,
     prepare: Prepare | None = None,
     environment: Mapping[str, str] | None = None,
+    nodes: int = 1,
 ) -> list[dict[str, Any]]:
     """Trains a stage as `count` ranks, each its own process, and returns what rank 0 told; raises RankFailed.
 
     stage: pretrain, sft or reward_model; its module and function in training/ have that name.
+    nodes: over how many machines the ranks believe to be spread, all with the one work folder.
 
     Its work folder lies beside `out`, so that another call continues there.
     """
@@ -58,6 +60,7 @@ def train_in_ranks(
             stage,
             rank,
             count,
+            nodes,
             port,
             dict(settings),
             dict(inputs),
@@ -98,6 +101,7 @@ def _rank(
     stage: str,
     rank: int,
     count: int,
+    nodes: int,
     port: int,
     settings: dict[str, Any],
     inputs: dict[str, Path],
@@ -107,13 +111,14 @@ def _rank(
     environment: dict[str, str],
 ) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    processes = count // nodes
     if count > 1:
         os.environ |= {
             "RANK": str(rank),
             "WORLD_SIZE": str(count),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(count),
-            "NODE_RANK": "0",
+            "LOCAL_RANK": str(rank % processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "NODE_RANK": str(rank // processes),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
@@ -128,7 +133,8 @@ def _rank(
 
         if prepare is not None:
             prepare(rank)
-        config = LaunchConfig(**{"device": "cpu", "threads": 1, "precision": "fp32", "processes": count, **launch})
+        where = {"device": "cpu", "threads": 1, "precision": "fp32", "processes": processes, "nodes": nodes}
+        config = LaunchConfig(**{**where, **launch})
         run = Run(out.parent / f"{out.name}.work", config, journal=journal if rank == 0 else None)  # type: ignore[arg-type]
         place = out if rank == 0 else out.parent / f"{out.name}.rank{rank}"
         place.mkdir(parents=True, exist_ok=True)

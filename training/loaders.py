@@ -40,6 +40,7 @@ class PackedShards(StreamingDataset):
     """The MDS folder of one split; an item is one packed sequence (T,) of token ids, where its documents begin, and its
     epoch and number.
 
+    cache: where compressed shards are unpacked, a folder of this node alone; see `training.scratch`.
     batch_size: sequences of a batch over all ranks. What is left of an epoch after its last whole batch is left out;
     each epoch leaves out other sequences where the data are shuffled.
     read_at_once: sequences that a loader asks for at once over all ranks, where these are not a whole batch.
@@ -54,7 +55,7 @@ class PackedShards(StreamingDataset):
             raise stage_error(
                 "bad_shards", str(folder), f"expected a column {_COLUMN!r}, found {columns}", "shard again"
             )
-        # Compressed shards are unpacked beside their source, and an artifact is never written to.
+        # An artifact is never written to.
         compressed = any(shard["compression"] for shard in index["shards"])
         super().__init__(
             local=str(cache / folder.name) if compressed else str(folder),
@@ -136,6 +137,13 @@ def _index(folder: Path) -> dict[str, Any]:
 def count_sequences(folder: Path) -> int:
     """Packed sequences in an MDS folder."""
     return sum(shard["samples"] for shard in _index(folder)["shards"])
+
+
+def unpacked_bytes(shards: Path) -> int:
+    """What the compressed shards of all splits take on disk when they are unpacked; 0 for those that are not
+    compressed, since they are read where they lie."""
+    found = [shard for path in shards.glob("*/index.json") for shard in _index(path.parent)["shards"]]
+    return sum(int(shard["raw_data"]["bytes"]) for shard in found if shard["compression"])
 
 
 def read_packed(folder: Path, cache: Path, limit: int | None = None, *, with_sources: bool = False) -> Packed:

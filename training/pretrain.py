@@ -27,13 +27,14 @@ from training.export import export
 from training.guard.corrections import write_log
 from training.guard.stuck import Stuck
 from training.hardware import prepare
-from training.loaders import PackedShards, count_sequences, packed_loader, read_packed
+from training.loaders import PackedShards, count_sequences, packed_loader, read_packed, unpacked_bytes
 from training.look import Look, keep_samples
 from training.loss import IGNORE
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.ngram import Bigram, Unigram
 from training.objectives.choose import objective_of
 from training.schedules import Schedule
+from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
 from training.statistics import bootstrap_ratio, perplexity
 
@@ -109,8 +110,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     causal = config.objective == "causal"
     bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])
 
-    with own_shared_memory(run.work_dir):
-        cache = run.work_dir / "shards"
+    with node_scratch(run, unpacked_bytes(shards)) as cache, own_shared_memory(run.work_dir):
         sources = sides(meta) if causal else []
         validation = read_packed(shards / "validation", cache, with_sources=bool(sources))
         watched = validation.first(max(1, config.evaluate_tokens // length))

@@ -28,9 +28,19 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def first_of_node() -> int:
+    """The place among all ranks of the one that has place 0 on this node."""
+    return rank() - local_rank()
+
+
 def world_size() -> int:
     """Ranks in all."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_world_size() -> int:
+    """Ranks of this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:

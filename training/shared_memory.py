@@ -11,7 +11,7 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from tempfile import gettempdir
@@ -30,12 +30,19 @@ def own_shared_memory(work_dir: Path) -> Iterator[None]:
 
     Every rank must open it.
     """
-    record = work_dir / f"shared_memory.{socket.gethostname()}"
-    first = _PLACES * ranks.gather(os.getpid())[ranks.rank() - ranks.local_rank()]
+    # Of all nodes that share the work folder, also of two that go by one name.
+    host = socket.gethostname()
+    record = work_dir / f"shared_memory.{ranks.first_of_node()}.{host}"
+    first = _PLACES * ranks.gather(os.getpid())[ranks.first_of_node()]
     if ranks.local_rank() == 0:
-        if record.exists():
-            _clean(int(record.read_text()))
+        for left in work_dir.glob("shared_memory.*"):
+            if left.name.split(".", 2)[2:] == [host]:
+                with suppress(FileNotFoundError):  # another node of that name was quicker
+                    _clean(int(left.read_text()))
+                    left.unlink()
         _clean(first)  # a dead process may have had our number
+    ranks.wait_for_all()
+    if ranks.local_rank() == 0:
         record.write_text(str(first))
     ranks.wait_for_all()
     before = streaming_prefix._each_prefix_int

@@ -41,6 +41,9 @@ class LaunchConfig(Config):
     """Processes of a rank that read and collate packed sequences ahead of pretraining; order and result are the same
     for any number. By default 2 with a GPU and none without, where a batch is read in less than a hundredth of its
     step."""
+    scratch: str | None = Field(None, pattern="^/")
+    """A folder on a disk of each machine, into which every node unpacks compressed shards for itself. By default the
+    stage's work folder for one node; for several the temporary folder of each ($TMPDIR), where it has room for them."""
     hang_s: float = Field(600.0, gt=0)
     """Seconds that a rank may give no sign of life during training, before all are ended and started again from the
     newest checkpoint; NCCL gives up after as many. Must be longer than an evaluation during training takes."""

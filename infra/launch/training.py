@@ -11,6 +11,7 @@ from pathlib import Path
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from infra.launch.heartbeat import FOLDER
+from infra.launch.nodes import Node
 from infra.launch.ranks import GRACE_S, Ended, Ranks
 from infra.launch.watchdog import Hang, find_hang, stacks
 
@@ -35,7 +36,7 @@ def run_ranks(
     which of several nodes this is.
     """
     for restarts in range(launch.restarts + 1):
-        ended, hang = _run_once(command, launch, work_dir / "heartbeats", stop)
+        ended, hang = _run_once(command, launch, work_dir, stop)
         if hang is None:
             return ended
         if restarts < launch.restarts:
@@ -50,8 +51,10 @@ def run_ranks(
 
 
 def _run_once(
-    command: Sequence[str], launch: LaunchConfig, heartbeats: Path, stop: Callable[[], bool]
+    command: Sequence[str], launch: LaunchConfig, work_dir: Path, stop: Callable[[], bool]
 ) -> tuple[list[Ended], Hang | None]:
+    # Nodes share the work folder, and each clears its own ranks' signs of life alone.
+    heartbeats = work_dir / "heartbeats" / f"node{Node.of(launch, os.environ).number}"
     shutil.rmtree(heartbeats, ignore_errors=True)
     heartbeats.mkdir(parents=True)
     ranks = Ranks(command, launch, os.environ | {FOLDER: str(heartbeats)})

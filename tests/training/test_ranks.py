@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,43 @@ def test_ranks_end_with_the_weights_of_one_process(inputs: dict[str, Path], tmp_
         _close(weights(tmp_path / name), weights(tmp_path / "one"))
         assert _losses(told[name]) == pytest.approx(_losses(told["one"]), rel=1e-4)
         assert not list((tmp_path / f"{name}.rank1").iterdir()), "only rank 0 writes the model"
+
+
+@pytest.fixture(scope="module")
+def compressed(shards_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shards in many files of zstd."""
+    from streaming import MDSWriter
+
+    from training.loaders import PackedShards
+
+    folder, unused = tmp_path_factory.mktemp("compressed"), tmp_path_factory.mktemp("unused")
+    shutil.copyfile(shards_dir / "meta.json", folder / "meta.json")
+    columns = {"tokens": "ndarray:uint16:32", "starts": "ndarray:uint32"}
+    for split in ("train", "validation"):
+        shards = PackedShards(shards_dir / split, unused, 1, 0, shuffle=False)
+        with MDSWriter(out=str(folder / split), columns=columns, compression="zstd", size_limit=2_000) as writer:
+            for tokens, starts, _ in (shards[number] for number in range(shards.size)):
+                writer.write({"tokens": tokens.astype("uint16"), "starts": starts.astype("uint32")})
+    return folder
+
+
+def test_nodes_that_share_the_work_folder_each_unpack_the_shards_for_themselves(
+    inputs: dict[str, Path], compressed: Path, tmp_path: Path, weights: Weights
+) -> None:
+    """Two processes that take themselves for two machines; each of several runs ends as two ranks of one machine do."""
+    given, settings = inputs | {"shards": compressed}, SETTINGS | {"duration": "6 batches"}
+    scratch = tmp_path / "scratch"
+    spread: dict[str, Any] = {"nodes": 2, "launch": {"scratch": str(scratch)}}
+    pretrain_in_ranks(2, settings, given, tmp_path / "one_node")
+    with pytest.raises(RankFailed):
+        pretrain_in_ranks(2, settings, given, tmp_path / "killed", prepare=_die_at_the_first_checkpoint, **spread)
+    assert len(list(scratch.glob("*/*/train"))) == 2, "a folder for each node; killed ranks leave them behind"
+    for out in (tmp_path / "killed", tmp_path / "whole"):
+        pretrain_in_ranks(2, settings, given, out, **spread)
+        ours, theirs = weights(out), weights(tmp_path / "one_node")
+        assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+        assert [path.name for path in scratch.glob("*/*")] == [".lock"], "all are cleaned up"
+    assert not list(tmp_path.glob("*.work/**/*.mds"))
 
 
 SEEN = "STEMMA_TEST_SEEN"

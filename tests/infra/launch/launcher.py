@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,9 @@ except StageError as error:
 """
 
 
-def launch(folder: Path, program: str, **settings: Any) -> subprocess.Popen[str]:
+def launch(
+    folder: Path, program: str, *, environment: Mapping[str, str] | None = None, **settings: Any
+) -> subprocess.Popen[str]:
     """Starts two ranks that write their process numbers to `folder`, say where they are, and run `program`.
 
     They are told to stop once there is a file `stop` in the folder.
@@ -49,4 +53,5 @@ def launch(folder: Path, program: str, **settings: Any) -> subprocess.Popen[str]
         stderr=subprocess.PIPE,
         text=True,
         cwd=REPOSITORY,
+        env={**os.environ, **(environment or {})},
     )

@@ -58,6 +58,26 @@ def test_none_outlives_a_killed_launcher_or_a_killed_rank(tmp_path: Path, victim
         assert f"Ended(rank=1, code={-signal.SIGKILL})" in out
 
 
+def test_a_node_leaves_the_signs_of_life_of_another_in_their_shared_work_folder_alone(tmp_path: Path) -> None:
+    program = """
+        Path(os.environ["STEMMA_HEARTBEATS"], f"beat{rank}").touch()
+        time.sleep(600)
+    """
+
+    def beats() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "work").rglob("beat*") if path.is_file())
+
+    nodes = []
+    for number in range(2):
+        node = {"NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1"}
+        nodes.append(launch(tmp_path, program, environment=node, nodes=2))
+        expected = [f"beat{rank}" for rank in range(2 * number + 2)]
+        wait_until(lambda expected=expected: beats() == expected)
+    (tmp_path / "stop").touch()
+    for node in nodes:
+        node.communicate(timeout=60)
+
+
 @pytest.mark.parametrize(
     "environment",
     [
