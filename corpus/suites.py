@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from infra.errors import stage_error
+from infra.yaml import read_plain, read_text
 
 if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation
@@ -54,10 +53,10 @@ def read_suite(path: Path, limits: Mapping[str, float], key: str) -> Suite:
     Raises StageError `missing_suite`, `bad_suite`, `unknown_limit`.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf8"))
+        content = read_plain(read_text(path))
     except OSError as error:
         raise stage_error("missing_suite", str(path), f"cannot be read: {error.strerror}", f"set {key}.suite") from None
-    except yaml.YAMLError as error:
+    except ValueError as error:
         raise stage_error("bad_suite", str(path), " ".join(str(error).split())) from None
     if not isinstance(content, Mapping) or not isinstance(content.get("expectations"), list):
         raise stage_error("bad_suite", str(path), "expected a mapping with name and a list of expectations")

@@ -13,6 +13,7 @@ from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build import ask
 from tasks.explain import Change, changes
+from tasks.known import find
 from tasks.stage import Node
 
 
@@ -74,17 +75,17 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
         return Row(node, "build", (Change("upstream", f"{told} will be built; reused if that comes out the same"),))
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
     asked = ask(node, {key: manifest for key, manifest in inputs.items() if manifest}, store)
-    place = store.layout.artifact(node.id, asked.fingerprint)
-    manifest = store.find(node.id, asked.fingerprint)
+    manifest = find(node, asked, store)
     if manifest is None:
         because = tuple(changes(asked, (other for _, other in store.manifests(node.id))))
         return Row(node, "build", because, asked.fingerprint)
+    place = store.path(manifest)
     if damage := store.differences(place, manifest, read_all=read_all):
         told = f"its artifact is damaged: {damage[0]}"
         return Row(node, "build", (Change("damaged", told),), asked.fingerprint)
     if forced:
         return Row(node, "build", (Change("forced", "forced"),), asked.fingerprint, None, None)
-    return Row(node, "reuse", (), asked.fingerprint, manifest, place)
+    return Row(node, "reuse", (), manifest.fingerprint, manifest, place)
 
 
 def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: str) -> dict[str, Manifest]:

@@ -5,46 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from infra.errors import ConfigError, Problem
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, which YAML would settle silently."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = True) -> dict[Any, Any]:
-    seen: dict[Any, int] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        line = key_node.start_mark.line + 1
-        if key in seen:
-            raise yaml.MarkedYAMLError(
-                problem=f"the key {key!r} stands twice, first in line {seen[key]}", problem_mark=key_node.start_mark
-            )
-        seen[key] = line
-    return yaml.SafeLoader.construct_mapping(loader, node, deep)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+from infra.yaml import BadYaml, read_plain, read_text
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError naming the file and line."""
     try:
-        data = yaml.load(path.read_text(encoding="utf8"), _Loader)
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(
             Problem("missing_config", str(path), "no such file", "name a config, e.g. configs/quickstart.yaml")
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem("unreadable_config", str(path), f"cannot be read as UTF-8 text: {error}")) from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(Problem("bad_yaml", f"{path}:{line}", f"not valid YAML: {error.problem}")) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(Problem("bad_yaml", str(path), f"not valid YAML: {str(error).splitlines()[0]}")) from None
+    except (OSError, ValueError) as error:
+        told = str(error) if isinstance(error, BadYaml) else f"cannot be read as UTF-8 text: {error}"
+        raise ConfigError(Problem("unreadable_config", str(path), told)) from None
+    try:
+        data = read_plain(text)
+    except BadYaml as error:
+        place = f"{path}:{error.line}" if error.line else str(path)
+        raise ConfigError(Problem("bad_yaml", place, f"not valid YAML: {error}")) from None
     if not isinstance(data, dict):
         raise ConfigError(Problem("bad_yaml", str(path), "a mapping of sections was expected"))
     return data
@@ -53,9 +33,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
     """Sets a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
     try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        return [Problem("bad_setting", f"--set {key}", f"{text!r} is not valid YAML: {str(error).splitlines()[0]}")]
+        value = read_plain(text)
+    except BadYaml as error:
+        return [Problem("bad_setting", f"--set {key}", f"{text!r} is not valid YAML: {error}")]
     place: Any = data
     *parents, last = key.split(".")
     for part in parents:

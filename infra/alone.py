@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from infra.config import StageConfig
@@ -26,6 +25,7 @@ from infra.launch.ranks import own_process_group
 from infra.launch.training import run_ranks
 from infra.process import hold_lifeline
 from infra.run import Result, Run
+from infra.yaml import BadYaml, read_plain, read_text
 
 C = TypeVar("C", bound=StageConfig)
 
@@ -44,10 +44,10 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
     inputs, settings = (_pairs(parser, texts) for texts in (options.input, options.launch))
     is_cancelled, listen = _on_sigterm()
     try:
-        launch = LaunchConfig(**{key: yaml.safe_load(value) for key, value in settings.items()})
+        launch = LaunchConfig(**{key: read_plain(value) for key, value in settings.items()})
         if launch.ranks > 1 and "RANK" not in os.environ:
             sys.exit(_all_ranks(launch, _work(options.out), is_cancelled))
-        section = yaml.safe_load(options.config.read_text(encoding="utf8")) if options.config else {}
+        section = read_plain(read_text(options.config)) if options.config else {}
         config = config_class.model_validate(section or {})
         hold_lifeline()
         work = _work(options.out)
@@ -56,7 +56,7 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         journal = sys.stderr if rank == 0 else None
         run = Run(work, launch, journal=journal, is_cancelled=is_cancelled, listen=listen)
         result = function(config, _Inputs({name: Path(folder) for name, folder in inputs.items()}), out, run)
-    except ValidationError as error:
+    except (ValidationError, BadYaml) as error:
         sys.exit(str(error))
     except StemmaError as error:
         print(error, file=sys.stderr)

@@ -1,19 +1,50 @@
-"""The base of every config class: frozen, no unknown keys, and a word for keys outside of identity."""
+"""The base of every config class: frozen, no unknown keys, values in one normal form wherever they come from."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 OUTSIDE_IDENTITY = "outside_identity"
 
+# What YAML 1.1 reads as a boolean.
+_BOOLEANS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
+_EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
+_EXACT = 2**53  # above it, not every whole number has a float
+
 
 class Config(BaseModel):
-    """A frozen, typed config section; unknown keys are errors."""
+    """A frozen, typed config section; unknown keys are errors.
 
-    # Attribute docstrings become the descriptions in the JSON schema and in the page's forms.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    Defaults are validated as given values are, so that a config reads the same after it was written out as JSON.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,  # they have no JSON form
+        use_attribute_docstrings=True,  # the descriptions in the JSON schema and in the page's forms
+        protected_namespaces=(),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_plain_words(cls, data: Any) -> Any:
+        """What a person wrote for a key, where YAML or a page's form made something else of it: `on` for a key that may
+        be on or off is no boolean, and `1e6` for a whole number is no text."""
+        if not isinstance(data, Mapping):
+            return data
+        read = dict(data)
+        for name, field in cls.model_fields.items():
+            for key in {name, field.alias} & read.keys():
+                read[key] = as_meant(read[key], field.annotation)
+        return read
 
 
 class StageConfig(Config):
@@ -24,3 +55,64 @@ class StageConfig(Config):
 def outside_identity(default: Any = ..., **kwargs: Any) -> Any:
     """A field that says where or how something runs, and so never moves an artifact to another address."""
     return Field(default, json_schema_extra={OUTSIDE_IDENTITY: True}, **kwargs)
+
+
+@cache
+def normal_default(config: type[BaseModel], name: str) -> Any:
+    """The default of a key as validation leaves it: `1 epochs` where the class says `1 epoch`.
+
+    Validators of the class itself (`@field_validator`) may check a default, and must not change it.
+    """
+    field = config.model_fields[name]
+    default = field.get_default(call_default_factory=True, validated_data={})
+    whole: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return TypeAdapter[Any](whole).validate_python(default)
+
+
+def as_meant(value: Any, annotation: Any) -> Any:
+    """A value from YAML or JSON as the key's type wants it; what does not fit is left for validation to refuse."""
+    if isinstance(value, list | tuple):
+        return [as_meant(item, annotation) for item in value]
+    words, kinds = _atoms(annotation)
+    if bool not in kinds and isinstance(value, bool | str) and value not in words:
+        meant = value if isinstance(value, bool) else _BOOLEANS.get(value.lower())
+        if meant is not None:
+            return next((word for word in sorted(words) if _BOOLEANS.get(word) is meant), value)
+    if int in kinds and not kinds & {str, float} and isinstance(value, str) and _EXPONENT.fullmatch(value):
+        number = float(value)
+        return int(number) if number.is_integer() and abs(number) < _EXACT else value
+    return value
+
+
+def as_json(value: Any) -> Any:
+    """A value of a key that takes anything, as it would come back from JSON: keys are texts, and what YAML 1.1 takes
+    for a number or a boolean is one. Raises ValueError for infinity and what is no plain value."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, str) and _EXPONENT.fullmatch(value):
+        value = float(value)
+    if isinstance(value, str):
+        return _BOOLEANS.get(value.lower(), value) if len(value) > 1 else value
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"expected finite numbers, texts, booleans, lists and mappings, not {value!r}")
+
+
+@cache
+def _atoms(annotation: Any) -> tuple[frozenset[str], frozenset[type]]:
+    """The words that a key may be, and the plain types; what stands in nested configs is no part of it."""
+    if get_origin(annotation) is Literal:
+        values = get_args(annotation)
+        others = frozenset(type(value) for value in values if not isinstance(value, str))
+        return frozenset(value for value in values if isinstance(value, str)), others
+    if annotation in (bool, int, float, str):
+        return frozenset(), frozenset({annotation})
+    words: frozenset[str] = frozenset()
+    kinds: frozenset[type] = frozenset()
+    if get_origin(annotation) is not dict:
+        for argument in get_args(annotation):
+            more_words, more_kinds = _atoms(argument)
+            words, kinds = words | more_words, kinds | more_kinds
+    return words, kinds

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from infra.config import OUTSIDE_IDENTITY
+from infra.config import OUTSIDE_IDENTITY, normal_default
 from infra.sources import SOURCE_PATH
 
 FINGERPRINT_LENGTH = 16
@@ -44,7 +44,7 @@ def canonical(value: Any, where: str = "value") -> Any:
         return {
             name: canonical(getattr(value, name), f"{where}.{name}")
             for name, field in type(value).model_fields.items()
-            if bears_on_result(field) and (_is_tag(field) or not _is_default(field, getattr(value, name)))
+            if bears_on_result(field) and (_is_tag(field) or not _is_default(type(value), name, getattr(value, name)))
         }
     if isinstance(value, Mapping):
         for key in value:
@@ -56,6 +56,22 @@ def canonical(value: Any, where: str = "value") -> Any:
     raise NoStableForm(
         f"{where}: a {type(value).__name__} has no stable form; use numbers, strings, lists, mappings or configs"
     )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two plain JSON values are one: a page's form writes 1 where YAML had 1.0, but 1 is not true."""
+    return within(one, other) and within(other, one)
+
+
+def within(part: Any, whole: Any) -> bool:
+    """Whether every value of `part` is that of `whole` in the same place; mappings of `whole` may hold more keys."""
+    if isinstance(part, Mapping) and isinstance(whole, Mapping):
+        return all(key in whole and within(item, whole[key]) for key, item in part.items())
+    if isinstance(part, list | tuple) and isinstance(whole, list | tuple):
+        return len(part) == len(whole) and all(map(within, part, whole))
+    if isinstance(part, bool) or isinstance(whole, bool):
+        return part is whole
+    return bool(part == whole)
 
 
 def canonical_json(value: Any) -> str:
@@ -97,8 +113,8 @@ def _is_tag(field: FieldInfo) -> bool:
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
-def _is_default(field: FieldInfo, value: Any) -> bool:
-    return not field.is_required() and bool(value == field.get_default(call_default_factory=True, validated_data={}))
+def _is_default(config: type[BaseModel], name: str, value: Any) -> bool:
+    return not config.model_fields[name].is_required() and bool(value == normal_default(config, name))
 
 
 def _names_source_path(annotation: Any) -> bool:

@@ -35,6 +35,7 @@ from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import Asked, Change, changes
+from tasks.known import find
 from tasks.stage import Node
 from tasks.supervisor import LOG, run_child
 
@@ -118,7 +119,7 @@ def ensure(
     because: list[Change] = [Change("forced", "forced")]
     if not force:
         with clock("verify"):
-            found, because = _reusable(asked, around)
+            found, because = _reusable(node, asked, around)
         if found:
             return _reuse(found, around, begun)
     key = f"{node.id}/{asked.fingerprint}"
@@ -134,7 +135,7 @@ def ensure(
         if not force:
             # A second look: the artifact may have been finished while we waited for the lease.
             with clock("verify"):
-                found, because = _reusable(asked, around)
+                found, because = _reusable(node, asked, around)
             if found:
                 return _reuse(found, around, begun)
         manifest, path = _Build(node, asked, inputs, gates, around, lease, clock).run()
@@ -143,9 +144,9 @@ def ensure(
     return Done("built", manifest, path, time.monotonic() - begun, tuple(because))
 
 
-def _reusable(asked: Asked, around: Surroundings) -> tuple[Manifest | None, list[Change]]:
+def _reusable(node: Node, asked: Asked, around: Surroundings) -> tuple[Manifest | None, list[Change]]:
     store = around.store
-    manifest = store.find(asked.stage, asked.fingerprint)
+    manifest = find(node, asked, store)
     if manifest is None:
         return None, changes(asked, (other for _, other in store.manifests(asked.stage)))
     differences = store.differences(store.path(manifest), manifest, read_all=around.read_all)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infra.identity import same
 from infra.store.manifest import Manifest
 
 
@@ -69,9 +70,9 @@ def _differences(asked: Asked, other: Manifest) -> list[Change]:
     old, new = flatten(other.identity), flatten(asked.identity)
     old_all, new_all = flatten(other.config), flatten(asked.config)
     for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            # A key at its default is no part of the identity: its value stands in the whole config.
-            before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
+        # A key at its default is no part of the identity: its value stands in the whole config.
+        before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
+        if not same(before, after):
             found.append(Change("config", f"{asked.stage}.{key}", before, after))
     before = {name: item.digest for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in asked.inputs.items() if before.get(name) != digest]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from decimal import Decimal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 Unit = Literal["batches", "tokens", "epochs", "percent"]
 
@@ -24,7 +25,7 @@ _UNITS: dict[str, Unit] = {
     "percent": "percent",
     "%": "percent",
 }
-_PATTERN = re.compile(r"(?P<number>\d[\d_,]*(\.\d+)?)\s*(?P<unit>[a-z%]+)")
+_PATTERN = re.compile(r"(?P<number>\d[\d_,]*(\.\d+)?(e[+-]?\d{1,3})?)\s*(?P<unit>[a-z%]+)")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Duration:
     unit: Unit
 
     def __str__(self) -> str:
-        number = f"{self.value:g}" if self.value != int(self.value) else str(int(self.value))
+        """Six digits of a fraction, never an exponent; what it says reads back as the same."""
+        shown = self.value if self.value.is_integer() else float(f"{self.value:g}")
+        number = str(int(shown)) if shown.is_integer() else f"{Decimal(repr(shown)):f}"
         return f"{number} %" if self.unit == "percent" else f"{number} {self.unit}"
 
     def batches(self, *, batch_tokens: int, epoch_batches: int, whole: int = 0) -> int:
@@ -52,7 +55,7 @@ class Duration:
 
 
 def parse_duration(text: str) -> Duration:
-    """Reads `300 batches`, `300ba`, `2_000_000 tokens`, `2000000tok`, `1 epoch`, `1ep`, `1 %`; raises ValueError."""
+    """Reads `300 batches`, `300ba`, `2_000_000 tokens`, `2.5e9 tokens`, `1 epoch`, `1ep`, `1 %`; raises ValueError."""
     match = _PATTERN.fullmatch(text.strip().lower())
     unit = _UNITS.get(match["unit"]) if match else None
     if match is None or unit is None:
@@ -60,6 +63,8 @@ def parse_duration(text: str) -> Duration:
             f"expected a number and a unit, such as '300 batches', '2_000_000 tokens' or '1 epoch', not {text!r}"
         )
     value = float(match["number"].replace("_", "").replace(",", ""))
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite length, not {text!r}")
     if unit in ("batches", "tokens") and value != int(value):
         raise ValueError(f"expected a whole number of {unit}, not {text!r}")
     return Duration(value, unit)
@@ -74,6 +79,15 @@ def _length(text: str) -> str:
     return str(duration)
 
 
+def _with_unit(value: Any) -> Any:
+    """A bare number is told what it lacks, for YAML gives it as no text; nothing at all is the same in every unit."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if value == 0:
+        return "0 batches"
+    raise ValueError(f"expected a unit beside the number, such as '{value} batches' or '{value} tokens', not {value}")
+
+
 # Kept as text so that YAML, JSON schema and forms show what a person writes; two spellings have one identity.
-Length = Annotated[str, AfterValidator(_length)]
-LengthOrShare = Annotated[str, AfterValidator(lambda text: str(parse_duration(text)))]
+Length = Annotated[str, BeforeValidator(_with_unit), AfterValidator(_length)]
+LengthOrShare = Annotated[str, BeforeValidator(_with_unit), AfterValidator(lambda text: str(parse_duration(text)))]

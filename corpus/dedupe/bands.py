@@ -38,4 +38,5 @@ def _bands_needed(chance: float, min_recall: float) -> float:
     if chance >= min_recall:
         return 1
     # A tiny chance is lost in 1 - chance, so the logarithm is taken of the two together.
-    return math.ceil(math.log1p(-min_recall) / math.log1p(-chance)) if chance > 0 else math.inf
+    needed = math.log1p(-min_recall) / math.log1p(-chance) if chance > 0 else math.inf
+    return math.ceil(needed) if math.isfinite(needed) else math.inf

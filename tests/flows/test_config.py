@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from flows.schema import schema
 from infra.errors import ConfigError
 from tests.command import REPOSITORY, Answer, write_config
 
+LAUGHS = "a: &a [x]\n" + "".join(f"{y}: &{y} [{f'*{x},' * 20}]\n" for x, y in zip("abcdefg", "bcdefgh", strict=True))
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
@@ -53,6 +55,16 @@ def test_every_mistake_is_reported_at_once(run: Callable[..., Answer], tmp_path:
     [
         ("name: [", ":1", "not valid YAML"),
         ("name: a\nname: b\n", ":2", "stands twice"),
+        ("name: {{ seed }}\n", ":1", "must stand in quotes"),
+        ("name: x\nseed: 2020-02-31\n", "seed", "expected"),
+        ("name: x\nseed: !!timestamp 2020-02-31\n", ":2", "not valid YAML"),
+        ("name: x\nseed: !!int 1:x\n", ":2", "no number"),
+        (f"name: x\nseed: {'9' * 5000}\n", ":2", "no number"),
+        ("name: x\ningest: " + "[" * 5000, ":2", "nested more than 100 deep"),
+        ("name: &n [*n]\n", "config.yaml:1", "recursive"),
+        (LAUGHS, "config.yaml", "values, aliases written out"),
+        ('name: "\\ud800"\n', "config.yaml", "surrogate"),
+        ("1: x\nname: x\n", "1", "should be strings"),
         ("- a list\n", "config.yaml", "a mapping of sections was expected"),
         ("name: x\npretrain: {}\n", "pretrain", "needs the section shard"),
         ("name: x\ningest: {}\nsft: {}\n", "sft", "needs a model"),
@@ -99,6 +111,26 @@ def test_the_committed_schema_is_todays() -> None:
     assert (REPOSITORY / "configs" / "schema.json").read_text() == schema(), (
         "run: python -m flows.schema > configs/schema.json"
     )
+
+
+@pytest.mark.parametrize("what", ["device", "pipe", "folder", "large file"])
+def test_what_is_no_config_file_is_refused_and_never_waited_for(
+    run: Callable[..., Answer], tmp_path: Path, what: str
+) -> None:
+    place = tmp_path / "config.yaml"
+    if what == "device":
+        place = Path("/dev/zero")
+    elif what == "pipe":
+        os.mkfifo(place)
+    elif what == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+        os.truncate(place, 20_000_000_000)
+    answer = run("check", place, "--root", tmp_path / "store")
+    (error,) = answer.document["errors"]
+    assert (answer.code, error["code"]) == (2, "unreadable_config")
+    assert "a file" in error["message"]
 
 
 def test_only_launch_speaks_of_machines_and_keys_are_the_quickstarts() -> None:

@@ -44,6 +44,11 @@ def test_every_stage_is_built_and_nobody_left_the_machine(built_full: Path, docu
     assert not attempts.exists(), attempts.read_text()
 
 
+def test_right_after_the_run_nothing_is_to_be_built(built_full: Path, run: Run) -> None:
+    answer = run("check", built_full / "config.yaml", "--root", built_full / "store")
+    assert answer.with_status("build") == set(), answer.document
+
+
 @pytest.mark.parametrize("stage", MODELS)
 def test_each_model_is_a_plain_hugging_face_folder(folders: dict[str, Path], stage: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folders[stage])

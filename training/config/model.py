@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from infra.config import Config
+from infra.config import Config, as_json
 from infra.sources import absolute
+from infra.yaml import read_text
 from training.presets import PRESETS, Family, Preset
 
 _SIZES = ("layers", "width", "heads")
@@ -23,13 +24,15 @@ _NOT_OF_THE_ARCHITECTURE = {
 def _read_config(value: Any, info: ValidationInfo) -> Any:
     """The mapping itself, or what stands in the config.json that a path leads to."""
     if not isinstance(value, str):
-        return value
+        return as_json(value)
     path = Path(absolute(value, info))
     path = path / "config.json" if path.is_dir() else path
     try:
-        found = json.loads(path.read_text(encoding="utf8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"expected a mapping, or a folder with config.json; {path}: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a mapping in {path}")
     return {key: item for key, item in found.items() if key not in _NOT_OF_THE_ARCHITECTURE}
 
 

@@ -1,0 +1,154 @@
+"""YAML as people write it in configs: plain values only, words stay words, and nothing in a file breaks the reader."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LONGEST_BYTES = 10_000_000
+DEEPEST = 100
+MOST_VALUES = 1_000_000
+
+
+class BadYaml(ValueError):
+    """Text that is no YAML of ours. `line` counts from 1; 0 where none is known."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """Values are null, booleans, numbers, texts, lists and mappings with texts or numbers for keys.
+
+    Unlike YAML 1.1, as YAML 1.2 does: on, off, yes and no are words (a country, a switch), 1:30 is a text and no
+    number, 2026-02-31 too, and 010 is not 8. Where a key wants a boolean, `yes` is still one: validation sees to that.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        try:
+            if self.depth > DEEPEST:
+                mark = self.peek_event().start_mark
+                raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} deep", problem_mark=mark)
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """Refuses a key that stands twice in one mapping, which YAML would settle silently."""
+    seen: dict[Any, int] = {}
+    for key_node, _ in node.value:
+        if key_node.tag == f"{_TAG}merge":
+            continue
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(
+                problem="a text was expected as a key; {{ … }} must stand in quotes", problem_mark=key_node.start_mark
+            )
+        key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if key in seen:
+            raise yaml.MarkedYAMLError(
+                problem=f"the key {key!r} stands twice, first in line {seen[key]}", problem_mark=key_node.start_mark
+            )
+        seen[key] = line
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    try:
+        return int(text, 0) if node.tag.endswith(":int") else float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    except (ValueError, OverflowError):
+        told = text if len(text) <= 40 else f"{text[:40]}… of {len(text):,} characters"
+        raise yaml.MarkedYAMLError(problem=f"{told} is no number", problem_mark=node.start_mark) from None
+
+
+_KEPT = ("null", "bool", "str", "seq")
+_Loader.yaml_constructors = {f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"] for kind in _KEPT}
+_Loader.yaml_constructors |= {
+    None: yaml.SafeLoader.yaml_constructors[None],  # says that a tag is not known
+    f"{_TAG}map": _mapping,
+    f"{_TAG}int": _number,
+    f"{_TAG}float": _number,
+}
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][\d_]*)|0x[\da-fA-F_]+|0o[0-7_]+|0b[01_]+", "-+0123456789"),
+    # As in YAML 1.1 a number without a point is no float: 12e4567 may be a commit. Keys that want one read 1e-5 so.
+    (
+        "float",
+        r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    ("merge", r"<<", "<"),
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+):
+    _firsts = [*_first.replace("\0", ""), *([""] if "\0" in _first else [])]
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), _firsts)
+
+
+def read_plain(text: str) -> Any:
+    """The value that YAML text stands for. Raises BadYaml."""
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        raise BadYaml(
+            str(error.problem or error.context), error.problem_mark.line + 1 if error.problem_mark else 0
+        ) from None
+    except yaml.YAMLError as error:
+        raise BadYaml(str(error).splitlines()[0]) from None
+    _check(value)
+    return value
+
+
+def _check(value: Any) -> None:
+    """Aliases cost nothing where they stand, and all of it where a value is written out: `*a` may hold itself, or a
+    thousand times a thousand others."""
+    left = [iter([(value, 0)])]
+    count = 0
+    while left:
+        found = next(left[-1], None)
+        if found is None:
+            left.pop()
+            continue
+        item, depth = found
+        count += 1
+        if depth > DEEPEST:
+            raise BadYaml(f"nested more than {DEEPEST} deep")
+        if count > MOST_VALUES:
+            raise BadYaml(f"more than {MOST_VALUES:,} values, aliases written out")
+        texts = [item, *item] if isinstance(item, dict) else [item]
+        if any(isinstance(text, str) and not text.isascii() and _SURROGATE.search(text) for text in texts):
+            raise BadYaml("half of a surrogate pair was found, which is no text")
+        if isinstance(item, dict | list):
+            inner = item.values() if isinstance(item, dict) else item
+            left.append(iter([(one, depth + 1) for one in inner]))
+
+
+def read_text(path: Path) -> str:
+    """The text of a config, suite or the like. Raises OSError, UnicodeDecodeError, or BadYaml for what is no such file:
+    a device or a pipe could be read for ever."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise BadYaml("a file was expected, this is a folder")
+    if not stat.S_ISREG(found.st_mode):
+        raise BadYaml("a file was expected, this is a device, a pipe or a socket")
+    if found.st_size > LONGEST_BYTES:
+        told = (
+            f"a file of at most {LONGEST_BYTES / 1e6:.0f} MB was expected, this one has {found.st_size / 1e6:,.0f} MB"
+        )
+        raise BadYaml(told)
+    return path.read_text(encoding="utf8")
