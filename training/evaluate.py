@@ -104,8 +104,10 @@ def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Se
 
 
 class Validation(Callback):
-    """Measures loss and bits per byte on a fixed part of the validation text every so many batches, by source too.
+    """Measures loss and bits per byte on a fixed part of the validation text every so many batches and after the last
+    one, by source too.
 
+    last: batches of the whole training.
     bytes_per_token: of the whole validation side; 0 for objectives whose loss is no code length of the text.
     """
 
@@ -114,6 +116,7 @@ class Validation(Callback):
         model: LanguageModel,
         sequences: Packed,
         every: int,
+        last: int,
         run: Run,
         objective: Objective,
         *,
@@ -125,13 +128,14 @@ class Validation(Callback):
         self._objective = objective
         self._labelled = int((labels_of(sequences, objective) != IGNORE).sum())
         self._every = every
+        self._last = last
         self._run = run
         self._bytes_per_token = bytes_per_token
         self._sources = sources
 
     def batch_end(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch.value
-        if batch % self._every:
+        if batch % self._every and batch != self._last:
             return
         losses = token_losses(self._model, self._sequences, self._objective)
         mean = float(losses.sum()) / self._labelled

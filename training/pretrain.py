@@ -143,6 +143,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                     model,
                     watched,
                     every,
+                    plan.batches,
                     run,
                     objective,
                     bytes_per_token=bytes_per_token if causal else 0.0,
@@ -184,7 +185,6 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         figures["tflops"] = done.tokens_per_s * flops / 1e12
     if done.mfu is not None:
         figures["mfu"] = done.mfu
-    run.metrics({"validation/loss": loss.value}, done.batches)
     if objective.extends_tokenizer and ranks.is_first():
         tokenizer.save_pretrained(out_dir)
     export(network, None if objective.extends_tokenizer else tokenizer_dir, out_dir)
