@@ -11,6 +11,7 @@ import click
 
 from cli.options import root_of, root_option, set_option, settings_of
 from cli.output import as_json, print_table
+from infra.errors import Problem
 
 
 @click.command("status")
@@ -22,6 +23,8 @@ def command(
     config: Path | None, settings: tuple[str, ...], root: Path | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """What runs now, where and since when; with CONFIG also each of its stages."""
+    from infra.lineage.courier_lock import lineage_problem
+    from infra.lineage.outbox import Outbox
     from infra.servers.disk import disk
     from infra.servers.services import states
     from infra.servers.settings import settings_of as servers_of
@@ -48,6 +51,7 @@ def command(
         "database": servers.database,
         "guarded": servers.guarded,
         "services": running,
+        "lineage": {**Outbox(folder).counts(), "problem": lineage_problem(folder)},
     }
     if config is not None:
         document |= _pipeline(config, settings_of(settings), folder)
@@ -111,6 +115,11 @@ def _print(document: dict[str, Any]) -> None:
         click.echo(f"database:  {document['database']}; {door}")
     else:
         click.echo("no servers run here; `stemma up` starts them")
+    lineage = document["lineage"]
+    if problem := lineage["problem"]:
+        click.echo(f"MLflow:    {lineage['waiting']} messages wait for it: {Problem(**problem)}")
+    if lineage["failed"]:
+        click.echo(f"MLflow:    {lineage['failed']} messages could not be delivered; they lie in lineage/failed")
     if run := document.get("run"):
         click.echo(f"\nlast run: {run['status']}, started {_clock(run['started'])}  {run['flow_run_url'] or ''}")
     if document.get("stages"):

@@ -6,7 +6,7 @@ python -m infra.lineage.courier ROOT --until-empty
 from __future__ import annotations
 
 import argparse
-import errno
+import json
 import logging
 import os
 import signal
@@ -17,21 +17,25 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.errors import Problem, StemmaError
 from infra.lineage.courier_lock import (
     CourierLock,
     anyone_registered,
     courier_pid,
     lineage_folder,
+    problem_path,
     process_lives,
     register,
     unregister,
 )
-from infra.lineage.ledger import Ledger
+from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import from_json
+from infra.lineage.migrations import is_of_the_database, passes
 from infra.lineage.outbox import Outbox
-from infra.lineage.tracking import database_uri, tracking_uri
+from infra.lineage.tracking import database_path, database_uri, tracking_uri
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
+from infra.servers.state import write_private
 
 if TYPE_CHECKING:
     from infra.lineage.delivery import Delivery
@@ -47,6 +51,17 @@ log = logging.getLogger("stemma.courier")
 
 class Unreachable(Exception):
     """MLflow does not answer: a matter of waiting, not of the message."""
+
+
+class Unusable(Exception):
+    """MLflow's database cannot be used until somebody does something; waiting does not help, no message is at fault.
+
+    problem: what, where and what to do.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 class Courier:
@@ -90,10 +105,10 @@ class Courier:
             message = from_json(letter.content)
             delivery = self._connected()
             delivery.deliver(message, letter.sender)
-        except Unreachable:
+        except (Unreachable, Unusable):
             raise
         except Exception as error:
-            self._raise_if_unreachable(error)
+            self._raise_if_database(error)
             attempts = self.ledger.failed(path.name)
             log.warning("%s: attempt %d of %d failed: %s", path.name, attempts, ATTEMPTS, error)
             if attempts >= ATTEMPTS:
@@ -116,33 +131,31 @@ class Courier:
             try:
                 self._delivery = Delivery(self.root, uri, self.ledger)
             except Exception as error:
-                self._raise_if_unreachable(error)
+                self._raise_if_database(error)
                 raise
             self._uri = uri
             log.info("delivering to %s", uri)
         return self._delivery
 
-    def _raise_if_unreachable(self, error: BaseException) -> None:
-        """A server that went away, a locked database, a full disk: waiting helps."""
+    def _raise_if_database(self, error: Exception) -> None:
+        """Unreachable for what passes: a server that went away, a locked database, a full disk, an I/O error. Unusable
+        for any other fault of the database."""
         if self._uri.startswith("http") and not answers(f"{self._uri}/health"):
             raise Unreachable(f"the MLflow server {self._uri} does not answer any more") from error
-        if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
-            raise Unreachable(f"MLflow is not available for now: {error}") from error
-        cause: BaseException | None = error
-        while cause is not None:
-            if type(cause).__name__ == "OperationalError" or getattr(cause, "errno", None) == errno.ENOSPC:
-                raise Unreachable(f"the database cannot be written now: {cause}") from error
-            cause = cause.__cause__ or cause.__context__
+        if passes(error):
+            raise Unreachable(f"the database cannot be written now: {error}") from error
+        if is_of_the_database(error):
+            raise Unusable(_problem_of(error, self.root)) from error
 
     def _follow_metrics(self) -> None:
         if not self.ledger.tails():
             return
         try:
             self._connected().follow_metrics()
-        except Unreachable:
+        except (Unreachable, Unusable):
             raise
         except Exception as error:
-            self._raise_if_unreachable(error)
+            self._raise_if_database(error)
             # The build's end brings all of its metrics once more.
             log.warning("could not follow metrics: %s", error)
 
@@ -162,12 +175,36 @@ class Courier:
             ours = run.sender["host"] == os.uname().nodename
             # A last look at the outbox: it may have spoken just before it went.
             if ours and not process_lives(run.sender) and not self.outbox.pending():
-                log.info("the process of build %s is gone; its run is marked as killed", run.build_id)
-                self._connected().end_abandoned(run)
+                self._end(run)
+
+    def _end(self, run: DeliveredRun) -> None:
+        try:
+            self._connected().end_abandoned(run)
+            log.info("the process of build %s is gone; its run is marked as killed", run.build_id)
+        except (Unreachable, Unusable):
+            raise
+        except Exception as error:
+            self._raise_if_database(error)
+            log.warning("could not end the run of build %s, whose process is gone: %s", run.build_id, error)
+            if self.ledger.failed(f"abandoned {run.build_id}") >= ATTEMPTS:
+                self.ledger.ended(run.build_id)
+
+
+def _problem_of(error: Exception, root: Path) -> Problem:
+    if isinstance(error, StemmaError):
+        return error.problems[0]
+    where = str(database_path(root) or "MLflow's database")
+    told = f"MLflow cannot use its database: {str(error).splitlines()[0]}"
+    return Problem(
+        "broken_database", where, told, f"see {lineage_folder(root) / 'courier.log'}, or that of `stemma up`"
+    )
 
 
 def follow(root: Path, *, until_empty: bool) -> None:
-    """Delivers until SIGTERM, or until nothing is left to do and no registered process lives."""
+    """Delivers until SIGTERM, or until nothing is left to do and no registered process lives.
+
+    Exits with 1 where the database is unusable, once that is written down for `lineage_problem`; messages stay.
+    """
     lock = CourierLock(root)
     courier = None
     stopped = threading.Event()
@@ -180,8 +217,14 @@ def follow(root: Path, *, until_empty: bool) -> None:
     os.nice(NICENESS)
     courier = Courier(root)
     courier.stopped = stopped
+    problem_path(root).unlink(missing_ok=True)
     while not stopped.is_set():
-        courier.work()
+        try:
+            courier.work()
+        except Unusable as error:
+            write_private(problem_path(root), json.dumps(error.problem.as_json()))
+            log.error("%s; %d messages wait until then", error, courier.outbox.pending())
+            sys.exit(1)
         if until_empty and not courier.has_work and not anyone_registered(root):
             lock.release()
             # Somebody may have seen us alive after we looked, and relied on it.

@@ -52,6 +52,19 @@ def courier_pid(root: Path | str) -> int | None:
     return holder["pid"] if process_lives(holder) else None
 
 
+def problem_path(root: Path | str) -> Path:
+    return lineage_folder(root) / "problem.json"
+
+
+def lineage_problem(root: Path | str) -> dict[str, str] | None:
+    """Why the courier gave up (an `infra.errors.Problem`); None while all is well, as far as anybody tried."""
+    try:
+        problem: dict[str, str] = json.loads(problem_path(root).read_text(encoding="utf8"))
+    except FileNotFoundError:
+        return None
+    return problem
+
+
 def register(root: Path | str) -> None:
     """Asks the courier to stay while this process lives, or until `unregister`."""
     folder = lineage_folder(root) / "senders"

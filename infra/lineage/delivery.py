@@ -42,6 +42,7 @@ from infra.lineage.messages import (
     StageStarted,
 )
 from infra.lineage.metric_lines import Line, read_lines
+from infra.lineage.migrations import prepare
 from infra.lineage.tracking import database_uri, exclusive
 
 METRICS_A_BATCH = 1000
@@ -58,7 +59,10 @@ class UnknownBuild(LookupError):
 
 
 class Delivery:
-    """One connection to a tracking store, through its server or straight on its database."""
+    """One connection to a tracking store, through its server or straight on its database.
+
+    Raises what `migrations.prepare` raises where it goes straight.
+    """
 
     def __init__(self, root: Path, uri: str, ledger: Ledger) -> None:
         self._root = root
@@ -67,6 +71,7 @@ class Delivery:
         # The registry looks logged models up at the global address, whatever its client was told.
         mlflow.set_tracking_uri(uri)
         if uri == database_uri(root):
+            prepare(root)
             with exclusive(root):
                 self._client = MlflowClient(uri, registry_uri=uri)
                 self._client.search_experiments(max_results=1)

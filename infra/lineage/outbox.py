@@ -51,6 +51,10 @@ class Outbox:
         """How many messages wait."""
         return len(self.paths())
 
+    def counts(self) -> dict[str, int]:
+        """How many messages wait, and how many were set aside as undeliverable."""
+        return {"waiting": self.pending(), "failed": len(list((self.folder.parent / "failed").glob("*.json")))}
+
     def paths(self) -> list[Path]:
         """The files of all waiting messages, oldest first."""
         try:

@@ -20,6 +20,7 @@ from infra.lineage.messages import (
     StageFinished,
     StageStarted,
 )
+from infra.lineage.migrations import set_aside
 from infra.lineage.tracking import database_uri, mlflow_folder
 from infra.servers.settings import settings_of
 from infra.servers.state import mlflow_url
@@ -79,7 +80,7 @@ def _set_aside(root: Path) -> None:
     suffix = time.strftime("%Y%m%d-%H%M%S")
     for path in (mlflow_folder(root) / "mlflow.db", ledger_path(root)):
         if path.exists():
-            path.rename(path.with_name(f"{path.name}.{suffix}"))
+            set_aside(path, suffix)
 
 
 def _manifests(root: Path) -> list[tuple[Path, Manifest]]:

@@ -9,12 +9,15 @@ import argparse
 import os
 import secrets
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from infra.lineage.tracking import artifacts_folder, check_database, database_uri, exclusive
+from infra.errors import StemmaError
+from infra.lineage.migrations import prepare
+from infra.lineage.tracking import artifacts_folder, database_uri, exclusive
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.state import make_servers_folder, write_private
 
@@ -24,8 +27,7 @@ CHECKED_ANEW_EVERY_S = 60
 
 def serve(root: Path, host: str, port: int) -> None:
     """`mlflow server` without its second process, which would import MLflow once more (5 s)."""
-    with exclusive(root):
-        check_database(root)
+    prepare(root)
     known = credentials()
     if known:
         _set_up_authentication(root, known)
@@ -99,4 +101,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000)
     options = parser.parse_args()
-    serve(options.root.absolute(), options.host, options.port)
+    try:
+        serve(options.root.absolute(), options.host, options.port)
+    except StemmaError as error:
+        sys.exit(str(error))

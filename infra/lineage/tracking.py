@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from infra.servers.settings import settings_of
@@ -32,19 +31,9 @@ def tracking_uri(root: Path | str) -> str:
     return mlflow_url(root) or database_uri(root)
 
 
-def check_database(root: Path | str) -> None:
-    """Looks into the SQLite file, if that is what is used.
-
-    Raises sqlite3.DatabaseError, naming the file, where MLflow would try for two minutes before it said so.
-    """
-    if not database_uri(root).startswith("sqlite"):
-        return
-    path = mlflow_folder(root) / "mlflow.db"
-    try:
-        with closing(sqlite3.connect(path, timeout=60)) as connection:
-            connection.execute("PRAGMA schema_version")
-    except sqlite3.DatabaseError as error:
-        raise sqlite3.DatabaseError(f"{path}: {error}") from error
+def database_path(root: Path | str) -> Path | None:
+    """The SQLite file, if that is what is used."""
+    return mlflow_folder(root) / "mlflow.db" if database_uri(root).startswith("sqlite") else None
 
 
 @contextmanager

@@ -1,0 +1,232 @@
+"""MLflow's SQLite database, made and upgraded beside its place and put there whole, by one rename.
+
+MLflow's migrations are not atomic on SQLite: one that is cut can neither be continued nor repeated. (On PostgreSQL all
+of them are one transaction.)
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from infra.errors import StageError, stage_error
+from infra.files import link_or_copy
+from infra.lineage.tracking import database_path, exclusive
+
+COPIES_KEPT = 3
+"""Databases as they were before their last upgrades."""
+LOCK_TIMEOUT_S = 60.0
+_COMPANIONS = ("-journal", "-wal", "-shm")
+_PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
+_PASSING_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it anew from the artifacts and keeps this file"
+
+log = logging.getLogger("stemma.courier")
+
+
+def prepare(root: Path | str) -> None:
+    """Makes the database of a root, or brings it to the installed MLflow's revision; only a look if it is there.
+
+    Killed at any moment, the next call begins again from what was there before. Of several processes one does it and
+    the others wait. Before an upgrade the database is kept as `mlflow.db.revision-<revision>.<time>`. One that cannot
+    be upgraded and holds no run, as a kill left it while it was made, is set aside for a new one.
+
+    Raises StageError `broken_database` or `newer_database`, with its file and what to do; sqlite3.OperationalError or
+    OSError for a lock or a disk (see `passes`).
+    """
+    path = database_path(root)
+    if path is None:
+        return
+    with exclusive(root):
+        revision = _revision(path)
+        if path.exists() and revision == _newest_revision():
+            return
+        aside = path.with_name(f"{path.name}.unfinished")
+        _remove(aside)
+        if not _tables(path):
+            _migrate(aside, None)
+            _put(aside, path)
+            return
+        try:
+            _upgrade(path, revision, aside)
+        except StageError:
+            raise
+        except Exception as error:
+            if passes(error):
+                raise
+            _remove(aside)
+            _answer_broken(path, revision, aside, error)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether waiting helps: a locked database, a full disk, an I/O error, a PostgreSQL server that is away."""
+    return any(_passes(cause) for cause in _causes(error))
+
+
+def is_of_the_database(error: BaseException) -> bool:
+    """Whether the database as a whole is at fault: no message can be delivered until somebody does something."""
+    return any(
+        isinstance(cause, StageError | sqlite3.OperationalError)
+        or type(cause) is sqlite3.DatabaseError
+        # A server tells any OperationalError of its database so, with its words.
+        or getattr(cause, "error_code", "") == "TEMPORARILY_UNAVAILABLE"
+        for cause in _causes(error)
+    )
+
+
+def set_aside(path: Path, suffix: str) -> Path:
+    """Renames a database with the files that belong to it: an old journal would be played into the next of its name."""
+    other = path.with_name(f"{path.name}.{suffix}")
+    for companion in _COMPANIONS:
+        if (there := path.with_name(path.name + companion)).exists():
+            there.rename(other.with_name(other.name + companion))
+    path.rename(other)
+    return other
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+def _passes(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", None)  # absent where Python itself raised it
+        return code is not None and code & 0xFF in _PASSING_SQLITE
+    if isinstance(error, OSError):
+        return error.errno in _PASSING_SYSTEM
+    if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
+        told = str(error)
+        return "sqlite3." not in told or any(word in told for word in ("is locked", "is full", "I/O error"))
+    # psycopg2's is imported only where it is used.
+    return type(error).__name__ == "OperationalError" and type(error).__module__.startswith("psycopg2")
+
+
+def _newest_revision() -> str:
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return str(_get_latest_schema_revision())
+
+
+def _revision(path: Path) -> str | None:
+    """The revision that a database says it has; None for one that says nothing or is not there."""
+    if "alembic_version" not in _tables(path, but=""):
+        return None
+    with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S)) as connection:
+        found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return str(found[0]) if found else None
+
+
+def _tables(path: Path, but: str = "alembic_") -> set[str]:
+    """Raises StageError `broken_database` for a file that is no database."""
+    if not path.exists():
+        return set()
+    try:
+        with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S)) as connection:
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.DatabaseError as error:
+        if passes(error):
+            raise
+        raise stage_error("broken_database", str(path), f"SQLite cannot read it: {error}", _REBUILD) from error
+    return {name for name in names if not (but and name.startswith(but))}
+
+
+def _upgrade(path: Path, revision: str | None, aside: Path) -> None:
+    """Upgrades a copy while nobody writes, and puts it in the old one's place."""
+    with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as guard:
+        guard.execute("BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(aside)) as copy:
+            source.backup(copy)
+        _migrate(aside, revision)
+        kept = path.with_name(f"{path.name}.revision-{revision or 'none'}.{time.strftime('%Y%m%d-%H%M%S')}")
+        kept.unlink(missing_ok=True)
+        link_or_copy(path, kept)
+        _put(aside, path)
+    log.info("upgraded %s from revision %s; as it was it lies in %s", path, revision, kept.name)
+    for older in _copies(path)[COPIES_KEPT:]:
+        older.unlink()
+
+
+def _copies(path: Path) -> list[Path]:
+    """The databases from before their upgrades, newest first."""
+    return sorted(path.parent.glob(f"{path.name}.revision-*"), key=lambda copy: copy.stat().st_mtime, reverse=True)
+
+
+def _migrate(path: Path, revision: str | None) -> None:
+    """Makes all tables, or brings those of a revision to the newest."""
+    import sqlalchemy
+    from alembic.util import CommandError
+    from mlflow.store.db import utils
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}", poolclass=sqlalchemy.pool.NullPool)
+    try:
+        if revision is None:
+            utils._initialize_tables(engine)
+        else:
+            utils._upgrade_db(engine)
+    except CommandError as error:
+        raise stage_error(
+            "newer_database",
+            str(path.with_name(path.name.removesuffix(".unfinished"))),
+            f"it is of another version of MLflow, which this one cannot read: {error}",
+            f"install that version again, or {_REBUILD}",
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def _answer_broken(path: Path, revision: str | None, aside: Path, error: Exception) -> None:
+    """A new one in place of one without runs; for any other a person decides."""
+    if not _holds_runs(path):
+        log.warning("%s was cut while it was made (%s): it is set aside, and a new one made", path, error)
+        _migrate(aside, None)
+        set_aside(path, f"broken-{time.strftime('%Y%m%d-%H%M%S')}")
+        _put(aside, path)
+        return
+    reason = str(error).splitlines()[0]
+    fix = _REBUILD
+    if copies := _copies(path):
+        fix = f"put {copies[0].name}, from before its last upgrade, in its place; or {_REBUILD}"
+    raise stage_error(
+        "broken_database",
+        str(path),
+        f"an upgrade of its tables was cut earlier, at revision {revision or 'none'}, and cannot go on: {reason}",
+        fix,
+    ) from error
+
+
+def _holds_runs(path: Path) -> bool:
+    if "runs" not in _tables(path):
+        return False
+    with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S)) as connection:
+        return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM runs)").fetchone()[0])
+
+
+def _put(aside: Path, path: Path) -> None:
+    for companion in _COMPANIONS:
+        if not path.exists():  # what an earlier database of this name left
+            path.with_name(path.name + companion).unlink(missing_ok=True)
+    _sync(aside)
+    aside.replace(path)
+    _sync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    for name in (path.name, *(path.name + companion for companion in _COMPANIONS)):
+        path.with_name(name).unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
