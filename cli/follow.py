@@ -16,12 +16,12 @@ PLAIN_PROGRESS_EVERY_S = 10.0
 
 
 @contextmanager
-def following(journal: RunJournal, quiet: bool) -> Iterator[None]:
-    """Tells on stderr what the journal says, until the block ends."""
+def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator[None]:
+    """Tells on stderr what the journal says, until the block ends. debug: tracebacks too."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    show: Any = _Bars(console) if console.is_terminal and not quiet else _Lines(console)
+    show: Any = _Bars(console, debug) if console.is_terminal and not quiet else _Lines(console, debug)
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(journal, show, ended), name="follower", daemon=True)
     thread.start()
@@ -62,8 +62,9 @@ def _whole_lines(file: IO[str]) -> Iterator[str]:
 class _Lines:
     """One line a change of status, one an event, and progress every few seconds."""
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: Any, debug: bool) -> None:
         self._console = console
+        self._debug = debug
         self._shown: dict[str, float] = {}
 
     def __enter__(self) -> _Lines:
@@ -85,6 +86,8 @@ class _Lines:
                 self._say(f"{stage}: {line['status']}{seconds}{told}")
             case "event":
                 self._say(f"{stage}: {line['message']}")
+            case "traceback" if self._debug:
+                self._say(f"{stage}: {line['text']}")
             case "progress" if line["time"] - self._shown.get(stage, 0.0) > PLAIN_PROGRESS_EVERY_S:
                 self._shown[stage] = line["time"]
                 total = f" of {line['total']:,.0f}" if line["total"] else ""
@@ -97,7 +100,7 @@ class _Lines:
 class _Bars:
     """A bar for each stage that runs; finished stages scroll up as lines."""
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: Any, debug: bool) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
         self._bars = Progress(
@@ -108,7 +111,7 @@ class _Bars:
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
-        self._lines = _Lines(self._bars.console)
+        self._lines = _Lines(self._bars.console, debug)
         self._ids: dict[str, Any] = {}
 
     def __enter__(self) -> _Bars:

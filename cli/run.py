@@ -51,7 +51,8 @@ def command(
     journal = RunJournal(place.runs, new_run_id())
     where = "on the worker of stemma up" if runs_on_worker(place.root) else "in this process, on a private server"
     click.echo(f"running {pipeline.name} {where}", err=True)
-    with following(journal, quiet=as_json):
+    debug = bool(click.get_current_context().params["debug"])
+    with following(journal, quiet=as_json, debug=debug):
         document = start(
             Request(pipeline, selection, place.root, verify, str(config)), journal, partial(click.echo, err=True)
         )

@@ -26,14 +26,16 @@ from flows.notices import Kind, notify
 from flows.plan import locate_upstream
 from flows.selection import Selection
 from flows.stop import Stop
+from flows.verdict import verdict
 from infra.errors import Cancelled, Problem, StemmaError
 from infra.lineage import messages
 from infra.lineage.courier import ensure_courier
 from infra.lineage.ledger import run_url
 from infra.project import code_state, lock_hash
 from infra.store.manifest import Manifest
-from infra.store.store import Store, disk_error
+from infra.store.store import Store
 from tasks.build import Done, Surroundings
+from tasks.failures import failure_of, traceback_of
 from tasks.task import stage_task
 from tasks.turns import Turns
 
@@ -96,14 +98,11 @@ class PipelineRun:
             chosen = self.selection.choose(self.nodes)
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
             self._run_stages(chosen)
-            status, problems = self._verdict()
-        except StemmaError as error:
-            status, problems = error.status, error.problems
-        except OSError as error:
-            told = disk_error(error, self.config.name, self.store.root)
-            if not isinstance(told, StemmaError):
-                raise
-            problems = told.problems
+            upstream = {name: node.upstream for name, node in self.nodes.items()}
+            status, problems = verdict(self.journal.rows, self.errors, upstream, self.stop.is_set())
+        except Exception as error:
+            told = self.crashed(self.config.name, error)
+            status, problems = told.status, told.problems
         return self._end(status, problems, time.time() - begun)
 
     def _run_stages(self, chosen: list[str]) -> None:
@@ -113,10 +112,18 @@ class PipelineRun:
         for name in chosen:
             # A stage whose upstream failed still gets its turn, to say that it is skipped.
             waits: list[Any] = [allow_failure(futures[up]) for up in self.nodes[name].upstream if up in futures]
-            futures[name] = stage_task(self.nodes[name], self).submit(return_state=False, wait_for=waits)
+            try:
+                futures[name] = stage_task(self.nodes[name], self).submit(return_state=False, wait_for=waits)
+            except Exception as error:
+                self.failed(name, self.crashed(name, error))
         # Not PrefectFuture.wait: the main thread must stay free to hear signals.
         while not all(future.wrapped_future.done() for future in futures.values()):
             time.sleep(0.02)
+        for name, future in futures.items():
+            # What a task does not catch itself ends here, and nowhere else.
+            unread = future.wrapped_future.exception()
+            if unread is not None and self.journal.rows[name].status in ("waiting", "running"):
+                self.failed(name, self.crashed(name, unread))
         for row in list(self.journal.rows.values()):
             if row.status == "waiting":
                 self.skipped(row.stage, self.blockers_of(row.stage))
@@ -172,18 +179,11 @@ class PipelineRun:
         self.unreached.add(name)
         self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
 
-    def _verdict(self) -> tuple[str, tuple[Problem, ...]]:
-        if self.stop.is_set():
-            return "cancelled", Cancelled().problems
-        if not self.errors:
-            return "done", ()
-        problems = tuple(
-            problem if problem.path else Problem(problem.code, name, problem.message, problem.fix)
-            for name, error in self.errors.items()
-            for problem in error.problems
-        )
-        worst = max(self.errors.values(), key=lambda error: error.status == "failed")
-        return worst.status, problems
+    def crashed(self, name: str, error: BaseException) -> StemmaError:
+        """The failure to tell of; of an exception that no message was written for, the traceback is kept too."""
+        if not isinstance(error, StemmaError):
+            self.journal.traceback(name, traceback_of(error))
+        return failure_of(error, name, self.store.root)
 
     def _begin(self, begun: float) -> None:
         self.journal.begin(

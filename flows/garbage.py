@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.journal import RunJournal
+from flows.journal import HAS_ARTIFACT, RunJournal
 from infra.errors import Problem, stage_error
 from infra.process import started_at
 from infra.store.ancestry import ancestry, artifact_member, locate
@@ -21,7 +21,6 @@ from infra.store.store import Store
 
 STALE_S = 24 * 3600.0
 REGISTER = "register"
-HAS_ARTIFACT = ("built", "reused")
 
 Place = tuple[Path, Manifest]
 

@@ -29,6 +29,7 @@ PRIVATE = "STEMMA_PRIVATE_SERVER"
 """Set in the environment of a run whose Prefect server goes when it ends, and so has no page to link to."""
 
 Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
+HAS_ARTIFACT = frozenset({"built", "reused"})
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,18 @@ class RunJournal:
         """A progress line or an event of a stage, see `infra.run`."""
         self._write({**message, "stage": stage})
 
+    def traceback(self, stage: str, text: str) -> None:
+        """Where an exception that nobody foresaw came from, for `--debug` and for whoever mends it."""
+        self._write({"kind": "traceback", "stage": stage, "text": text})
+
     def end(self, document: Mapping[str, Any]) -> None:
-        """How it ended: written whole, last; on a full disk this process alone remembers it."""
+        """How it ended: written whole, last; where it cannot be written this process alone remembers it."""
         self._ballast.give_up()
         hidden = self.folder / ".result.json"
         try:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
             hidden.rename(self.folder / "result.json")
-        except OSError as error:
-            if not is_full(error):
-                raise
+        except OSError:
             self._unwritten = dict(document)
             return
         self._write({"kind": "end", "status": document["status"]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,9 +11,8 @@ from prefect.runtime import task_run
 from prefect.states import Cancelled as CancelledState
 from prefect.states import Failed, State
 
-from infra.errors import Cancelled, StageError, StemmaError
+from infra.errors import Cancelled, StemmaError
 from infra.store.manifest import Manifest
-from infra.store.store import disk_error
 from tasks.build import Done, ensure
 from tasks.page import PageOwner, StagePage
 from tasks.retries import back_off_s, wait, worth_another_try
@@ -31,6 +29,7 @@ class PipelineRun(PageOwner, Protocol):
     def running(self, name: str) -> None: ...
     def done(self, name: str, done: Done) -> None: ...
     def failed(self, name: str, error: StemmaError) -> None: ...
+    def crashed(self, name: str, error: BaseException) -> StemmaError: ...
     def skipped(self, name: str, blockers: list[str]) -> None: ...
 
 
@@ -65,24 +64,19 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
             around = replace(run.around, say=page.say)
             inputs, gates = run.inputs_of(node.id), run.gates_of(node.id)
             done = ensure(node, inputs, gates, around, force=run.forced(node.id))
+            run.done(node.id, done)
         except Cancelled as error:
             return cancelled(error)
-        except StemmaError as error:
-            if worth_another_try(error) and (attempt := task_run.get_run_count()) <= launch.retries:
+        except Exception as error:
+            failure = run.crashed(node.id, error)
+            if worth_another_try(failure) and (attempt := task_run.get_run_count()) <= launch.retries:
                 pause_s = back_off_s(attempt, launch.retry_wait_s)
-                page.retrying(error, attempt, launch.retries, pause_s)
+                page.retrying(failure, attempt, launch.retries, pause_s)
                 # Waited for here: no cancellation would end Prefect's own wait.
                 again = wait(pause_s, run.around.is_cancelled)
-                return Failed(message=str(error)) if again else cancelled(Cancelled())
-            run.failed(node.id, error)
-            return page.failed(error)
-        except (OSError, sqlite3.OperationalError) as error:
-            told = disk_error(error, node.id, run.around.store.root)
-            if not isinstance(told, StageError):
-                raise
-            run.failed(node.id, told)
-            return page.failed(told)
-        run.done(node.id, done)
+                return Failed(message=str(failure)) if again else cancelled(Cancelled())
+            run.failed(node.id, failure)
+            return page.failed(failure)
         return page.done(done)
 
     return stage
