@@ -71,6 +71,8 @@ def command(
 
 
 def _print_summary(document: dict[str, Any]) -> None:
+    from infra.errors import Problem
+
     if document.get("stages"):
         click.echo()
         columns = {"stage": "stage", "status": "status", "seconds": "seconds", "headline": "key figure"}
@@ -82,4 +84,6 @@ def _print_summary(document: dict[str, Any]) -> None:
     for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
         if document.get(key):
             click.echo(f"{label}: {document[key]}")
+    for warning in document.get("warnings", []):
+        click.echo(f"warning: {Problem(**warning)}", err=True)
     print_problems(document["errors"])

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prefect import allow_failure
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import Cancelled as CancelledState
@@ -22,7 +19,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, descendants, graph
 from flows.journal import PRIVATE, RunJournal, StageRow
-from flows.notices import Kind, notify
+from flows.notices import Kind
+from flows.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.plan import locate_upstream
 from flows.selection import Selection
 from flows.stop import Stop
@@ -30,7 +28,6 @@ from flows.verdict import verdict
 from infra.errors import Cancelled, Problem, StemmaError
 from infra.lineage import messages
 from infra.lineage.courier import ensure_courier
-from infra.lineage.ledger import run_url
 from infra.project import code_state, lock_hash
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -41,6 +38,9 @@ from tasks.turns import Turns
 
 COURIER = "STEMMA_COURIER"
 """Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
+
+ON_WORKER = "PREFECT__FLOW_RUN_ID"
+"""Set by Prefect's worker in the process of a flow run."""
 
 STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
 """Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
@@ -68,8 +68,7 @@ class PipelineRun:
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
         self.unreached: set[str] = set()
-        self.side = ThreadPoolExecutor(max_workers=4, thread_name_prefix="page")
-        self.pending: list[Future[object]] = []
+        self.page = RunPage(config.name, flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
         self.around = Surroundings(
             store=store,
@@ -148,7 +147,7 @@ class PipelineRun:
     def message(self, name: str, message: Mapping[str, Any]) -> None:
         self.journal.message(name, message)
         if kind := TOLD_AT_ONCE.get(message.get("name", "")):
-            self._notify(kind, f"{self.config.name}: {name} {kind}", message["message"])
+            self.page.notify(kind, f"{self.config.name}: {name} {kind}", message["message"])
 
     def done(self, name: str, done: Done) -> None:
         self.manifests[name] = done.manifest
@@ -171,9 +170,13 @@ class PipelineRun:
         self.errors[name] = error
         self.journal.row(StageRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error)))
 
-    def later(self, call: Callable[[], object]) -> None:
-        """Makes a call to the Prefect server on the side, in the context of the task that asks for it."""
-        self.pending.append(self.side.submit(copy_context().run, call))
+    def later(self, call: Callable[[], object], key: str = "") -> None:
+        """Makes a call to the Prefect server on the side, in the context of the task that asks for it. One that still
+        waits under the same key gives way."""
+        self.page.queue.tell(call, key)
+
+    def ended(self, name: str, task_run: str, state: State) -> None:
+        self.page.ended(name, task_run, state)
 
     def skipped(self, name: str, blockers: list[str]) -> None:
         self.unreached.add(name)
@@ -224,11 +227,16 @@ class PipelineRun:
             "seconds": round(seconds, 3),
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
-        self._show_in_page()
+        report = self.manifests.get("report")
+        self.page.show(self.store, str(self.store.path(report) / "report.html") if report else "")
         if kind := TOLD_AT_THE_END.get(status):
-            self._notify(kind, f"{self.config.name} {status}", error)
-        wait(self.pending)
+            self.page.notify(kind, f"{self.config.name} {status}", error)
+        if self.page.close(0 if PRIVATE in os.environ else PATIENCE_S):
+            document["warnings"] = [page_lost().as_json()]
         self.journal.end(document)
+        if ON_WORKER in os.environ and not self.stop.is_set():
+            self.page.close(WORKER_PATIENCE_S)
+        self.page.queue.close()
         if status == "done":
             built = sum(row.status == "built" for row in self.journal.rows.values())
             return Completed(message=f"{built} stages built, {len(self.journal.rows) - built} reused")
@@ -236,30 +244,19 @@ class PipelineRun:
             return CancelledState(message="cancelled")
         return Failed(message=error)
 
-    def _notify(self, kind: Kind, title: str, text: str) -> None:
-        if self.around.flow_run_url:
-            notify(kind, title, text, run=self.journal.run_id, url=self.around.flow_run_url)
+    def _trouble(self, message: str) -> None:
+        said = {"kind": "event", "time": time.time(), "name": "page", "message": message}
+        self.journal.message(self.config.name, said)
 
-    def _show_in_page(self) -> None:
-        """The table that a person sees first when opening the flow run."""
-        rows = [
-            {
-                "stage": row.stage,
-                "status": row.status,
-                "seconds": row.seconds,
-                "key figure": row.headline,
-                "because": "; ".join(row.because),
-            }
-            for row in self.journal.rows.values()
-        ]
-        if rows and self.around.flow_run_url:
-            create_table_artifact(table=rows, key="stages", description=f"Stages of {self.config.name}")
-        if url := run_url(self.store.root, self.journal.run_id):
-            create_link_artifact(url, link_text="this run in MLflow", key="mlflow", description="Metrics and lineage")
-        report = self.manifests.get("report")
-        if report and self.around.flow_run_url:
-            path = self.store.path(report) / "report.html"
-            create_markdown_artifact(f"The report of this run: `{path}`", key="report", description="Report")
+
+def page_lost() -> Problem:
+    """The warning of a run whose server was away when it ended."""
+    return Problem(
+        "page_lost",
+        "",
+        "the Prefect server did not answer when the run ended: its page does not say how it ended",
+        "what was built is whole and in the store; stemma up starts the server again",
+    )
 
 
 def flow_run_url() -> str:

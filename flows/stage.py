@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from prefect import Flow, flow
+from prefect import Flow, flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
@@ -24,6 +24,8 @@ from flows.config import PipelineConfig, dump, load, parse, section_classes
 from flows.execution import STAGES, PipelineRun, flow_run_name
 from flows.graph import descendants, graph
 from flows.journal import new_run_id
+from flows.page import PATIENCE_S
+from flows.page_queue import PageQueue
 from flows.plan import plan
 from flows.selection import Selection
 from infra.config import StageConfig
@@ -54,7 +56,10 @@ def run_stage(
     selection = Selection(from_=(stage,)) if and_below else Selection(only=(stage,))
     state = PipelineRun(changed, selection, store, new_run_id(), False, config_path).run()
     if state.is_completed():
-        _offer_next(pipeline, changed, stage, settings, store, config_path)
+        queue = PageQueue(get_run_logger().warning)
+        queue.tell(lambda: _offer_next(pipeline, changed, stage, settings, store, config_path), "what to run next")
+        queue.flush(PATIENCE_S)
+        queue.close()
     return state
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,8 +97,31 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
         from flows.pipeline import pipeline
 
         flow = pipeline.with_options(name=request.pipeline.name)
-        state = flow(**request.parameters(journal.run_id), return_state=True)
+        parameters = request.parameters(journal.run_id)
+        try:
+            with _impatient():
+                state = flow(**parameters, return_state=True)
+        except Exception:
+            # What the run came to is written down by then: Prefect's engine cannot tell a server that is not there.
+            result = journal.result()
+            if result is None:
+                raise
+            return _with_page_lost(result)
         return journal.result() or _lost(request, state.message or str(state))
+
+
+def _impatient() -> AbstractContextManager[object]:
+    """Prefect's client tries again for a minute, five times in a row: what is told on the side waits by itself (see
+    `flows.page_queue`), and nobody is to wait for the rest."""
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
+
+
+def _with_page_lost(result: dict[str, Any]) -> dict[str, Any]:
+    from flows.execution import page_lost
+
+    return {**result, "warnings": [page_lost().as_json()]}
 
 
 def _on_worker(request: Request, journal: RunJournal, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -135,15 +158,27 @@ def _follow(
     """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would."""
     from prefect.states import Cancelling
 
-    cancelling, told = False, ""
+    from flows.page_queue import is_unreachable
+
+    cancelling, told, away = False, "", False
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
-        if interrupted.is_set() and not cancelling:
-            client.set_flow_run_state(run_id, Cancelling(), force=True)
-            cancelling = True
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
+            try:
+                with _impatient():
+                    if interrupted.is_set() and not cancelling:
+                        client.set_flow_run_state(run_id, Cancelling(), force=True)
+                        cancelling = True
+                    state = client.read_flow_run(run_id).state
+            except Exception as error:
+                if not is_unreachable(error):
+                    raise
+                if not away:
+                    tell(f"the Prefect server does not answer ({type(error).__name__}); the run goes on without it")
+                away, state = True, None
+            else:
+                away = False
             asked_at = time.monotonic()
-            state = client.read_flow_run(run_id).state
             if state is not None and state.is_final():
                 return journal.result() or _lost(request, f"{state.name}: {state.message or 'no message'}")
             if state is not None and state.name != told and state.name in WAITS:

@@ -17,7 +17,8 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.states import Completed, Failed, State
+from prefect.runtime import task_run
+from prefect.states import Cancelled, Completed, Failed, State
 
 from infra.errors import StemmaError
 from infra.lineage.ledger import file_url, run_url
@@ -36,7 +37,8 @@ class PageOwner(Protocol):
     around: Surroundings
 
     def message(self, name: str, message: Mapping[str, Any]) -> None: ...
-    def later(self, call: Callable[[], object]) -> None: ...
+    def later(self, call: Callable[[], object], key: str = "") -> None: ...
+    def ended(self, name: str, task_run: str, state: State) -> None: ...
 
 
 class StagePage:
@@ -49,6 +51,8 @@ class StagePage:
         self._run = run
         self._log = get_run_logger()
         self._progress: UUID | None = None
+        self._progress_key = f"progress-{self._key}"
+        self._shows_progress = False
         self._shown_at = time.monotonic()
         self._corrections: list[dict[str, Any]] = []
         self._begun = time.time()
@@ -72,24 +76,32 @@ class StagePage:
     def done(self, done: Done) -> State:
         """The state of a stage whose artifact is there; a stage that was built leaves its sheet."""
         headline = str(done.manifest.result.get("headline", ""))
-        if self._progress is not None:
-            update_progress_artifact(self._progress, 100.0)
+        if self._shows_progress:
+            self._run.later(lambda: self._put_progress(100.0, ""), self._progress_key)
         if done.status == "built":
             self._log.info("built in %.1f s: %s", done.seconds, headline or done.path)
             self._leave(headline, lambda: self._built(done))
-            return Completed(message=headline or f"built in {done.seconds:.1f} s")
+            return self._ended(Completed(message=headline or f"built in {done.seconds:.1f} s"))
         builder = done.manifest.flow_run_id
         if builder and self._run.around.flow_run_url:
             link = f"{self._run.around.flow_run_url.rsplit('/', 1)[0]}/{builder}"
             key = f"built-by-{self._key}"
             show = partial(create_link_artifact, link, link_text="the run that built it", key=key, description=headline)
             self._run.later(show)
-        return Completed(name="Cached", message=f"reused {done.manifest.fingerprint}: {headline}")
+        return self._ended(Completed(name="Cached", message=f"reused {done.manifest.fingerprint}: {headline}"))
 
     def failed(self, error: StemmaError) -> State:
         """The state of a stage that failed, with a sheet that says what, where and what to do."""
         self._leave(str(error), lambda: self._failed(error))
-        return Failed(message=str(error))
+        return self._ended(Failed(message=str(error)))
+
+    def cancelled(self) -> State:
+        """The state of a stage that somebody cancelled."""
+        return self._ended(Cancelled(message="cancelled"))
+
+    def _ended(self, state: State) -> State:
+        self._run.ended(self._node, str(task_run.get_id()), state)
+        return state
 
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
         """Tells of a fault of a machine and that the stage will be tried again."""
@@ -140,7 +152,7 @@ class StagePage:
         rows = list(self._corrections)
         key, description = f"corrections-{self._key}", f"Corrections of {self._node} in flight"
         if self._run.around.flow_run_url:
-            self._run.later(lambda: create_table_artifact(table=rows, key=key, description=description))
+            self._run.later(lambda: create_table_artifact(table=rows, key=key, description=description), key)
 
     def _show_progress(self, message: Mapping[str, Any]) -> None:
         now = time.monotonic()
@@ -148,9 +160,13 @@ class StagePage:
             return
         self._shown_at = now
         percent = min(100.0, 100.0 * message["done"] / message["total"])
+        told = f"{self._node}, in {message['unit']}"
+        self._shows_progress = True
+        self._run.later(lambda: self._put_progress(percent, told), self._progress_key)
+
+    def _put_progress(self, percent: float, told: str) -> None:
+        """Called by the queue's thread alone: makes the bar where there is none yet, and else moves it."""
         if self._progress is None:
-            told = f"{self._node}, in {message['unit']}"
-            key = f"progress-{self._key}"
-            self._progress = create_progress_artifact(percent, key=key, description=told)  # type: ignore[assignment]
+            self._progress = create_progress_artifact(percent, key=self._progress_key, description=told)  # type: ignore[assignment]
         else:
             update_progress_artifact(self._progress, percent)

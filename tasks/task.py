@@ -8,7 +8,6 @@ from typing import Protocol
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
-from prefect.states import Cancelled as CancelledState
 from prefect.states import Failed, State
 
 from infra.errors import Cancelled, StemmaError
@@ -40,10 +39,6 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
     launch = run.around.launch
     again = False
 
-    def cancelled(error: Cancelled) -> State:
-        run.failed(node.id, error)
-        return CancelledState(message="cancelled")
-
     @task(
         name=node.id,
         task_run_name=node.id,
@@ -66,7 +61,8 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
             done = ensure(node, inputs, gates, around, force=run.forced(node.id))
             run.done(node.id, done)
         except Cancelled as error:
-            return cancelled(error)
+            run.failed(node.id, error)
+            return page.cancelled()
         except Exception as error:
             failure = run.crashed(node.id, error)
             if worth_another_try(failure) and (attempt := task_run.get_run_count()) <= launch.retries:
@@ -74,7 +70,10 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
                 page.retrying(failure, attempt, launch.retries, pause_s)
                 # Waited for here: no cancellation would end Prefect's own wait.
                 again = wait(pause_s, run.around.is_cancelled)
-                return Failed(message=str(failure)) if again else cancelled(Cancelled())
+                if again:
+                    return Failed(message=str(failure))
+                run.failed(node.id, Cancelled())
+                return page.cancelled()
             run.failed(node.id, failure)
             return page.failed(failure)
         return page.done(done)

@@ -1,0 +1,89 @@
+"""What the Prefect page shows of a whole run: its stages, its report, notices; and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.states import State
+
+from flows.journal import RunJournal
+from flows.notices import Kind, notify
+from flows.page_queue import PageQueue
+from infra.lineage.ledger import run_url
+from infra.store.store import Store
+
+PATIENCE_S = 5.0
+"""How long the end of a run waits for a server that does not answer, before it says how it ended."""
+
+WORKER_PATIENCE_S = 300.0
+"""How long a worker's flow run then waits for it: the process ends only once it can say so, or Prefect takes it for
+crashed."""
+
+
+class RunPage:
+    """The page's side of one run. `url` is the flow run's page, empty where there is none; then only what goes wrong is
+    told, and to the run's journal."""
+
+    def __init__(self, pipeline: str, url: str, journal: RunJournal, say: Callable[[str], None]) -> None:
+        self._pipeline = pipeline
+        self._url = url
+        self._journal = journal
+        self._ended: dict[str, tuple[UUID, State]] = {}
+        self.queue = PageQueue(say)
+
+    def notify(self, kind: Kind, title: str, text: str) -> None:
+        if self._url:
+            self.queue.tell(lambda: notify(kind, title, text, run=self._journal.run_id, url=self._url))
+
+    def ended(self, stage: str, task_run: str, state: State) -> None:
+        """How the task run of a stage ended: Prefect's own word of it is lost where the server is away for long."""
+        self._ended[stage] = UUID(task_run), state
+
+    def show(self, store: Store, report: str) -> None:
+        """The table that a person sees first when opening the flow run. report: the report's file, if there is one."""
+        rows = [
+            {
+                "stage": row.stage,
+                "status": row.status,
+                "seconds": row.seconds,
+                "key figure": row.headline,
+                "because": "; ".join(row.because),
+            }
+            for row in self._journal.rows.values()
+        ]
+        if rows and self._url:
+            told = f"Stages of {self._pipeline}"
+            self.queue.tell(lambda: create_table_artifact(table=rows, key="stages", description=told))
+        if url := run_url(store.root, self._journal.run_id):
+            self.queue.tell(lambda: _link(url))
+        if report and self._url:
+            text = f"The report of this run: `{report}`"
+            self.queue.tell(lambda: create_markdown_artifact(text, key="report", description="Report"))
+
+    def close(self, patience_s: float) -> int:
+        """Tells what is left to tell, as `PageQueue.flush` does; how much the page misses. The flow run itself is told
+        of by Prefect, next: that the server answers is seen first."""
+        self.queue.tell(_knock, "whether it answers")
+        if self.queue.was_lost:
+            for stage, (task_run, state) in self._ended.items():
+                self._set(stage, task_run, state)
+            self._ended.clear()
+        return self.queue.flush(patience_s)
+
+    def _set(self, stage: str, task_run: UUID, state: State) -> None:
+        def call() -> object:
+            return get_client(sync_client=True).set_task_run_state(task_run, state, force=True)
+
+        self.queue.tell(call, f"the end of {stage}")
+
+
+def _knock() -> None:
+    if error := get_client(sync_client=True).api_healthcheck():
+        raise error
+
+
+def _link(url: str) -> None:
+    create_link_artifact(url, link_text="this run in MLflow", key="mlflow", description="Metrics and lineage")

@@ -1,0 +1,150 @@
+"""Calls to the Prefect server, made on the side: none is ever in the way of the work that it tells of.
+
+One thread makes them in order. While the server does not answer they wait; whatever else goes wrong with one of them is
+told once, and the others go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+
+import httpx
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+LIMIT = 1_000
+"""Calls that wait at once. Beyond that the oldest is given up: what comes last says most."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Between tries while the server does not answer: twice as long each time."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    context: Context
+    make: Callable[[], object]
+
+
+class PageQueue:
+    """on_trouble: told, from the queue's own thread, once when the server is lost, once when it answers again, and once
+    of each kind of call that it refuses."""
+
+    def __init__(self, on_trouble: Callable[[str], None]) -> None:
+        self._on_trouble = on_trouble
+        self._waiting: OrderedDict[str, _Call] = OrderedDict()
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._flushing = 0
+        self._refused: set[str] = set()
+        self._given_up = 0
+        self._thread = threading.Thread(target=self._work, name="page", daemon=True)
+        self._thread.start()
+        self.lost = threading.Event()
+        """Set while the server does not answer."""
+        self.was_lost = False
+
+    def tell(self, make: Callable[[], object], key: str = "") -> None:
+        """Makes the call soon, in the context of whoever asks for it. One that waits under the same key gives way."""
+        with self._changed:
+            key = key or f"call {next(self._numbers)}"
+            self._waiting[key] = _Call(copy_context(), make)
+            if len(self._waiting) > LIMIT:
+                self._waiting.popitem(last=False)
+                self._given_up += 1
+            self._changed.notify_all()
+
+    def flush(self, patience_s: float) -> int:
+        """Waits until all is told, but once the server does not answer at most `patience_s` seconds.
+
+        Returns how many calls the page misses by then.
+        """
+        deadline = time.monotonic() + patience_s
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            while self._waiting and self._thread.is_alive():
+                if not self.lost.is_set():
+                    deadline = max(deadline, time.monotonic() + patience_s)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, 0.2))
+            self._flushing -= 1
+            return len(self._waiting) + self._given_up
+
+    def close(self) -> None:
+        """Makes no further call."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._waiting)
+                if self._closed:
+                    return
+                key, call = next(iter(self._waiting.items()))
+            answered = self._make(key, call)
+            with self._changed:
+                if answered:
+                    pause = FIRST_PAUSE_S
+                    if self._waiting.get(key) is call:
+                        del self._waiting[key]
+                    self._changed.notify_all()
+                else:
+                    self._rest(pause)
+                    pause = FIRST_PAUSE_S if self._flushing else min(2 * pause, LONGEST_PAUSE_S)
+
+    def _rest(self, pause_s: float) -> None:
+        """Waits before the next try; not for long once somebody waits for the end."""
+        before = self._flushing
+        self._changed.wait_for(lambda: self._closed or self._flushing > before, pause_s)
+
+    def _make(self, key: str, call: _Call) -> bool:
+        """Whether the server answered, be it with a refusal."""
+        try:
+            call.context.run(_without_retries, call.make)
+        except Exception as error:
+            if is_unreachable(error):
+                if not self.lost.is_set():
+                    self.lost.set()
+                    self.was_lost = True
+                    what = type(error).__name__
+                    self._trouble(f"the Prefect server does not answer ({what}); the run goes on without its page")
+                return False
+            kind = f"{type(error).__name__}: {error}".splitlines()[0]
+            if kind not in self._refused:
+                self._refused.add(kind)
+                self._trouble(f"the page misses {key}: {kind}")
+        if self.lost.is_set():
+            self.lost.clear()
+            self._trouble("the Prefect server answers again; it is told what it missed")
+        return True
+
+    def _trouble(self, message: str) -> None:
+        # Where it cannot be written down there is no place left to say so.
+        with suppress(OSError):
+            self._on_trouble(message)
+
+
+def _without_retries(make: Callable[[], object]) -> None:
+    """The queue itself tries again, and must hear soon that it has to."""
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        make()
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Whether a call failed for want of a server that works, and may do later what it did not now."""
+    if isinstance(error, PrefectHTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in (408, 429)
+    return isinstance(error, httpx.TransportError)

@@ -1,0 +1,107 @@
+"""A Prefect server that dies, and may come back: the run that it shows goes on, is kept, and is told of in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from infra.process import signal_group
+from infra.servers.environment import server_environ
+from infra.servers.http import answers
+from infra.servers.ports import HOST, any_free_port
+from infra.servers.specs import prefect_server_variables
+from tests.command import environment, finish, start, write_config
+from tests.pipelines import data_config
+from tests.processes import running_stage, wait_until
+
+
+class Server:
+    """A Prefect server that can be killed and started again, with its past and on its port."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = any_free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self.env = environment(PREFECT_API_URL=f"{self.url}/api", PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open(self.home / "server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "infra.servers.prefect_server", "--host", HOST, "--port", str(self.port)],
+                env=server_environ(prefect_server_variables(self.home, self.url)),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(lambda: answers(f"{self.url}/api/health"), timeout_s=180)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    home = tmp_path / "prefect"
+    home.mkdir()
+    server = Server(home)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.mark.cluster
+def test_a_server_that_dies_takes_no_training_with_it(server: Server, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
+    process = start("run", config, "--root", store, "--until", "validate", env=server.env)
+    wait_until(lambda: running_stage(store, "ingest"))
+    server.kill()
+    answer = finish(process)
+    assert (answer.code, answer.document["status"]) == (0, "done"), (answer.document["errors"], answer.stderr)
+    assert answer.with_status("built") == {"ingest", "validate"}
+    assert [warning["code"] for warning in answer.document["warnings"]] == ["page_lost"]
+    assert "does not answer" in answer.stderr
+    assert len(list(store.glob("*/*/manifest.json"))) == 2
+
+
+@pytest.mark.cluster
+def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_path: Path, data_pipeline: Path) -> None:
+    store = data_pipeline / "store"
+    force = ("--force", "clean", "--force", "tokenizer")
+    process = start("run", data_pipeline / "config.yaml", "--root", store, *force, env=server.env)
+    wait_until(lambda: running_stage(store, "clean"))
+    server.kill()
+    child = wait_until(lambda: running_stage(store, "tokenizer"))
+    assert isinstance(child, psutil.Process)
+    os.killpg(child.pid, signal.SIGSTOP)
+    server.start()
+    os.killpg(child.pid, signal.SIGCONT)
+    answer = finish(process)
+
+    assert answer.code == 0, (answer.document["errors"], answer.stderr)
+    assert answer.with_status("built") == {"clean", "tokenizer"}
+    assert "warnings" not in answer.document, answer.stderr
+    with temporary_settings({PREFECT_API_URL: f"{server.url}/api"}), get_client(sync_client=True) as client:
+        (run,) = client.read_flow_runs()
+        assert run.state is not None
+        assert run.state.is_completed()
+        tasks = {task.name: task.state_type for task in client.read_task_runs()}
+        assert {tasks["clean"], tasks["tokenizer"]} == {"COMPLETED"}
+        assert {"stage-clean", "stage-tokenizer", "stages"} <= keys(client)
+
+
+def keys(client: SyncPrefectClient) -> set[str]:
+    return {artifact.key for artifact in client.read_artifacts() if artifact.key}
