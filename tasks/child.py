@@ -24,16 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infra.errors import Cancelled, Problem, StageError, StemmaError
+from infra.errors import Cancelled, StemmaError
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.process import hold_lifeline
 from infra.run import Result, Run, open_journal
 from infra.secrets import HidingStream
-from infra.store.store import disk_error
 from infra.workers import Mapper
 from tasks.deaths import death, out_of_memory_kills
+from tasks.failures import failure_of
 from tasks.stage import Stage
 
 JOURNAL = "journal.jsonl"
@@ -207,13 +207,10 @@ def _build(job: Job, run: Run) -> Outcome:
         return Outcome("built", figures, result.headline, [], _device())
     except StemmaError as error:
         return _failed(error)
-    except OSError as error:
-        told = disk_error(error, job.node, Path(job.out))
-        if isinstance(told, StageError):
-            return _failed(told)
-        return _crashed(job, error)
     except Exception as error:
-        return _crashed(job, error)
+        # The traceback goes to the stage's log, what it comes to goes to the user.
+        traceback.print_exc()
+        return _failed(failure_of(error, job.node, Path(job.out), f"stemma logs {job.node}"))
 
 
 def _device() -> str:
@@ -226,13 +223,6 @@ def _device() -> str:
 
 def _failed(error: StemmaError) -> Outcome:
     return Outcome(error.status, {}, "", [problem.as_json() for problem in error.problems])
-
-
-def _crashed(job: Job, error: Exception) -> Outcome:
-    """Something that no message was written for: the traceback goes to the stage's log, its last line to the user."""
-    traceback.print_exc()
-    line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Outcome("failed", {}, "", [Problem("crashed", job.node, line, f"stemma logs {job.node}").as_json()])
 
 
 if __name__ == "__main__":

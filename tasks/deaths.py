@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infra.errors import Problem
 
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 VMSTAT = Path("/proc/vmstat")
 
 
@@ -35,5 +36,6 @@ def death(node: str, code: int, out_of_memory: bool) -> Problem:
         )
     if code < 0:
         name = signal.Signals(-code).name
-        return Problem("killed", node, f"its process was killed by {name}, from outside", f"run again; {log}")
+        whence = ", from outside" if -code in _FROM_OUTSIDE else ", by a fault of its own or of its machine"
+        return Problem("killed", node, f"its process was killed by {name}{whence}", f"run again; {log}")
     return Problem("crashed", node, f"its process ended with exit code {code} and no result", log)

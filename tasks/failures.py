@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sqlite3
-import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from traceback import format_exception
 
 from infra.errors import Problem, StageError, StemmaError
 from infra.secrets import hide
@@ -14,11 +16,39 @@ from infra.store.store import disk_error
 
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
+# torch's own classes by name, so that who has not imported torch need not.
+_DEVICE_MEMORY = {"OutOfMemoryError"}
+_COLLECTIVE = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 
-def failure_of(error: BaseException, where: str, root: Path) -> StemmaError:
+_COLLECTIVE_TEXT = re.compile(
+    r"NCCL (error|communicator was aborted)|nccl(UnhandledCuda|System|Internal|Remote)Error"
+    r"|Watchdog caught collective operation timeout|Timed out waiting \d+ms for (send|recv)"
+    r"|gloo.*(Connection (closed|reset) by peer|Broken pipe)",
+    re.IGNORECASE | re.DOTALL,
+)
+_MISUSE_OF_COLLECTIVE = re.compile(r"nccl(InvalidUsage|InvalidArgument)", re.IGNORECASE)
+
+_DEVICE_TEXT = re.compile(
+    r"CUDA error|HIP error|CUDA driver error|CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
+    r"|CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)|fallen off the bus|GPU is lost|uncorrectable ECC",
+    re.IGNORECASE,
+)
+# What the program asked for, not what the device did: an index out of range, a kernel that was not built for it.
+_MISUSE_OF_DEVICE = re.compile(
+    r"device-side assert|invalid (argument|configuration argument|device ordinal|device function|value|resource handle)"
+    r"|no kernel image|no CUDA-capable device|not supported|driver version is insufficient|out of memory|PTX",
+    re.IGNORECASE,
+)
+_HOST_MEMORY_TEXT = re.compile(r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory", re.IGNORECASE)
+
+
+def failure_of(
+    error: BaseException, where: str, root: Path, traceback: str = "--debug shows the traceback"
+) -> StemmaError:
     """The error to tell of: itself if a message was written for it, else one that names it.
 
-    where: the stage, or what else failed, for errors that name no place of their own. root: the store's folder.
+    where: the stage, or what else failed, for errors that name no place of their own. root: the store's folder, or a
+    part of it. traceback: where the user finds it.
     """
     if isinstance(error, StemmaError):
         return error
@@ -30,10 +60,48 @@ def failure_of(error: BaseException, where: str, root: Path) -> StemmaError:
         path = str(error.filename or root)
         message = f"{where} may not write or read it: {error.strerror}"
         return StageError(Problem("not_permitted", path, message, f"let user {os.geteuid()} write under {root}"))
+    if fault := _machine_fault(error, where):
+        return StageError(fault)
     line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return StageError(Problem("crashed", where, line, "--debug shows the traceback; so does the log on the page"))
+    return StageError(Problem("crashed", where, line, traceback))
+
+
+def _machine_fault(error: BaseException, where: str) -> Problem | None:
+    """What a machine did to a stage, as far as the exception that a library made of it says; None for anything else."""
+    for one in _chain(error):
+        names = {kind.__name__ for kind in type(one).__mro__}
+        line = f"{type(one).__name__}: {one}".splitlines()[0]
+        log = f"stemma logs {where}"
+        if names & _DEVICE_MEMORY or (isinstance(one, RuntimeError) and "CUDA error: out of memory" in str(one)):
+            fix = "a smaller launch.microbatch, launch.recompute: full or launch.sharding: fsdp needs less"
+            return Problem("device_out_of_memory", where, line, f"{fix}; {log}")
+        if isinstance(one, MemoryError) or (
+            isinstance(one, RuntimeError | OSError) and _HOST_MEMORY_TEXT.search(str(one))
+        ):
+            fix = "a smaller launch.microbatch or launch.stages_at_once: 1 needs less, a larger machine has more"
+            return Problem("out_of_memory", where, f"the machine was out of memory: {line}", f"{fix}; {log}")
+        if not isinstance(one, RuntimeError):
+            continue
+        text = str(one)
+        lost_ranks = names & _COLLECTIVE or _COLLECTIVE_TEXT.search(text)
+        if lost_ranks and not _MISUSE_OF_COLLECTIVE.search(text):
+            return Problem("ranks_disconnected", where, f"ranks lost each other: {line}", f"run again; {log}")
+        if _DEVICE_TEXT.search(text) and not _MISUSE_OF_DEVICE.search(text):
+            fix = "run again; if it comes again, the device is to be looked at (nvidia-smi -q, dmesg)"
+            return Problem("device_fault", where, f"the device failed: {line}", f"{fix}; {log}")
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that it was raised from."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__
 
 
 def traceback_of(error: BaseException) -> str:
     """Where an exception came from, without the secrets that it may quote."""
-    return hide("".join(traceback.format_exception(error)))
+    return hide("".join(format_exception(error)))

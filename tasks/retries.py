@@ -8,9 +8,22 @@ from collections.abc import Callable
 
 from infra.errors import StemmaError
 
-MACHINE_FAULTS = frozenset({"killed", "lease_lost", "source_unreachable", "rank_lost"})
-"""Codes of problems that the same work on the same data may not meet again. A kill for want of memory is none: it
-would come again."""
+MACHINE_FAULTS = frozenset(
+    {
+        "killed",
+        "lease_lost",
+        "source_unreachable",
+        # Of what a library raised: see `tasks.failures`.
+        "device_fault",
+        "ranks_disconnected",
+        "hang",
+        # Others that shared the machine may have ended by then; and a microbatch that was too large is halved.
+        "out_of_memory",
+        "microbatch_halved",
+    }
+)
+"""Codes of problems that the same work on the same data may not meet again. A GPU that is too small for what it was
+told to compute (`device_out_of_memory`) is none."""
 
 FACTOR = 4.0
 JITTER = 0.2

@@ -202,7 +202,7 @@ def fit(
         return Fit(clock.batch.value, clock.token.value, speed, mfu, tuple(corrections.made), skipped)
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
-        raise out_of_memory(microbatch) from error
+        raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
     finally:
         trainer.close()
 

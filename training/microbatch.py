@@ -75,7 +75,7 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
         gradients of the first microbatch are there during the second.
     clear: gives back what `compute` keeps.
 
-    Raises StageError `out_of_memory` where a rank cannot compute a single example.
+    Raises StageError `device_out_of_memory` where a rank cannot compute a single example.
     """
     count = limit
     while True:
@@ -97,15 +97,21 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
         count //= 2
 
 
-def out_of_memory(microbatch: int) -> StageError:
-    """What to tell of a device that cannot compute `microbatch` examples at once."""
+def out_of_memory(microbatch: int, auto: bool = True) -> StageError:
+    """What to tell of a device that cannot compute `microbatch` examples at once.
+
+    auto: whether the number is ours to choose; then half of it is taken by the next try, which is made at once
+    (`microbatch_halved`).
+    """
+    told = f"a device ran out of memory with {microbatch} examples at once"
+    less = f"continues from the last checkpoint with {microbatch // 2} at once"
+    if microbatch > 1 and auto:
+        return stage_error("microbatch_halved", "launch.microbatch", told, f"run again: it {less}")
     if microbatch > 1:
-        fix = f"run again: it continues from the last checkpoint with {microbatch // 2} at once"
+        fix = f"set launch.microbatch: {microbatch // 2}, or auto; a run after this one {less} in any case"
     else:
         fix = "set launch.recompute: full, launch.sharding: fsdp with more processes, or shorten the sequences"
-    return stage_error(
-        "out_of_memory", "launch.microbatch", f"a device ran out of memory with {microbatch} examples at once", fix
-    )
+    return stage_error("device_out_of_memory", "launch.microbatch", told, fix)
 
 
 def lower_limit(work_dir: Path, microbatch: int) -> None:

@@ -62,8 +62,9 @@ class LaunchConfig(Config):
     ray://head:10001, or local for one of `workers` workers that is started here. Its machines share the store's file
     system."""
     retries: int = Field(2, ge=0)
-    """How often a stage is tried again after a fault of a machine: a killed process, an unreachable source. Faults of
-    config or data are never tried again."""
+    """How often a stage is tried again, from its checkpoint, after a fault of a machine: a killed process, a source
+    that does not answer, a failing device, ranks that lost each other, a hang, want of memory. Faults of config or data
+    are never tried again."""
     retry_wait_s: float = Field(10.0, ge=0)
     """Seconds before the first of these tries; each further wait is four times as long."""
 

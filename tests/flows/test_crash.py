@@ -73,19 +73,18 @@ def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(
     assert second.with_status("built") == {"clean", "tokenizer"}
 
 
-def test_a_kill_for_want_of_memory_is_named_and_not_tried_again(
-    env: dict[str, str], config: Path, tmp_path: Path
-) -> None:
+def test_a_kill_for_want_of_memory_is_named_and_tried_again(env: dict[str, str], config: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with memory_limit(16_000_000) as group:
-        first = start("run", config, "--root", store, "--until", "validate", env=env)
+        settings = ("--set", "launch.retry_wait_s=0")
+        first = start("run", config, "--root", store, "--until", "validate", *settings, env=env)
         child = wait_until(lambda: running_stage(store, "validate"))
         assert isinstance(child, psutil.Process)
         confine(child, group)
         answer = finish(first)
-    assert answer.code == 1
-    assert [problem["code"] for problem in answer.document["errors"]] == ["out_of_memory"]
-    assert "trying again" not in answer.stderr
+    assert answer.code == 0, answer.document["errors"]
+    assert "out of memory" in answer.stderr
+    assert "trying again" in answer.stderr
 
 
 def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path, tmp_path: Path) -> None:

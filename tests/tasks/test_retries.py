@@ -1,0 +1,110 @@
+"""What a machine does to a stage is tried again, what config, code or data do is not: what libraries really raise."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from infra.launch.training import run_ranks
+from tasks.failures import failure_of
+from tasks.retries import worth_another_try
+from tests.command import REPOSITORY, Answer
+from training.microbatch import out_of_memory
+
+Run = Callable[..., Answer]
+
+NCCL = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, unhandled system error (run with"
+    " NCCL_DEBUG=INFO for details), NCCL version 2.26.2\nncclSystemError: System call (e.g. socket, malloc) failed."
+)
+WATCHDOG = (
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE) ran for 600029"
+    " milliseconds before timing out."
+)
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:21930"
+LAUNCH_FAILURE = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "again"),
+    [
+        (RuntimeError(ECC), "device_fault", True),
+        (RuntimeError(LAUNCH_FAILURE), "device_fault", True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "device_fault", True),
+        (torch.distributed.DistBackendError(NCCL), "ranks_disconnected", True),
+        (torch.distributed.DistBackendError(WATCHDOG), "ranks_disconnected", True),
+        (torch.distributed.DistNetworkError("The client socket has failed to connect"), "ranks_disconnected", True),
+        (RuntimeError(GLOO), "ranks_disconnected", True),
+        (MemoryError(), "out_of_memory", True),
+        (RuntimeError(ASSERT), "crashed", False),
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "crashed", False),
+        (torch.distributed.DistBackendError("ncclInvalidUsage: usually reflects invalid usage"), "crashed", False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "device_out_of_memory", False),
+        (RuntimeError("CUDA error: out of memory"), "device_out_of_memory", False),
+        (AssertionError("shapes"), "crashed", False),
+        (ValueError("the text says NCCL error"), "crashed", False),
+    ],
+)
+def test_what_a_library_raises_is_told_by_whose_fault_it_is(error: Exception, code: str, again: bool) -> None:
+    wrapped = RuntimeError("training failed")
+    wrapped.__cause__ = error
+    for one in (error, wrapped):
+        failure = failure_of(one, "pretrain", Path("/store"))
+        assert worth_another_try(failure) == again
+        assert failure.problems[0].code == code
+        assert failure.problems[0].fix
+
+
+def test_memory_of_a_device_is_worth_another_try_only_with_a_smaller_microbatch() -> None:
+    assert worth_another_try(out_of_memory(4, auto=True))
+    assert not worth_another_try(out_of_memory(4, auto=False))
+    assert not worth_another_try(out_of_memory(1, auto=True))
+
+
+def test_a_hang_that_the_watchdog_found_is_worth_another_try(tmp_path: Path) -> None:
+    hangs = "import os, time; from infra.launch.heartbeat import Heartbeat; h = Heartbeat(0); h.beat(1, 'forward pass')"
+    launch = LaunchConfig(hang_s=0.2, restarts=0)
+    with pytest.raises(StageError) as caught:
+        command = [sys.executable, "-c", f"{hangs}; time.sleep(600)"]
+        run_ranks(command, launch, tmp_path, lambda: False, lambda name, told: None)
+    assert caught.value.problems[0].code == "hang"
+    assert worth_another_try(caught.value)
+
+
+def faulty(run: Run, folder: Path, faults: list[str], *settings: str) -> Answer:
+    """A run whose stage `tokenizer` fails with these, one a try."""
+    told = json.dumps({"stage": "tokenizer", "done": str(folder / "done"), "raise": faults})
+    path = os.pathsep.join([str(REPOSITORY / "tests" / "faults"), str(REPOSITORY)])
+    options = ("--force", "tokenizer", "--set", "launch.retry_wait_s=0", *settings)
+    return run(
+        "run", folder / "config.yaml", "--root", folder / "store", *options, STEMMA_TEST_FAULTS=told, PYTHONPATH=path
+    )
+
+
+def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_pipeline: Path) -> None:
+    faults = [f"RuntimeError({ECC!r})", f"torch.distributed.DistBackendError({NCCL!r})", "MemoryError()"]
+    answer = faulty(run, data_pipeline, faults, "--set", "launch.retries=3")
+    assert answer.code == 0, answer.document["errors"]
+    assert answer.with_status("built") == {"tokenizer"}
+    for told in ("uncorrectable ECC", "(1 of 3 tries more)", "NCCL error", "out of memory", "(3 of 3 tries more)"):
+        assert told in answer.stderr
+
+
+def test_an_error_of_use_is_said_at_once(run: Run, data_pipeline: Path) -> None:
+    answer = faulty(run, data_pipeline, [f"RuntimeError({ASSERT!r})"])
+    assert answer.code == 1
+    (problem,) = answer.document["errors"]
+    assert (problem["code"], problem["path"]) == ("crashed", "tokenizer")
+    assert "device-side assert" in problem["message"]
+    assert "trying again" not in answer.stderr
