@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +23,24 @@ def started_at(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.NoSuchProcess:
         return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since its machine did: no change of the clock moves it. None if it is
+    gone."""
+    try:
+        # The second field is the program's name in parentheses, which may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def this_machine() -> str:
+    """What tells whether a process number means the same process here: the host's name, its boot, its process
+    numbers' namespace (containers on one machine have their own)."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def group_alive(group: int) -> bool:
@@ -51,6 +71,17 @@ def end_group(group: int, has_ended: Callable[[], bool], grace_s: float = GRACE_
     while time.monotonic() < deadline and not has_ended():
         time.sleep(0.05)
     signal_group(group, signal.SIGKILL)
+
+
+def end_orphans(group: int) -> None:
+    """SIGKILL to what is left of a group whose starter is gone. A lifeline ends it by itself, but not while it is
+    stopped; only processes that were started with one are ours."""
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and LIFELINE in process.environ():
+                process.kill()
+        except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
 
 
 def hold_lifeline() -> None:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -37,7 +37,7 @@ from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import Asked, Change, changes
 from tasks.known import find
 from tasks.stage import Node
-from tasks.supervisor import LOG, run_child
+from tasks.supervisor import LOG, lease_lost, run_child
 
 RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy", "lm-eval")
 LOW_DISK_BYTES = 200_000_000
@@ -224,6 +224,8 @@ class _Build:
             with self.clock("journal"):
                 self._keep_records()
             manifest = self._manifest(outcome, started)
+            if not self.lease.still_held():
+                raise lease_lost(self.node.id)
             with self.clock("commit"):
                 path = self.store.commit(self.unfinished, manifest)
         except OSError as error:
@@ -276,6 +278,7 @@ class _Build:
             out=str(self.unfinished),
             scratch=str(self.scratch),
             keeps_memory=self.node.stage.makes == "model",
+            claim=asdict(self.lease.claim),
         )
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:

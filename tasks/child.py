@@ -31,6 +31,7 @@ from infra.launch.training import run_ranks
 from infra.process import hold_lifeline
 from infra.run import Result, Run, open_journal
 from infra.secrets import HidingStream
+from infra.store.lease import Claim
 from infra.workers import Mapper
 from tasks.deaths import death, out_of_memory_kills
 from tasks.failures import failure_of
@@ -45,6 +46,7 @@ class Job:
     """What the child is to do. All paths are absolute; `inputs` are finished artifacts, `out` is empty.
 
     keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
+    claim: the lease that it works under, as `infra.store.lease.Claim`; empty for work that has none.
     """
 
     node: str
@@ -55,6 +57,7 @@ class Job:
     out: str
     scratch: str
     keeps_memory: bool = False
+    claim: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
@@ -98,6 +101,8 @@ def main(job_path: Path) -> int:
 
     listen()
     job = Job.read(job_path)
+    if job.claim and "RANK" not in os.environ:
+        Claim(**job.claim).hold()
     if "RANK" in os.environ:
         outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
     elif _stage(job).trains and _launch_of(job).ranks > 1:

@@ -75,8 +75,8 @@ def run_child(
         stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s)
     finally:
         os.close(write_end)
-    if stopped and lease.lost.is_set():
-        raise StageError(Problem("lease_lost", job.node, "another builder took this stage over", "run again"))
+    if lease.lost.is_set():
+        raise lease_lost(job.node)
     if stopped:
         raise Cancelled
     outcome = Outcome.read(scratch / OUTCOME)
@@ -88,6 +88,11 @@ def run_child(
         error = _ERRORS.get(outcome.status, StageError)
         raise error(*(Problem(**problem) for problem in outcome.problems))
     return outcome
+
+
+def lease_lost(node: str) -> StageError:
+    """The error of a builder that was taken for dead, and woke up after all: what it did is the other's now."""
+    return StageError(Problem("lease_lost", node, "another builder took this stage over", "run again"))
 
 
 def _follow(

@@ -42,11 +42,9 @@ def start(*arguments: str | Path, env: Mapping[str, str] | None = None, **kwargs
     """The command, started with --json and not waited for."""
     return subprocess.Popen(
         [sys.executable, "-m", "cli.main", *map(str, arguments), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         env=dict(env or environment()),
-        **kwargs,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs},
     )
 
 
@@ -54,7 +52,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> Answer:
     """Waits for a started command; its stdout must be one JSON document."""
     stdout, stderr = process.communicate(timeout=timeout_s)
     assert stdout.strip(), f"no document on stdout; exit code {process.returncode}; stderr:\n{stderr}"
-    return Answer(process.returncode, json.loads(stdout), stderr)
+    return Answer(process.returncode, json.loads(stdout), stderr or "")
 
 
 def stemma(*arguments: str | Path, env: Mapping[str, str] | None = None, **kwargs: Any) -> Answer:

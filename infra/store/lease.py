@@ -1,15 +1,16 @@
 """Leases: of several builders that want the same artifact, one builds it; a dead one's lease is taken over.
 
 The lease is a row in a small SQLite file, changed only inside a write transaction, so two builders cannot both get it.
-Its holder renews it every HEARTBEAT_S; one that has not been renewed for LEASE_S may be taken over by anyone. On the
-holder's own machine there is no need to wait that long: once the holder and the processes it started are gone, so is
-its claim.
+On the holder's own machine it keeps it until it and the processes it started are gone, whatever the clock says: so does
+a stopped builder, or a laptop that slept. From another machine all that can be seen is that a holder renews: it does so
+every HEARTBEAT_S, as does the process that works for it, and one that was silent for LEASE_S may be taken over. Whoever
+wakes up after that finds its lease gone, ends the work, and commits nothing.
 """
 
 from __future__ import annotations
 
 import os
-import socket
+import signal
 import sqlite3
 import threading
 import time
@@ -19,17 +20,23 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.process import group_alive, started_at
+from infra.process import end_orphans, group_alive, signal_group, start_ticks, this_machine
 
 LEASE_S = 60.0
 HEARTBEAT_S = 5.0
+WATCHED_S = 3 * HEARTBEAT_S
+"""So long a waiter itself must see that a holder elsewhere is silent: clocks of two machines need not agree."""
 POLL_S = 0.25
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease. `pid_started` tells a process from a later one with the same number; `group` is the process
-    group that does the work, 0 before it starts."""
+    """Who holds a lease.
+
+    host: `infra.process.this_machine` of the holder. pid_started: in ticks since that machine started, which tells a
+    process from a later one with the same number. group: the process group that does the work, 0 before it starts.
+    renewed: Unix time, by the holder's clock.
+    """
 
     token: str
     host: str
@@ -39,14 +46,25 @@ class Holder:
     renewed: float
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        return f"process {self.pid} on {self.host.partition(' ')[0]}"
 
-    def is_dead(self, now: float) -> bool:
-        if now - self.renewed > LEASE_S:
-            return True
-        if self.host != socket.gethostname():
-            return False
-        return started_at(self.pid) != self.pid_started and not group_alive(self.group)
+    @property
+    def is_here(self) -> bool:
+        return self.host == this_machine()
+
+    def is_dead(self, silent_s: float | None = None) -> bool:
+        """silent_s: for how long the asker itself has seen it not renew; without, the clocks have to do."""
+        if self.is_here:
+            return self.is_orphaned and not group_alive(self.group)
+        age_s = time.time() - self.renewed
+        if silent_s is None:
+            return age_s > LEASE_S
+        return silent_s > LEASE_S or (age_s > LEASE_S and silent_s > WATCHED_S)
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the holder itself is gone, on this machine; what it started may still run."""
+        return self.is_here and start_ticks(self.pid) != self.pid_started
 
 
 class Lease:
@@ -66,21 +84,58 @@ class Lease:
         """Says which process group does the work, so that nobody takes over while a part of it still runs."""
         self._leases.update(self.key, self._token, group=group)
 
+    @property
+    def claim(self) -> Claim:
+        return Claim(str(self._leases.path), self.key, self._token)
+
+    def still_held(self) -> bool:
+        """Asks, right before something that only the holder may do."""
+        return self._leases.update(self.key, self._token)
+
     def release(self) -> None:
         self._released.set()
         self._thread.join()
         self._leases.delete(self.key, self._token)
 
     def _renew(self) -> None:
-        while not self._released.wait(HEARTBEAT_S):
-            if not self._leases.update(self.key, self._token):
-                self.lost.set()
+        _renew(self._leases, self.key, self._token, self._released)
+        if not self._released.is_set():
+            self.lost.set()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a process that works for a holder needs to renew its lease: the holder may be stopped while the work goes
+    on."""
+
+    leases: str
+    key: str
+    token: str
+
+    def hold(self) -> None:
+        """Renews it in the background, and ends this whole process group once somebody else has it."""
+
+        def hold() -> None:
+            _renew(Leases(Path(self.leases)), self.key, self.token, threading.Event())
+            signal_group(os.getpgrp(), signal.SIGKILL)
+
+        threading.Thread(target=hold, name="lease", daemon=True).start()
+
+
+def _renew(leases: Leases, key: str, token: str, released: threading.Event) -> None:
+    """Renews a lease every HEARTBEAT_S until it is released or lost. A table that is locked, or on a full disk, is no
+    loss: what was not written this time is written the next."""
+    while not released.wait(HEARTBEAT_S):
+        try:
+            if not leases.update(key, token):
                 return
+        except sqlite3.OperationalError:
+            continue
 
 
 class Leases:
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(self._connect()) as table, table:
             table.execute(
@@ -97,10 +152,13 @@ class Leases:
     ) -> Lease | None:
         """Waits until the lease is ours; None if `stop_if` said to stop waiting. `on_wait` is told once a holder."""
         told = ""
+        watch = _Watch()
         while True:
-            taken, holder = self._try(key)
+            taken, holder = self._try(key, watch)
             if taken is not None:
                 return Lease(self, key, taken, holder)
+            if holder is not None and holder.is_orphaned:
+                end_orphans(holder.group)
             if holder is not None and holder.token != told:
                 told = holder.token
                 on_wait(holder)
@@ -117,8 +175,7 @@ class Leases:
         with closing(self._connect()) as table:
             keys = [key for (key,) in table.execute("SELECT key FROM leases ORDER BY key")]
             holders = [(key, self._read(table, key)) for key in keys]
-        now = time.time()
-        return [key for key, holder in holders if holder is not None and not holder.is_dead(now)]
+        return [key for key, holder in holders if holder is not None and not holder.is_dead()]
 
     def update(self, key: str, token: str, group: int | None = None) -> bool:
         """Renews the lease; False if somebody else has it by now."""
@@ -133,16 +190,16 @@ class Leases:
         with closing(self._connect()) as table, table:
             table.execute("DELETE FROM leases WHERE key = ? AND token = ?", (key, token))
 
-    def _try(self, key: str) -> tuple[str | None, Holder | None]:
+    def _try(self, key: str, watch: _Watch) -> tuple[str | None, Holder | None]:
         """(our token, the dead holder it was taken from) or (None, the living holder)."""
         with closing(self._connect()) as table:
             table.execute("BEGIN IMMEDIATE")
             holder = self._read(table, key)
-            if holder is not None and not holder.is_dead(time.time()):
+            if holder is not None and not holder.is_dead(watch.silent_s(holder)):
                 table.rollback()
                 return None, holder
             token = uuid.uuid4().hex
-            row = (key, token, socket.gethostname(), os.getpid(), started_at(os.getpid()), 0, time.time())
+            row = (key, token, this_machine(), os.getpid(), start_ticks(os.getpid()), 0, time.time())
             table.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             table.commit()
             return token, holder
@@ -155,4 +212,18 @@ class Leases:
         return Holder(*row) if row else None
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=60)
+        return sqlite3.connect(self.path, timeout=60)
+
+
+class _Watch:
+    """Since when one waiter sees the same sign of life of a holder."""
+
+    def __init__(self) -> None:
+        self._sign: tuple[str, float] | None = None
+        self._since = 0.0
+
+    def silent_s(self, holder: Holder) -> float:
+        sign, now = (holder.token, holder.renewed), time.monotonic()
+        if sign != self._sign:
+            self._sign, self._since = sign, now
+        return now - self._since

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,33 @@ def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
     assert stage in second.with_status("built")
     assert "taking over from" in second.stderr
     assert stemma("run", config, "--root", store, env=env).with_status("built") == set()
+
+
+def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
+    env: dict[str, str], data_pipeline: Path, tmp_path: Path
+) -> None:
+    """As a laptop that slept: never two builders in one work folder."""
+    config, store = data_pipeline / "config.yaml", data_pipeline / "store"
+    first = start("run", config, "--root", store, "--force", "clean", env=env)
+    child = wait_until(lambda: running_stage(store, "clean"))
+    assert isinstance(child, psutil.Process)
+    os.killpg(child.pid, signal.SIGSTOP)
+    first.send_signal(signal.SIGSTOP)
+    with sqlite3.connect(store / ".state" / "leases.sqlite") as table:
+        assert table.execute("UPDATE leases SET renewed = renewed - 100000").rowcount == 1
+
+    with open(tmp_path / "second.log", "w") as log:
+        second = start("run", config, "--root", store, "--force", "clean", env=env, stderr=log)
+    said = lambda: (tmp_path / "second.log").read_text()  # noqa: E731
+    wait_until(lambda: "waiting for it" in said() or "taking over" in said() or "clean: built" in said())
+    assert "waiting for it" in said()
+    first.send_signal(signal.SIGCONT)
+    os.killpg(child.pid, signal.SIGCONT)
+
+    one, two = finish(first), finish(second)
+    assert (one.code, two.code) == (0, 0), (one.document["errors"], two.document["errors"])
+    assert "taking over" not in said()
+    assert one.statuses()["clean"] == "built"
 
 
 def killed_once(config: Path, store: Path, env: dict[str, str], *settings: str) -> Answer:

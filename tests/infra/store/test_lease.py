@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -10,12 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from infra.process import LIFELINE
+from infra.store import lease as lease_module
 from infra.store.lease import LEASE_S, Holder, Leases
 from tests.command import REPOSITORY
+from tests.processes import wait_until
 
 HOLD = """
 import sys
@@ -35,6 +40,14 @@ lease = Leases(Path(sys.argv[1])).acquire("sft/1")
 worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
 lease.works_in(worker.pid)
 print(worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+CLAIMED = """
+import json, sys
+from infra.store.lease import Claim
+Claim(**json.loads(sys.argv[1])).hold()
+print("works", flush=True)
 sys.stdin.read()
 """
 
@@ -137,17 +150,116 @@ def test_nobody_takes_over_while_a_part_of_the_work_still_runs(table: Path) -> N
     lease.release()
 
 
-def test_a_holder_elsewhere_is_dead_once_it_has_not_renewed_for_long(table: Path) -> None:
+def rewind(table: Path, seconds: float) -> None:
+    """What a clock that jumps ahead makes of a lease, or its holder's sleep."""
+    with sqlite3.connect(table) as rows:
+        rows.execute("UPDATE leases SET renewed = renewed - ?", (seconds,))
+
+
+def test_neither_a_clock_nor_a_stop_takes_a_lease_from_who_lives_here(
+    table: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.send_signal(signal.SIGSTOP)
+    rewind(table, 1000 * LEASE_S)
     leases = Leases(table)
-    for key, age in (("old/1", LEASE_S + 1), ("new/1", LEASE_S / 2)):
-        with sqlite3.connect(table) as rows:
-            row = (key, "token", "another-host", 1, 0.0, 0, time.time() - age)
-            rows.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-    assert leases.living() == ["new/1"]
-    assert leases.acquire("new/1", stop_if=lambda: True) is None
-    lease = leases.acquire("old/1", stop_if=lambda: True)
+    assert leases.living() == ["sft/1"]
+    told: list[Holder] = []
+    polls = iter([False, False, True])
+    assert leases.acquire("sft/1", on_wait=told.append, stop_if=lambda: next(polls)) is None
+    assert [item.pid for item in told] == [holder.pid]
+
+
+def test_a_stopped_group_whose_starter_was_killed_is_ended_and_taken_over(table: Path) -> None:
+    process = start(
+        WITH_A_WORKER.replace("start_new_session=True", f"start_new_session=True, env={{'{LIFELINE}': '9'}}"), table
+    )
+    worker = int(said(process))
+    os.killpg(worker, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    lease = Leases(table).acquire("sft/1", stop_if=lambda: time.monotonic() > deadline)
     assert lease is not None
     lease.release()
+
+
+def elsewhere(table: Path, key: str, age_s: float) -> None:
+    with sqlite3.connect(table) as rows:
+        row = (key, "token", "another-host", 1, 0.0, 0, time.time() - age_s)
+        rows.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def test_a_holder_elsewhere_is_dead_once_it_was_seen_not_to_renew(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "WATCHED_S", 0.0)
+    leases = Leases(table)
+    elsewhere(table, "old/1", LEASE_S + 1)
+    elsewhere(table, "new/1", LEASE_S / 2)
+    assert leases.living() == ["new/1"]
+    assert leases.acquire("new/1", stop_if=lambda: True) is None
+    assert leases.acquire("old/1", stop_if=lambda: True) is None, "one look tells nothing"
+    polls = iter([False, False, True])
+    lease = leases.acquire("old/1", stop_if=lambda: next(polls))
+    assert lease is not None
+    lease.release()
+
+
+def test_a_holder_elsewhere_whose_clock_is_behind_keeps_what_it_renews(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "WATCHED_S", 0.0)
+    ages = iter([1000.0, 999.0, 998.0, 997.0])
+
+    def renewed_again() -> bool:
+        age = next(ages, None)
+        if age is not None:
+            elsewhere(table, "sft/1", age)
+        return age is None
+
+    leases = Leases(table)
+    renewed_again()
+    assert leases.acquire("sft/1", stop_if=renewed_again) is None
+
+
+def test_a_holder_elsewhere_whose_clock_is_ahead_is_dead_after_as_long(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "LEASE_S", 0.3)
+    leases = Leases(table)
+    elsewhere(table, "sft/1", -1000)
+    deadline = time.monotonic() + 30
+    lease = leases.acquire("sft/1", stop_if=lambda: time.monotonic() > deadline)
+    assert lease is not None
+    lease.release()
+
+
+def test_who_works_for_a_stopped_holder_renews_and_ends_once_the_lease_is_lost(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 3600.0)  # the holder itself is silent
+    lease = Leases(table).acquire("sft/1")
+    assert lease is not None
+    code = "import infra.store.lease as lease\nlease.HEARTBEAT_S = 0.05\n" + CLAIMED
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(asdict(lease.claim))],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert said(process) == "works"
+        rewind(table, 1000.0)
+        wait_until(lambda: (found := Leases(table).holder("sft/1")) and time.time() - found.renewed < 100)
+        assert process.poll() is None
+        with sqlite3.connect(table) as rows:
+            rows.execute("UPDATE leases SET token = 'somebody else'")
+        assert process.wait(30) == -signal.SIGKILL
+        assert not lease.still_held()
+    finally:
+        process.kill()
+        process.communicate()
+        lease.release()
 
 
 def test_a_number_that_has_another_process_by_now_is_not_taken_for_the_holder(table: Path) -> None:
