@@ -1,72 +1,28 @@
-"""The `stemma` command. Each command's module is imported only when it is called, so that help answers at once."""
+"""Where the `stemma` command begins: it listens for interrupts before anything else is imported."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 
-import click
-
-COMMANDS = {
-    "run": ("cli.run", "Run a pipeline: build what is missing, reuse the rest."),
-    "check": ("cli.check", "Say what a run would build and reuse, and why; start nothing."),
-    "status": ("cli.status", "What runs now, and what is built of a pipeline."),
-    "why": ("cli.why", "Why a stage was built or reused the last time."),
-    "logs": ("cli.logs", "What a stage printed."),
-    "lineage": ("cli.lineage", "What an artifact descends from, and what descends from it."),
-    "verify": ("cli.verify", "Hash an artifact, or its whole ancestry, again."),
-    "adopt": ("cli.adopt", "Bring in a corpus, shards or a model made elsewhere."),
-    "gc": ("cli.gc", "Remove artifacts that nothing needs."),
-    "up": ("cli.up", "Start the Prefect and MLflow servers and a worker in the background."),
-    "down": ("cli.down", "Stop what `up` started."),
-    "deploy": ("cli.deploy", "Put a pipeline and its stages on the Prefect page."),
-    "schedule": ("cli.schedule", "When a pipeline runs by itself next."),
-    "pause": ("cli.schedule:pause", "Keep a pipeline from running by itself."),
-    "resume": ("cli.schedule:resume", "Let a pipeline run by itself again."),
-    "chat": ("cli.chat", "Talk to a model."),
-}
-
-
-class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one when it is needed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), name or "command")
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-def stemma() -> None:
-    """From raw text to an evaluated, instruction-tuned, aligned language model, and its whole family tree.
-
-    \b
-    stemma check configs/quickstart.yaml    what would run, and why
-    stemma run configs/quickstart.yaml      run it
-    """
+from cli.answer import CANCELLED, answer, cancelled
+from infra import interrupts
 
 
 def main() -> None:
+    """Runs the command line and exits with its code. An interrupt at any moment is 130, and `cancelled` with --json."""
+    interrupts.listen()
     try:
-        stemma.main(prog_name="stemma", standalone_mode=False)
-    except click.UsageError as error:
-        from cli.output import fail_usage
+        from cli.commands import run
 
-        sys.exit(fail_usage(error))
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        code = run()
+    except BaseException as error:
+        # Prefect and others raise exceptions of their own for it.
+        if isinstance(error, SystemExit) or not (interrupts.asked.is_set() or isinstance(error, KeyboardInterrupt)):
+            raise
+        if "--json" in sys.argv:
+            answer(cancelled())
+        code = CANCELLED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

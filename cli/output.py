@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,9 @@ from typing import Any
 
 import click
 
+from cli.answer import CANCELLED, answer, cancelled
 from infra.errors import Problem, StemmaError
+from infra.interrupts import asked
 
 
 def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,25 +28,24 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
         try:
             document, code = function(*args, as_json=as_json, **kwargs)
-        except StemmaError as error:
+        except (click.UsageError, SystemExit):
+            raise
+        except BaseException as error:
             if debug:
                 traceback.print_exc()
-            document, code = failure(error), error.exit_code
-            if not as_json:
-                print_problems(error.problems)
-        except KeyboardInterrupt:
-            document, code = {"status": "cancelled", "errors": [Problem("cancelled", "", "interrupted").as_json()]}, 130
-        except click.UsageError:
-            raise
-        except Exception as error:
-            if debug:
-                raise
-            problem = Problem("crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where")
-            document, code = {"status": "failed", "errors": [problem.as_json()]}, 1
-            if not as_json:
-                print_problems([problem])
+            if asked.is_set() or isinstance(error, KeyboardInterrupt):
+                document, code = cancelled(), CANCELLED
+            elif isinstance(error, StemmaError):
+                document, code = failure(error), error.exit_code
+            else:
+                problem = Problem(
+                    "crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where"
+                )
+                document, code = {"status": "failed", "errors": [problem.as_json()]}, 1
+            if not as_json and code != CANCELLED:
+                print_problems(document["errors"])
         if as_json:
-            print(json.dumps({"errors": [], **document}, indent=1))
+            answer(document)
         sys.stdout.flush()
         sys.exit(code)
 
@@ -67,7 +67,7 @@ def fail_usage(error: click.UsageError) -> int:
     """Bad usage: exit code 2, as JSON where --json was asked for."""
     if "--json" in sys.argv:
         problem = Problem("bad_usage", "", error.format_message(), "see stemma --help")
-        print(json.dumps({"status": "invalid", "errors": [problem.as_json()]}, indent=1))
+        answer({"status": "invalid", "errors": [problem.as_json()]})
     else:
         error.show()
     return 2

@@ -16,6 +16,7 @@ from flows.config import PipelineConfig, dump
 from flows.journal import PRIVATE, WHOLE, RunJournal
 from flows.selection import Selection
 from infra.errors import Problem, StemmaError
+from infra.interrupts import NUMBERS, asked
 from infra.project import code_state
 from infra.servers.credentials import client_variables
 from infra.servers.door import check_door
@@ -101,7 +102,7 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
         try:
             with _impatient():
                 state = flow(**parameters, return_state=True)
-        except Exception:
+        except (Exception, KeyboardInterrupt):
             # What the run came to is written down by then: Prefect's engine cannot tell a server that is not there.
             result = journal.result()
             if result is None:
@@ -220,10 +221,13 @@ def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, instead of an exception in the middle of something."""
+    """An event that Ctrl-C or SIGTERM sets, instead of an exception in the middle of something."""
     heard = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: heard.set())
+    before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}
+    if asked.is_set():
+        heard.set()
     try:
         yield heard
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect.settings import PREFECT_API_URL
 
+from infra.interrupts import NUMBERS, asked
 from infra.process import GRACE_S
 from infra.servers.http import post
 
@@ -39,8 +40,9 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before: Mapping[signal.Signals, Any] = {number: signal.signal(number, self._ask) for number in numbers}
+        before: Mapping[signal.Signals, Any] = {number: signal.signal(number, self._ask) for number in NUMBERS}
+        if asked.is_set():
+            self._asked.set()
         try:
             yield
         finally:

@@ -1,0 +1,41 @@
+"""SIGTERM and SIGINT at any moment before a run begins: one document that says cancelled, and 130."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.command import environment, finish, start, write_config
+from tests.pipelines import data_config
+from tests.processes import wait_until
+
+
+def listens(process: subprocess.Popen[str]) -> bool:
+    """Whether the process, if it still is one, has a handler for SIGTERM."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def says_that_it_runs(process: subprocess.Popen[str]) -> bool:
+    """Waits for the line that comes before a private server is started."""
+    assert process.stderr is not None
+    return "running chronicle in this process" in process.stderr.readline()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", [listens, says_that_it_runs])
+def test_an_interrupt_before_the_flow_begins_is_answered(tmp_path: Path, number: signal.Signals, moment) -> None:  # type: ignore[no-untyped-def]
+    variables = environment()
+    variables.pop("PREFECT_API_URL", None)
+    config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
+    process = start("run", config, "--root", tmp_path / "store", env=variables)
+    wait_until(lambda: moment(process) or process.poll() is not None)
+    process.send_signal(number)
+    answer = finish(process)
+    assert (answer.code, answer.document["status"]) == (130, "cancelled"), answer.stderr
+    assert [error["code"] for error in answer.document["errors"]] == ["cancelled"]
+    assert "Traceback" not in answer.stderr
