@@ -16,6 +16,7 @@ from prefect.states import Cancelled as CancelledState
 from prefect.states import Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.concurrency_slot import keep_slots
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, descendants, graph
 from flows.journal import PRIVATE, RunJournal, StageRow
@@ -41,6 +42,8 @@ COURIER = "STEMMA_COURIER"
 
 ON_WORKER = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect's worker in the process of a flow run."""
+
+keep_slots()
 
 STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
 """Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
@@ -68,7 +71,7 @@ class PipelineRun:
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
         self.unreached: set[str] = set()
-        self.page = RunPage(config.name, flow_run_url(), self.journal, self._trouble)
+        self.page = RunPage(config.name, flow_run.get_id() or "", flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
         self.around = Surroundings(
             store=store,

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
-from prefect.states import State
+from prefect.states import Running, State
 
 from flows.journal import RunJournal
 from flows.notices import Kind, notify
@@ -27,8 +27,9 @@ class RunPage:
     """The page's side of one run. `url` is the flow run's page, empty where there is none; then only what goes wrong is
     told, and to the run's journal."""
 
-    def __init__(self, pipeline: str, url: str, journal: RunJournal, say: Callable[[str], None]) -> None:
+    def __init__(self, pipeline: str, flow_run: str, url: str, journal: RunJournal, say: Callable[[str], None]) -> None:
         self._pipeline = pipeline
+        self._flow_run = flow_run
         self._url = url
         self._journal = journal
         self._ended: dict[str, tuple[UUID, State]] = {}
@@ -71,7 +72,16 @@ class RunPage:
             for stage, (task_run, state) in self._ended.items():
                 self._set(stage, task_run, state)
             self._ended.clear()
+            if self._flow_run:
+                self.queue.tell(self._revive, "that it still ran")
         return self.queue.flush(patience_s)
+
+    def _revive(self) -> None:
+        """A run that a returning server, which heard nothing of it, took for dead runs until it says how it ended."""
+        client = get_client(sync_client=True)
+        state = client.read_flow_run(UUID(self._flow_run)).state
+        if state is not None and state.is_crashed():
+            client.set_flow_run_state(UUID(self._flow_run), Running(), force=True)
 
     def _set(self, stage: str, task_run: UUID, state: State) -> None:
         def call() -> object:

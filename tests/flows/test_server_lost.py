@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -101,6 +102,20 @@ def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_pat
         tasks = {task.name: task.state_type for task in client.read_task_runs()}
         assert {tasks["clean"], tasks["tokenizer"]} == {"COMPLETED"}
         assert {"stage-clean", "stage-tokenizer", "stages"} <= keys(client)
+
+
+def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    from prefect.concurrency._leases import maintain_concurrency_lease
+
+    from flows.concurrency_slot import LOST, keep_slots
+
+    keep_slots()
+    nobody = f"http://{HOST}:{any_free_port()}/api"
+    with (
+        temporary_settings({PREFECT_API_URL: nobody}),
+        maintain_concurrency_lease(uuid4(), 300, raise_on_lease_renewal_failure=True),
+    ):
+        wait_until(lambda: LOST in caplog.text)
 
 
 def keys(client: SyncPrefectClient) -> set[str]:
