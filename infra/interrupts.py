@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM from a command's first moment to its last: each ends it in an orderly way, once.
 
-Until a run takes them over (`flows.stop`) they raise KeyboardInterrupt in the main thread.
+Until a run takes them over (`flows.stop`) they raise a KeyboardInterrupt in the main thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ asked = threading.Event()
 """Set once one came: some libraries swallow the exception."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Python itself dies of a plain KeyboardInterrupt that came while it compiled something, even if it was caught."""
+
+
 def listen() -> None:
-    """From now on an interrupt raises KeyboardInterrupt, SIGTERM too."""
+    """From now on an interrupt raises Interrupted, SIGTERM too."""
     for number in NUMBERS:
         signal.signal(number, _raise)
 
@@ -29,4 +33,4 @@ def ignore() -> None:
 
 def _raise(*_: Any) -> None:
     asked.set()
-    raise KeyboardInterrupt
+    raise Interrupted

@@ -154,7 +154,13 @@ class Leases:
         told = ""
         watch = _Watch()
         while True:
-            taken, holder = self._try(key, watch)
+            try:
+                taken, holder = self._try(key, watch)
+            except sqlite3.OperationalError as error:
+                # Whoever was stopped in the middle of a write holds the table until it goes on, or is gone.
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise
+                taken, holder = None, None
             if taken is not None:
                 return Lease(self, key, taken, holder)
             if holder is not None and holder.is_orphaned:

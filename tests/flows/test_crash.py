@@ -53,9 +53,11 @@ def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
     first = start("run", config, "--root", store, "--force", "clean", env=env)
     child = wait_until(lambda: running_stage(store, "clean"))
     assert isinstance(child, psutil.Process)
-    os.killpg(child.pid, signal.SIGSTOP)
-    first.send_signal(signal.SIGSTOP)
     with sqlite3.connect(store / ".state" / "leases.sqlite") as table:
+        groups = "SELECT work_group FROM leases"
+        wait_until(lambda: (child.pid,) in table.execute(groups).fetchall())
+        os.killpg(child.pid, signal.SIGSTOP)
+        first.send_signal(signal.SIGSTOP)
         assert table.execute("UPDATE leases SET renewed = renewed - 100000").rowcount == 1
 
     with open(tmp_path / "second.log", "w") as log:
