@@ -199,6 +199,10 @@ def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     if config.pretrain and config.shard and not {"pretrain", "shard"} & set(config.adopted):
         vocabulary = config.tokenizer.vocab_size if config.tokenizer and not config.tokenizer.pretrained else None
         yield from config.pretrain.problems(config.shard.sequence_length, vocabulary)
+    positions = config.pretrain.model.longest_sequence() if config.pretrain else None
+    for name, section in (("sft", config.sft), ("rlhf", config.rlhf)):
+        if section is not None and name not in config.adopted:
+            yield from section.problems(None if "pretrain" in config.adopted else positions)
     yield from _not_causal(config)
     yield from _unequal_heldout(config)
     yield from _bad_suites(config)

@@ -19,6 +19,9 @@ from corpus.chat_template import ASSISTANT, END, USER
 from infra.errors import stage_error
 from training.loss import IGNORE
 
+ROLE_TOKENS = 3
+"""Of a prompt: `<|user|>`, `<|end|>` and `<|assistant|>`."""
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -69,20 +72,46 @@ class Chat:
         return ids
 
     def prompts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Prompts that ask for an answer; longer ones keep their end."""
-        room = max_tokens - 3
-        return [[self.user, *ids[-room:], self.end, self.assistant] for ids in self.encode(texts)]
+        """Prompts that ask for an answer, each at most `max_tokens` long: longer ones keep their roles and the end of
+        their text."""
+        return [self._asking(ids, max_tokens) for ids in self.encode(texts)]
+
+    def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """A prompt of `prompts` or `conversations`, cut to at most `max_tokens` in the same way."""
+        return self._asking(prompt[1:-2], max_tokens)
+
+    def dialogue(self, messages: Sequence[tuple[int, Sequence[int]]], max_tokens: int) -> list[int]:
+        """Messages (role's token, text) and the role that answers, at most `max_tokens` long in all.
+
+        The oldest messages go first, and what is left begins with the user. Of a message that fits in part the end
+        stays; the last one stays with its role, however little room there is.
+        """
+        room = max_tokens - 1
+        kept: list[list[int]] = []
+        for number, (role, text) in enumerate(reversed(messages)):
+            if number and room < 2 + min(1, len(text)):
+                break
+            cut = _end(text, room - 2)
+            kept.insert(0, [role, *cut, self.end])
+            room -= len(kept[0])
+            if len(cut) < len(text):
+                break
+        while len(kept) > 1 and kept[0][0] != self.user:
+            kept.pop(0)
+        return [*(number for message in kept for number in message), self.assistant]
+
+    def _asking(self, text: Sequence[int], max_tokens: int) -> list[int]:
+        return [self.user, *_end(text, max_tokens - ROLE_TOKENS), self.end, self.assistant]
 
     def conversations(self, prompts: Sequence[str], responses: Sequence[str], max_tokens: int) -> list[Conversation]:
         """Prompts with responses, each at most `max_tokens` long in all: a long response keeps its start, without its
         `<|end|>`, and half the room at most; a long prompt keeps its end."""
         cut = []
         for asked, ids in zip(self.encode(prompts), self.encode(responses), strict=True):
-            response = [*ids, self.end]
-            if len(asked) + 3 + len(response) > max_tokens:
-                response = response[: max(max_tokens // 2, max_tokens - 3 - len(asked))]
-                asked = asked[-(max_tokens - 3 - len(response)) :]
-            cut.append(Conversation([self.user, *asked, self.end, self.assistant], response))
+            response, room = [*ids, self.end], max(0, max_tokens - ROLE_TOKENS)
+            if len(asked) + len(response) > room:
+                response = response[: min(room, max(max_tokens // 2, room - len(asked)))]
+            cut.append(Conversation(self._asking(asked, max_tokens - len(response)), response))
         return cut
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -98,6 +127,11 @@ class Chat:
             start, length = len(one.prompt), len(one.ids)
             labels[row, start - 1 : length - 1] = ids[row, start:length]
         return {"input_ids": ids, "labels": labels}
+
+
+def _end(ids: Sequence[int], count: int) -> list[int]:
+    """The last `count` ids, none for 0 or less."""
+    return list(ids[len(ids) - min(len(ids), max(0, count)) :])
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int) -> Tensor:

@@ -25,15 +25,15 @@ def answer(
 ) -> Iterator[str]:
     """Yields the assistant's answer in pieces of text, until `<|end|>` or the limit.
 
-    messages: {"role": "user" | "assistant", "content": …}, the last from the user; the oldest tokens are dropped when
-    they are more than the model has positions for. max_new_tokens: at most half of these positions. temperature: 0
+    messages: {"role": "user" | "assistant", "content": …}, the last from the user; the oldest text is dropped when
+    it is more than the model has positions for. max_new_tokens: at most half of these positions. temperature: 0
     takes the likeliest token. Raises StageError for a folder that is no model of ours and for other roles.
     """
     model, chat, hardware = _loaded(Path(model_dir))
     positions = limit_length(model, 1_000_000)
     max_new_tokens = min(max_new_tokens, positions // 2)
     room = positions - max_new_tokens
-    ids = _ids(chat, messages)[-room:]
+    ids = chat.dialogue(_turns(chat, messages), room)
     spoken: list[int] = []
     said = ""
     for token in stream(
@@ -58,14 +58,13 @@ def answer(
         yield rest
 
 
-def _ids(chat: Chat, messages: Sequence[Mapping[str, str]]) -> list[int]:
+def _turns(chat: Chat, messages: Sequence[Mapping[str, str]]) -> list[tuple[int, list[int]]]:
     roles = {"user": chat.user, "assistant": chat.assistant}
-    ids: list[int] = []
     for message in messages:
         if message["role"] not in roles:
             raise stage_error("bad_role", "messages", f"expected the roles user and assistant, not {message['role']!r}")
-        ids += [roles[message["role"]], *chat.encode([message["content"]])[0], chat.end]
-    return [*ids, chat.assistant]
+    texts = chat.encode([message["content"] for message in messages])
+    return [(roles[message["role"]], ids) for message, ids in zip(messages, texts, strict=True)]
 
 
 @lru_cache(maxsize=1)

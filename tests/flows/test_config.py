@@ -91,6 +91,23 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, path: st
     assert matching[0].path.endswith(path)
 
 
+def test_answers_that_leave_no_room_for_prompts_are_told_for_every_stage_at_once() -> None:
+    """Of SFT by its own length, of PPO by the positions of the model."""
+    sections = {
+        "ingest": {}, "tokenizer": {}, "shard": {}, "instructions": {}, "preferences": {}, "reward_model": {},
+        "pretrain": {"model": {"preset": "llama-nano", "positions": 64}},
+        "sft": {"max_length": 32, "answer_max_tokens": 32},
+        "rlhf": {"max_prompt_tokens": 50, "answer_max_tokens": 61},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", **sections})
+    told = {problem.path: problem for problem in caught.value.problems if problem.code == "no_room"}
+    assert set(told) == {"sft.answer_max_tokens", "rlhf.answer_max_tokens"}
+    assert "expected at most 28, not 32" in told["sft.answer_max_tokens"].message
+    assert "expected at most 60, not 61" in told["rlhf.answer_max_tokens"].message
+    assert "positions" in told["rlhf.answer_max_tokens"].fix
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_each_config_is_accepted_and_its_dag_shown(run: Callable[..., Answer], tmp_path: Path, config: Path) -> None:
     answer = run("check", config, "--root", tmp_path / "store")

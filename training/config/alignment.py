@@ -7,9 +7,28 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from infra.config import outside_identity
+from infra.errors import Problem
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
 from training.duration import Length
 from training.guard.config import GuardConfig
+
+# A prompt's roles and one token of its text.
+_LEAST_PROMPT = 4
+_POSITIONS = "take a model with more positions"
+
+
+def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+    if answer <= longest - _LEAST_PROMPT:
+        return []
+    return [
+        Problem(
+            "no_room",
+            f"{stage}.answer_max_tokens",
+            f"expected at most {max(0, longest - _LEAST_PROMPT)}, not {answer}: prompt and answer share {longest} "
+            f"tokens, of which a prompt takes at least {_LEAST_PROMPT}",
+            f"shorten answers, or {fix}",
+        )
+    ]
 
 
 class SftConfig(TrainerConfig):
@@ -32,6 +51,12 @@ class SftConfig(TrainerConfig):
     """Held-out pairs that are measured, the first of the file."""
     answers_limit: int = Field(128, ge=2)
     """Held-out prompts that are answered, for the share of finished answers and the samples."""
+
+    def problems(self, positions: int | None = None) -> list[Problem]:
+        """What leaves no room for a prompt; positions: of the model, where they are known."""
+        longest = min(self.max_length, positions or self.max_length)
+        fix = "raise max_length" if longest == self.max_length else _POSITIONS
+        return _no_room("sft", self.answer_max_tokens, longest, fix)
 
 
 class RewardModelConfig(TrainerConfig):
@@ -96,6 +121,11 @@ class RlhfConfig(TrainerConfig):
     """Held-out prompts that both policies answer at the end, the first of the file."""
     checkpoint_every: Length = outside_identity("50 batches")
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
+
+    def problems(self, positions: int | None = None) -> list[Problem]:
+        """What leaves no room for a prompt; positions: of the model, where they are known."""
+        wanted = self.max_prompt_tokens + self.answer_max_tokens
+        return _no_room("rlhf", self.answer_max_tokens, min(wanted, positions or wanted), _POSITIONS)
 
     @field_validator("guard")
     @classmethod
