@@ -179,9 +179,10 @@ class MemorisationConfig(Config):
     """Asks whether the model recites its training text, as in Carlini et al. 2022 (Quantifying Memorization)."""
 
     sequences: int = Field(200, ge=1)
-    """Training sequences that are tried, and as many validation sequences as a control."""
+    """Sequences that the model was trained on of which one document each is tried, and as many of validation text as a
+    control."""
     prefix_tokens: int = Field(50, ge=1)
-    """Tokens of a sequence that the model is given (50 is the paper's shortest)."""
+    """Tokens of a document, from its beginning, that the model is given (50 is the paper's shortest)."""
     continuation_tokens: int = Field(50, ge=1)
     """Tokens that must follow exactly (50 in the paper)."""
 

@@ -1,39 +1,65 @@
-"""Memorisation: given the start of a training sequence, does greedy decoding recite the rest? (Carlini et al. 2022)"""
+"""Memorisation: given the start of a document that was trained on, does greedy decoding recite the rest? (Carlini et
+al. 2022)"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import MemorisationConfig
 from evaluation.language_model import LanguageModel, token_log_likelihoods
 from evaluation.statistics import bootstrap, difference_of_proportions, wilson
 from infra.errors import stage_error
 from infra.run import Run
 
+# At most so many sequences are looked at for each one that is wanted: with short documents, few hold a whole window.
+_LOOKS = 50
+
 
 def measure_memorisation(
-    lm: LanguageModel, config: MemorisationConfig, shards: Path, run: Run, *, seed: int, confidence: float
+    lm: LanguageModel,
+    config: MemorisationConfig,
+    shards: Path,
+    trained: TrainedSequences | None,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
 ) -> dict[str, Any]:
-    """Shares of sequences recited exactly, for training text and, as a control, for validation text.
+    """Shares of documents recited exactly: of text that the model was trained on and, as a control, of validation text.
 
-    Returns {"skipped": why} where the sequences are shorter than prefix and continuation together.
+    trained: what the model, or the base model it was made from, was pretrained on.
+
+    Returns {"skipped": why} where that is not known or is of other shards, and where no document is as long as prefix
+    and continuation together.
     """
     length = config.prefix_tokens + config.continuation_tokens
+    if length > lm.max_tokens:
+        return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
+    if trained is None:
+        return {"skipped": "the model does not say which sequences it was trained on; pretraining writes that down now"}
+    if trained.shards != split_fingerprint(shards / "train"):
+        return {"skipped": "the model was trained on other shards than those given"}
     results: dict[str, Any] = {
         "prefix_tokens": config.prefix_tokens,
         "continuation_tokens": config.continuation_tokens,
+        "trained_sequences": int(trained.seen.sum()),
+        "training_sequences": len(trained.seen),
     }
-    if length > lm.max_tokens:
-        return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
     exact = {}
-    for split in ("train", "validation"):
-        sequences = read_sequences(shards / split, config.sequences, length, seed)
+    for split, among in (("train", trained.seen), ("validation", None)):
+        sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
         if not sequences:
-            return {"skipped": f"prefix and continuation need {length} tokens, the {split} sequences are shorter"}
+            told = "trained" if split == "train" else split
+            return {
+                "skipped": f"prefix and continuation need {length} tokens, the documents in {told} text are shorter"
+            }
         recited = recited_tokens(lm, sequences, config.prefix_tokens, run)
         exact[split] = int((recited == config.continuation_tokens).sum())
         results[split] = {
@@ -57,34 +83,99 @@ def recited_tokens(lm: LanguageModel, sequences: list[list[int]], prefix_tokens:
     return np.array([int(hit[prefix_tokens - 1 :].int().cumprod(0).sum()) for hit in hits])
 
 
-def read_sequences(folder: Path, count: int, length: int, seed: int) -> list[list[int]]:
-    """The first `length` tokens of up to `count` sequences of an MDS folder, drawn under the seed, in stored order.
+def read_documents(
+    folder: Path, count: int, length: int, seed: int, work_dir: Path, among: NDArray[np.bool_] | None = None
+) -> list[list[int]]:
+    """`length` tokens of one document from each of up to `count` packed sequences of an MDS folder, drawn under the
+    seed, in the order of their numbers.
 
-    Reads the shards as files: a StreamingDataset would need shared memory and a process group to do the same.
-    Sequences that are shorter are passed over. Raises StageError if the folder is no MDS folder with a token column.
+    They begin where the document does in its sequence, with the token that ended the one before, as in training. A
+    sequence in which no document is so long is passed over; at most 50 times as many sequences are looked at.
+
+    among: which of the sequences may be drawn; all by default.
+    work_dir: where compressed shards are unpacked, one at a time.
+    Raises StageError if the folder is no MDS folder with a token column.
     """
-    from streaming.base.format import reader_from_json
-
-    try:
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        readers = [reader_from_json(str(folder), "", shard) for shard in index["shards"]]
-    except (OSError, KeyError, ValueError) as error:
-        raise stage_error("bad_shards", str(folder), f"expected a folder of MDS shards: {error}") from error
-    places = [(reader, row) for reader in readers for row in range(len(reader))]
-    order = np.random.default_rng(seed).permutation(len(places))
-    chosen: list[tuple[int, list[int]]] = []
-    for place in order:
-        reader, row = places[place]
-        tokens = _token_column(reader[row], folder)
-        if len(tokens) >= length:
-            chosen.append((int(place), tokens[:length].tolist()))
+    split = _Split(folder, work_dir)
+    drawn = np.random.default_rng(seed)
+    numbers = drawn.permutation(np.flatnonzero(among) if among is not None else np.arange(len(split)))
+    chosen: dict[int, list[int]] = {}
+    for begin in range(0, min(len(numbers), _LOOKS * count), count):
+        part = numbers[begin : begin + count]
+        picks = drawn.random(len(part))
+        found = {}
+        order = np.argsort(part)
+        for place, (tokens, starts) in zip(order, split.read(part[order]), strict=True):
+            if len(places := windows(starts, len(tokens), length)):
+                at = places[int(picks[place] * len(places))]
+                found[int(place)] = tokens[at : at + length].tolist()
+        for place in sorted(found)[: count - len(chosen)]:
+            chosen[int(part[place])] = found[place]
         if len(chosen) == count:
             break
-    return [tokens for _, tokens in sorted(chosen)]
+    return [chosen[number] for number in sorted(chosen)]
 
 
-def _token_column(sample: dict[str, Any], folder: Path) -> np.ndarray:
-    tokens = sample.get("tokens")
-    if not isinstance(tokens, np.ndarray):
-        raise stage_error("bad_shards", str(folder), f"expected a column tokens, found {sorted(sample)}")
-    return tokens
+def windows(starts: NDArray[np.int64], total: int, length: int) -> NDArray[np.int64]:
+    """Where in a packed sequence of `total` tokens those documents begin that have at least `length` tokens in it.
+
+    starts: positions of the documents' first tokens; each document begins with the token before, which ended the last.
+    """
+    begins = np.unique(np.maximum(starts.astype(np.int64) - 1, 0))
+    return begins[np.diff([*begins, total]) >= length]
+
+
+class _Split:
+    """An MDS folder read as files: a StreamingDataset would need shared memory and a process group to do the same."""
+
+    def __init__(self, folder: Path, work_dir: Path) -> None:
+        self._folder, self._work_dir = folder, work_dir
+        try:
+            self._shards = json.loads((folder / "index.json").read_text(encoding="utf-8"))["shards"]
+            self._ends = np.cumsum([shard["samples"] for shard in self._shards])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise stage_error("bad_shards", str(folder), f"expected a folder of MDS shards: {error}") from error
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
+        """Tokens (T,) of each of these sequences, and where its documents begin; `numbers` in ascending order."""
+        from streaming.base.format import reader_from_json
+
+        shards = np.searchsorted(self._ends, numbers, "right")
+        for shard in np.unique(shards):
+            told = self._shards[shard]
+            place, unpacked = self._unpacked(told)
+            try:
+                reader = reader_from_json(str(place), "", told)
+                for number in numbers[shards == shard]:
+                    sample = reader[int(number - self._ends[shard] + told["samples"])]
+                    tokens = sample.get("tokens")
+                    if not isinstance(tokens, np.ndarray):
+                        raise stage_error(
+                            "bad_shards", str(self._folder), f"expected a column tokens, found {sorted(sample)}"
+                        )
+                    yield tokens, np.asarray(sample.get("starts", [0]), np.int64)
+            except (OSError, KeyError, ValueError) as error:
+                raise stage_error(
+                    "bad_shards", str(self._folder), f"expected a folder of MDS shards: {error}"
+                ) from error
+            finally:
+                if unpacked:
+                    unpacked.unlink(missing_ok=True)
+
+    def _unpacked(self, shard: dict[str, Any]) -> tuple[Path, Path | None]:
+        """The folder that holds a shard as it is read, and the file in it that was unpacked for that."""
+        raw = shard["raw_data"]["basename"]
+        if not shard.get("compression") or (self._folder / raw).exists():
+            return self._folder, None
+        from streaming.base.compression import decompress
+
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        packed = self._folder / shard["zip_data"]["basename"]
+        try:
+            (self._work_dir / raw).write_bytes(decompress(shard["compression"], packed.read_bytes()))
+        except OSError as error:
+            raise stage_error("bad_shards", str(packed), f"expected a compressed shard: {error}") from error
+        return self._work_dir, self._work_dir / raw

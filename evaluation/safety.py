@@ -17,10 +17,12 @@ from infra.run import Result, Run
 def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measures what `config` does not leave out.
 
-    inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards it was trained on.
+    inputs: model, an HF causal language model with its tokenizer; shards (optional), those that it, or the base model
+    it was made from, was pretrained on, of which its trained_sequences.json says what it saw.
     Writes results.json, and what was generated to aux/generations.jsonl.
     """
     from corpus.toxicity import ProfanityScorer
+    from corpus.trained import TrainedSequences
     from evaluation.bias import measure_bias
     from evaluation.language_model import load_language_model
     from evaluation.memorisation import measure_memorisation
@@ -41,7 +43,13 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     if config.memorisation:
         if "shards" in inputs:
             results["memorisation"] = measure_memorisation(
-                lm, config.memorisation, inputs["shards"], run, seed=config.seed, confidence=config.confidence
+                lm,
+                config.memorisation,
+                inputs["shards"],
+                TrainedSequences.read(inputs["model"]),
+                run,
+                seed=config.seed,
+                confidence=config.confidence,
             )
         else:
             results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}

@@ -18,7 +18,7 @@ def build(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: 
 
 STAGE = Stage(
     "safety",
-    version=1,
+    version=2,
     config=SafetyConfig,
     build=build,
     inputs=("model", "shards"),

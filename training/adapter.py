@@ -128,6 +128,7 @@ def fit(
         config.keep_checkpoints,
         config.keep_checkpoints_hours,
         data_fingerprint(loader),
+        plan.batches,
         plan.whole_epochs,
     )
     clip = GradientClip(config.optimizer.gradient_clip)

@@ -5,6 +5,7 @@ python -m training.adopt --config base_model.yaml --out DIR
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 
 from corpus.chat_template import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
+from corpus.trained import FILE as TRAINED
 from infra.errors import stage_error
 from infra.foreign import PICKLES, dangers
 from infra.run import Result, Run
@@ -48,6 +50,8 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir)
+    if (folder / TRAINED).is_file():
+        shutil.copyfile(folder / TRAINED, out_dir / TRAINED)
     parameters = sum(weight.numel() for weight in model.parameters())
     figures = {
         "parameters": float(parameters),

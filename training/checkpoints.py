@@ -31,6 +31,8 @@ class CheckpointPlan:
     """When checkpoints are written, and which stay.
 
     every: batches, or epochs where the loader can only continue at an epoch's start (`whole_epochs`).
+    last: the training's last batch, after which there is a checkpoint too, so that what comes after training can fail
+        and be done again without it.
     keep: the newest so many stay; older ones too while they are younger than `keep_hours`.
     data: names the training data; a checkpoint of other data is refused.
     for_rollback: the guard's own. There is one from before the first batch too, which stays, and none when the run is
@@ -42,6 +44,7 @@ class CheckpointPlan:
     keep: int
     keep_hours: float
     data: str
+    last: int
     whole_epochs: bool = False
     for_rollback: bool = False
 
@@ -60,6 +63,9 @@ class Checkpointer(Callback):
             unit, when = TimeUnit.EPOCH, Event.EPOCH_CHECKPOINT
         stop = event == Event.BATCH_CHECKPOINT and not self._plan.for_rollback and ranks.any_rank(self._run.cancelled)
         due = event == when and state.timestamp.get(unit).value % self._plan.every == 0
+        # Also of an epoch that nobody knows to be at its end: nothing is left of it to continue.
+        over = event == Event.BATCH_CHECKPOINT and state.timestamp.batch.value == self._plan.last
+        due |= over and not self._plan.for_rollback
         due |= event == Event.FIT_START and self._plan.for_rollback and state.timestamp.batch.value == 0
         if due or (stop and event == when):
             self.write(state)

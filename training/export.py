@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from corpus.trained import FILE as TRAINED
 from training import ranks
 from training.parallel import whole_weights
 
@@ -23,12 +24,13 @@ TOKENIZER_FILES = (
 )
 
 
-def export(model: PreTrainedModel, tokenizer_dir: Path | None, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
-    """Writes fp32 weights, config.json, generation_config.json and the tokenizer's files to `out_dir`, on rank 0.
+def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
+    """Writes fp32 weights, config.json, generation_config.json and what goes with them to `out_dir`, on rank 0.
 
     Every rank must call.
 
-    tokenizer_dir: where the tokenizer's files are; None if they are in `out_dir` already.
+    source: the folder of the tokenizer, or of the model that this one was made from: its tokenizer's files and its
+        trained_sequences.json are copied. None if they are in `out_dir` already.
     end_ids: ids that end an answer, besides the model's own end of text.
     """
     config = model.config
@@ -45,12 +47,12 @@ def export(model: PreTrainedModel, tokenizer_dir: Path | None, out_dir: Path, en
     if not ranks.is_first():
         return
     model.save_pretrained(out_dir, state_dict=weights, safe_serialization=True)
-    if tokenizer_dir is not None:
-        copy_tokenizer(tokenizer_dir, out_dir)
+    if source is not None:
+        copy_beside(source, out_dir)
 
 
-def copy_tokenizer(source: Path, out_dir: Path) -> None:
-    """Copies the tokenizer's files byte for byte."""
-    for name in TOKENIZER_FILES:
+def copy_beside(source: Path, out_dir: Path) -> None:
+    """Copies byte for byte what goes with weights: the tokenizer's files, and what the model was pretrained on."""
+    for name in (*TOKENIZER_FILES, TRAINED):
         if (source / name).exists():
             shutil.copyfile(source / name, out_dir / name)

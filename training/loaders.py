@@ -7,7 +7,7 @@ No loader draws from the global random state, so that reading data never changes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,14 @@ import numpy as np
 import torch
 import xxhash
 from composer.core import DataSpec
+from numpy.typing import NDArray
 from streaming import StreamingDataset
+from streaming.base.batching import generate_work
+from streaming.base.world import World
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from corpus.trained import split_fingerprint
 from infra.errors import stage_error
 from training import ranks
 from training.batch_size import Growth
@@ -33,7 +37,6 @@ _COLUMN = "tokens"
 _STARTS = "starts"
 _SOURCES = "sources"
 _ONE_DOCUMENT = np.zeros(1, np.int64)
-_ENDS = 1 << 16
 
 
 class PackedShards(StreamingDataset):
@@ -66,8 +69,10 @@ class PackedShards(StreamingDataset):
             # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
             epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
+            # Streaming's own for one canonical node; named, since else it is unknown until the first epoch is read.
+            shuffle_block_size=4_000_000,
         )
-        self.fingerprint = _fingerprint(folder, index)
+        self.fingerprint = split_fingerprint(folder, index)
         self._continued = (0, 0)
 
     def __getitem__(self, at: Any) -> Any:
@@ -76,6 +81,11 @@ class PackedShards(StreamingDataset):
             return item
         place = max(0, self.next_epoch - 1), int(at)
         return item[_COLUMN].astype(np.int64), item.get(_STARTS, _ONE_DOCUMENT).astype(np.int64), place
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The numbers of an epoch's sequences, as all ranks together read them, batch after batch."""
+        numbers: NDArray[np.int64] = generate_work(self.batching_method, self, World(1, 1, 1, 0), epoch, 0).ravel()
+        return numbers[numbers >= 0]
 
     def sources(self, number: int) -> Starts:
         """The source of each document of a sequence, by its number in meta.json; 0 in shards that know none."""
@@ -101,20 +111,6 @@ class PackedShards(StreamingDataset):
     def largest(self, count: int) -> list[Any]:
         """So many examples of the greatest length; packed sequences are all of one."""
         return [self[number % self.size] for number in range(count)]
-
-
-def _fingerprint(folder: Path, index: dict[str, Any]) -> str:
-    """Names the text of an MDS folder: its index, and both ends of every shard."""
-    digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True))
-    for shard in index["shards"]:
-        for part in ("raw_data", "zip_data"):
-            path = folder / shard[part]["basename"] if shard.get(part) else folder
-            if path.is_file():
-                with path.open("rb") as file:
-                    digest.update(file.read(_ENDS))
-                    file.seek(-min(_ENDS, path.stat().st_size), 2)
-                    digest.update(file.read())
-    return digest.hexdigest()
 
 
 def data_fingerprint(loader: DataSpec) -> str:
@@ -146,13 +142,59 @@ def unpacked_bytes(shards: Path) -> int:
     return sum(int(shard["raw_data"]["bytes"]) for shard in found if shard["compression"])
 
 
-def read_packed(folder: Path, cache: Path, limit: int | None = None, *, with_sources: bool = False) -> Packed:
-    """The first `limit` sequences (or all) of an MDS folder in order."""
-    count = count_sequences(folder)
-    shards = PackedShards(folder, cache, batch_size=ranks.world_size(), seed=0, shuffle=False)
-    numbers = range(min(limit or count, count))
-    packed = stacked([shards[number] for number in numbers])
-    return replace(packed, sources=tuple(map(shards.sources, numbers))) if with_sources else packed
+def trained_sequences(
+    shards: PackedShards, batches: int, batch_size: int, growth: Growth | None = None, skipped: Collection[int] = ()
+) -> NDArray[np.bool_]:
+    """For each sequence of `shards`, as a training reads them, whether it was in one of the first `batches` batches.
+
+    growth: of batches that are smaller at first.
+    skipped: batches that were passed over without an update.
+    """
+    seen = np.zeros(shards.size, bool)
+    epoch, order, read = 0, shards.order(0), 0
+    for batch in range(batches):
+        size = growth.size(read) if growth and epoch == 0 else batch_size
+        if read + size > len(order):
+            epoch, read, size = epoch + 1, 0, batch_size
+            order = shards.order(epoch)
+        if batch not in skipped:
+            seen[order[read : read + size]] = True
+        read += size
+    return seen
+
+
+def open_in_order(folder: Path, cache: Path) -> PackedShards:
+    """The shards of a folder, of which each rank reads what it wants by number; every rank must call."""
+    return PackedShards(folder, cache, batch_size=ranks.world_size(), seed=0, shuffle=False)
+
+
+def spread(count: int, limit: int) -> NDArray[np.int64]:
+    """The numbers of at most `limit` of `count` sequences, at equal distances from the first on, so that no part of the
+    text is left out."""
+    wanted = min(limit, count)
+    return np.arange(wanted) * count // wanted
+
+
+def packed_batches(
+    shards: PackedShards, numbers: Sequence[int] | NDArray[np.int64], size: int, *, with_sources: bool = False
+) -> Iterator[Packed]:
+    """The sequences of these numbers, `size` at a time."""
+    for begin in range(0, len(numbers), size):
+        some = [int(number) for number in numbers[begin : begin + size]]
+        packed = stacked([shards[number] for number in some])
+        yield replace(packed, sources=tuple(map(shards.sources, some))) if with_sources else packed
+
+
+def read_packed(
+    folder: Path,
+    cache: Path,
+    numbers: Sequence[int] | NDArray[np.int64] | None = None,
+    *,
+    with_sources: bool = False,
+) -> Packed:
+    """The sequences of these numbers (or all) of an MDS folder, in memory; every rank must call."""
+    wanted = range(count_sequences(folder)) if numbers is None else numbers
+    return next(packed_batches(open_in_order(folder, cache), wanted, len(wanted), with_sources=with_sources))
 
 
 def stacked(items: Sequence[tuple[Tokens, Starts, tuple[int, int]]]) -> Packed:

@@ -1,31 +1,34 @@
 """Unigram and bigram baselines: what a model of counts alone reaches on the same tokens.
 
-V is the vocabulary size.
+Both count a stream of batches, so that no text has to be held in memory. V is the vocabulary size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array, csr_array
 
 Tokens = NDArray[np.int64]
 
 
 class Unigram:
-    """Token frequencies with one count added to each (Laplace)."""
+    """Token frequencies with one count added to each (Laplace).
 
-    def __init__(self, sequences: Tokens, vocab_size: int) -> None:
-        counts = np.bincount(sequences.ravel(), minlength=vocab_size) + 1.0
-        self.probabilities = counts / counts.sum()
+    batches: token ids of any shape.
+    """
 
-    def loss(self, sequences: Tokens) -> float:
-        """Mean cross-entropy in nats of each token but the first of a sequence, as the language model is measured."""
-        return self.loss_of(sequences[:, 1:])
+    def __init__(self, batches: Iterable[Tokens], vocab_size: int) -> None:
+        counts = np.zeros(vocab_size)
+        for tokens in batches:
+            counts += np.bincount(tokens.ravel(), minlength=vocab_size)
+        self.probabilities = (counts + 1) / (counts + 1).sum()
 
-    def loss_of(self, tokens: Tokens) -> float:
-        """Mean cross-entropy in nats of each token."""
-        return float(-np.log(self.probabilities[tokens]).mean())
+    def losses(self, tokens: Tokens) -> NDArray[np.float64]:
+        """Cross-entropy in nats of each token."""
+        return -np.log(self.probabilities[tokens])
 
 
 class Bigram:
@@ -34,28 +37,66 @@ class Bigram:
     p(w|v) = max(c(v,w) - d, 0)/c(v) + d·n(v)/c(v)·q(w), where n(v) counts the distinct successors of v, q(w) is the
     share of distinct predecessors (with one added to each token), and d = n1/(n1 + 2·n2) from the pairs that occur once
     and twice.
+
+    Counts are a sorted array of the pairs that occur, v·V + w: 8 bytes for each of them up to a vocabulary of 65,536
+    (12 beyond), and at most 30 bytes for each counted pair while counting, plus 24 bytes for each entry of the
+    vocabulary.
+
+    batches: sequences (B, T).
+    pairs: how many they have in all, or more: B·(T - 1), summed.
     """
 
-    def __init__(self, sequences: Tokens, vocab_size: int) -> None:
-        before, after = sequences[:, :-1].ravel(), sequences[:, 1:].ravel()
-        pairs = coo_array((np.ones(len(before)), (before, after)), shape=(vocab_size, vocab_size))
-        self._counts = csr_array(pairs)
-        self._counts.sum_duplicates()
-        once, twice = (int((self._counts.data == times).sum()) for times in (1, 2))
+    def __init__(self, batches: Iterable[Tokens], vocab_size: int, pairs: int) -> None:
+        self._vocab_size = vocab_size
+        self._type: Any = np.uint32 if vocab_size <= 1 << 16 else np.uint64
+        found: NDArray[Any] = np.empty(pairs, self._type)
+        count = 0
+        for tokens in batches:
+            keys = self._pairs(tokens[:, :-1].ravel(), tokens[:, 1:].ravel())
+            found[count : count + len(keys)] = keys
+            count += len(keys)
+        found = found[:count]
+        found.sort()
+        begins = np.ones(count, bool)
+        np.not_equal(found[1:], found[:-1], out=begins[1:])
+        places = np.flatnonzero(begins)
+        self._keys = found[places]
+        del found, begins
+        self._counts = np.diff(places, append=count).astype(np.uint32)
+        del places
+        once, twice = (int((self._counts == times).sum()) for times in (1, 2))
         self.discount = once / (once + 2 * twice) if once and twice else 0.5
-        self._totals = np.asarray(self._counts.sum(1)).ravel()
-        self._successors = np.diff(self._counts.indptr)
-        predecessors = np.bincount(self._counts.indices, minlength=vocab_size) + 1.0
+        before = (self._keys // self._type(vocab_size)).astype(np.int64)
+        self._totals = np.bincount(before, self._counts, minlength=vocab_size)
+        self._successors = np.bincount(before, minlength=vocab_size)
+        del before
+        predecessors = np.bincount((self._keys % self._type(vocab_size)).astype(np.int64), minlength=vocab_size) + 1.0
         self._continuation = predecessors / predecessors.sum()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the counts take."""
+        arrays = (self._keys, self._counts, self._totals, self._successors, self._continuation)
+        return sum(array.nbytes for array in arrays)
 
     def probability(self, before: Tokens, after: Tokens) -> NDArray[np.float64]:
         """p(after | before), elementwise over two flat arrays."""
-        counts = np.asarray(self._counts[before, after]).ravel()
+        # Keys of another type would make searchsorted convert all of the counts.
+        keys = self._pairs(before, after)
+        places = np.minimum(np.searchsorted(self._keys, keys), max(0, len(self._keys) - 1))
+        counts = np.where(self._keys[places] == keys, self._counts[places], 0) if len(self._keys) else 0
         totals = self._totals[before]
         safe = np.maximum(totals, 1)
         left = np.where(totals > 0, self.discount * self._successors[before] / safe, 1.0)
-        return np.maximum(counts - self.discount, 0) / safe + left * self._continuation[after]
+        found: NDArray[np.float64] = np.maximum(counts - self.discount, 0) / safe + left * self._continuation[after]
+        return found
 
-    def loss(self, sequences: Tokens) -> float:
-        """Mean cross-entropy in nats of each token but the first of a sequence."""
-        return float(-np.log(self.probability(sequences[:, :-1].ravel(), sequences[:, 1:].ravel())).mean())
+    def losses(self, sequences: Tokens) -> NDArray[np.float64]:
+        """Cross-entropy in nats of each token but the first of a sequence: (B·(T - 1),) of sequences (B, T)."""
+        return -np.log(self.probability(sequences[:, :-1].ravel(), sequences[:, 1:].ravel()))
+
+    def _pairs(self, before: Tokens, after: Tokens) -> NDArray[Any]:
+        keys: NDArray[Any] = before.astype(self._type)
+        keys *= self._type(self._vocab_size)
+        keys += after.astype(self._type)
+        return keys

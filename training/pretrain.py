@@ -14,6 +14,7 @@ from typing import Any
 from composer.core import Callback
 from transformers import AutoTokenizer
 
+from corpus.trained import TrainedSequences
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training import ranks
@@ -22,34 +23,42 @@ from training.attention import choose_attention
 from training.batch_size import Growth
 from training.compiling import wants_compile
 from training.config import PretrainConfig, batches
-from training.evaluate import Validation, bits_per_byte, labels_of, losses_by_source, sides, token_losses
+from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
 from training.guard.corrections import write_log
 from training.guard.stuck import Stuck
 from training.hardware import prepare
-from training.loaders import PackedShards, count_sequences, packed_loader, read_packed, unpacked_bytes
+from training.heldout import count_baselines, measure
+from training.loaders import (
+    PackedShards,
+    count_sequences,
+    open_in_order,
+    packed_loader,
+    read_packed,
+    spread,
+    trained_sequences,
+    unpacked_bytes,
+)
 from training.look import Look, keep_samples
-from training.loss import IGNORE
 from training.models import LanguageModel, build, flops_per_token, hf_config
-from training.ngram import Bigram, Unigram
+from training.ngram import Unigram
 from training.objectives.choose import objective_of
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
 from training.statistics import bootstrap_ratio, perplexity
 
-# Tokens whose frequencies a loss is held against; tokens that the baselines are counted on: the first of the
-# training split, which lies in the order of the documents' hashes.
+# Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20
-_COUNTED_TOKENS = 1 << 24
 
 
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `shards/train`, measures on `shards/validation`, exports a Hugging Face folder.
+    """Trains on `shards/train`, exports a Hugging Face folder, then measures on `shards/validation`.
 
+    trained_sequences.json beside the weights says which sequences were trained on (corpus/trained.py).
     Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
-    unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most 16,777,216 training
-    tokens) and bits_per_byte (of each source too),
+    unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
+    `config.validation_tokens` training tokens) and bits_per_byte (of each source too), validation_tokens,
     tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
     skipped_batches of the guard (see aux/corrections.json). Raises StageError where batch, positions or vocabulary do
     not fit the shards or the attention kernel the objective, and where the guard gives up.
@@ -112,14 +121,17 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
     with node_scratch(run, unpacked_bytes(shards)) as cache, own_shared_memory(run.work_dir):
         sources = sides(meta) if causal else []
-        validation = read_packed(shards / "validation", cache, with_sources=bool(sources))
-        watched = validation.first(max(1, config.evaluate_tokens // length))
+        held = count_sequences(shards / "validation")
+        looked_at = spread(held, max(1, config.evaluate_tokens // length))
+        watched = read_packed(shards / "validation", cache, looked_at, with_sources=bool(sources))
         at_once = growth.first if growth else None
         watches: list[Callback] = []
         if causal and config.guard.enabled:
-            sample = read_packed(shards / "train", cache, max(1, _SAMPLE_TOKENS // length)).tokens
+            first = range(min(train_sequences, max(1, _SAMPLE_TOKENS // length)))
+            sample = read_packed(shards / "train", cache, first).tokens
             warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, growth).warmup
-            watches = [Stuck(Unigram(sample, vocab_size).loss(sample), warmup, run)]
+            usual = float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean())
+            watches = [Stuck(usual, warmup, run)]
         train = PackedShards(shards / "train", cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
         done = fit(
             "pretrain",
@@ -152,29 +164,34 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                 *([Look(network, tokenizer, config, every, hardware, run)] if objective.continues_text else []),
             ],
         )
-        counted = read_packed(shards / "train", cache, max(1, _COUNTED_TOKENS // length))
+        # The model first: whatever happens while it is measured, it is there.
+        if objective.extends_tokenizer and ranks.is_first():
+            tokenizer.save_pretrained(out_dir)
+        export(network, None if objective.extends_tokenizer else tokenizer_dir, out_dir)
+        write_log(done.corrections, out_dir)
+        keep_samples(run.work_dir, out_dir)
+        if ranks.is_first():
+            skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
+            seen = trained_sequences(train, done.batches, batch_size, growth, skipped)
+            TrainedSequences(train.fingerprint, seen).write(out_dir)
+        limit = max(1, config.validation_tokens // length)
+        counted, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
+        baselines = count_baselines(counted, min(limit, train_sequences), vocab_size, objective)
+        numbers = spread(held, limit)
+        found = measure(model, validation, numbers, objective, baselines, run, sources)
 
-    losses, labels = token_losses(model, validation, objective, run), labels_of(validation, objective)
-    loss = bootstrap_ratio(losses.sum(1), (labels != IGNORE).sum(1), config.seed)
-    by_source = losses_by_source(losses, validation, sources) if sources else {}
-    if causal:
-        baselines = {
-            "unigram": Unigram(counted.tokens, vocab_size).loss(validation.tokens),
-            "bigram": Bigram(counted.tokens, vocab_size).loss(validation.tokens),
-        }
-    else:
-        told = labels_of(counted, objective)
-        baselines = {"unigram": Unigram(told[told != IGNORE], vocab_size).loss_of(labels[labels != IGNORE])}
+    loss = bootstrap_ratio(found.losses, found.labels, config.seed)
     figures = {
         **loss.as_figures("validation_loss"),
         "validation_perplexity": perplexity(loss.value),
         **({"bits_per_byte": bits_per_byte(loss.value, bytes_per_token)} if causal else {}),
         **{
-            f"bits_per_byte_{one.name}": bits_per_byte(by_source[one.name], one.bytes_per_token)
+            f"bits_per_byte_{one.name}": bits_per_byte(found.by_source[one.name], one.bytes_per_token)
             for one in sources
-            if one.name in by_source
+            if one.name in found.by_source
         },
-        **{f"{name}_loss": value for name, value in baselines.items()},
+        **{f"{name}_loss": value for name, value in found.baselines.items()},
+        "validation_tokens": float(len(numbers) * length),
         "parameters": float(sum(weight.numel() for weight in network.parameters())),
         "batches": float(done.batches),
         **done.guard_figures(),
@@ -185,12 +202,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         figures["tflops"] = done.tokens_per_s * flops / 1e12
     if done.mfu is not None:
         figures["mfu"] = done.mfu
-    if objective.extends_tokenizer and ranks.is_first():
-        tokenizer.save_pretrained(out_dir)
-    export(network, None if objective.extends_tokenizer else tokenizer_dir, out_dir)
-    write_log(done.corrections, out_dir)
-    keep_samples(run.work_dir, out_dir)
-    beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(baselines.items()))
+    beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
     return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
 
 

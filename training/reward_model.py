@@ -141,14 +141,14 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         hardware,
         run,
     )
+    export(scorer.model, inputs["model"], out_dir)
+    write_log(done.corrections, out_dir)
 
     scores = score_pairs(model, heldout, chat.pad)
     margins = scores[:, 0] - scores[:, 1]
     right = int((margins > 0).sum())
     accuracy = wilson(right, len(margins))
     p_value = binomial_p_value(right, len(margins), alternative="greater")
-    export(scorer.model, inputs["model"], out_dir)
-    write_log(done.corrections, out_dir)
     figures = {
         **accuracy.as_figures("heldout_accuracy"),
         "heldout_pairs": float(len(margins)),

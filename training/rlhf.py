@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from evaluation.statistics import wilson
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training.adapter import Plan, fit
 from training.attention import choose_attention
@@ -123,6 +123,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
             "train the reward model from the same model",
         )
     longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
+    if problems := config.problems(longest):
+        raise StageError(*problems)
     for network in (policy, reward.model):
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
@@ -153,6 +155,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)
     done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)])
+    export(policy, inputs["model"], out_dir, chat.stops)
 
     prompts = [ids for _, ids in heldout]
     answers = {
@@ -162,7 +165,6 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     scores = {name: scores_of(reward, side, chat, hardware).double().numpy() for name, side in answers.items()}
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores)
-    export(policy, inputs["model"], out_dir, chat.stops)
     gain = bootstrap_mean(scores["rlhf"] - scores["sft"], config.seed)
     divergence = bootstrap_mean(kl, config.seed)
     figures = {

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluation.statistics import wilson
+from infra.errors import StageError
 from infra.run import Result, Run
 from training.adapter import Plan, fit
 from training.attention import choose_attention
@@ -43,6 +44,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     chat = Chat.load(inputs["model"])
     network = load(inputs["model"])
     max_length = limit_length(network, config.max_length)
+    if problems := config.problems(max_length):
+        raise StageError(*problems)
     choose_attention(network, hardware, max_length)
     model = LanguageModel(network, hardware).to(hardware.device)
 
@@ -65,11 +68,11 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         hardware,
         run,
     )
-    after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
-
-    _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)
     export(network, inputs["model"], out_dir, chat.stops)
     write_log(done.corrections, out_dir)
+
+    after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)
     improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
     text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
     ends = {name: wilson(side.ended(chat), len(side.answers)) for name, side in (("base", before), ("sft", after))}
@@ -128,7 +131,7 @@ def _measure(
             ends = np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
             text_losses.append(losses[-1] - ends)
     room = longest - config.answer_max_tokens
-    asked = [one.prompt[-room:] for one in heldout[: config.answers_limit]]
+    asked = [chat.shortened(one.prompt, room) for one in heldout[: config.answers_limit]]
     answers = sample(
         model.model,
         asked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from evaluation.page.family import Family
@@ -173,6 +174,7 @@ def memorisation(family: Family) -> Section:
             [
                 LONG_NAMES[model],
                 f"{found['train']['sequences']}",
+                _trained(found),
                 f"{percent(train.value)} {between_percent(train)}",
                 f"{percent(control.value)} {between_percent(control)}",
                 f"{signed(100 * difference.value, 1)} points {between_percent(difference)}",
@@ -192,15 +194,21 @@ def memorisation(family: Family) -> Section:
         f"Exact recitation of {length}",
         [
             "model",
-            "sequences",
+            "documents",
+            "sequences trained on",
             "training",
             "validation (control)",
             "difference",
             "tokens recited, training / validation",
         ],
         rows,
-        "A sample of the training text, greedy decoding and exact matches only: recitation with small changes is not "
-        "seen. Boilerplate that stands in both texts raises both columns.",
-        numeric=(1, 2, 3, 4, 5),
+        "A sample of the text that was trained on, greedy decoding and exact matches only: recitation with small "
+        "changes is not seen. Boilerplate that stands in both texts raises both columns.",
+        numeric=(1, 2, 3, 4, 5, 6),
     )
     return Section("memorisation", "Memorisation", " ".join(said), tables=[table])
+
+
+def _trained(found: Mapping[str, Any]) -> str:
+    """How much of the training split the model saw."""
+    return f"{found['trained_sequences']:,} of {found['training_sequences']:,}"

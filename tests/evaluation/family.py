@@ -264,6 +264,7 @@ def _safety(folder: Path, id: str, random: random.Random) -> dict[str, float]:
         },
         "memorisation": {
             "prefix_tokens": 50, "continuation_tokens": 50,
+            "trained_sequences": 4_000, "training_sequences": 13_260,
             **{split: {"sequences": 200, "exact_match": wilson(hits, 200).as_json(),
                        "recited_tokens": {"value": 2.1, "low": 1.6, "high": 2.7}} for split, hits in exact.items()},
             "exact_match_difference": difference_of_proportions(4, 200, 1, 200).as_json(),

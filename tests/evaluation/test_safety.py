@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import BiasConfig, SafetyConfig, ToxicityConfig
 from evaluation.safety import safety
 from infra.errors import Cancelled, StageError
@@ -43,8 +45,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def trained_on(model_dir: Path, shards: Path, folder: Path) -> Path:
+    """A copy of the model that says that it was trained on all of the shards."""
+    shutil.copytree(model_dir, folder / "trained")
+    TrainedSequences(split_fingerprint(shards / "train"), np.ones(24, bool)).write(folder / "trained")
+    return folder / "trained"
+
+
 def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path) -> None:
     config = SafetyConfig.model_validate(SMALL)
+    model_dir = trained_on(model_dir, shards, tmp_path)
     outs = []
     for name in ("first", "second"):
         out = tmp_path / name
@@ -252,55 +262,33 @@ class TestMemorisation:
             sequences.append(greedy[: 12 + keep] + [(token + 1) % 300 for token in greedy[12 + keep :]])
         assert recited_tokens(lm, sequences, 12, run).tolist() == [0, 1, 5, 10]
 
-    def test_a_model_that_knows_its_training_text_is_found_out(
-        self, new_model: Callable[..., Path], tmp_path: Path, run: Run
-    ) -> None:
-        """A model trained on the training sequences until it knows them recites them, and not the others."""
-        import torch
-        from streaming import MDSWriter
-
-        from evaluation.config import MemorisationConfig
-        from evaluation.memorisation import measure_memorisation, read_sequences
-
-        generator = np.random.default_rng(0)
-        for split in ("train", "validation"):
-            with MDSWriter(out=str(tmp_path / split), columns={"tokens": "ndarray:uint16"}) as writer:
-                for _ in range(8):
-                    writer.write({"tokens": generator.integers(5, 300, 24).astype(np.uint16)})
-        lm = load(new_model(tmp_path / "model", seed=0), run)
-        batch = torch.tensor(read_sequences(tmp_path / "train", 8, 24, seed=0))
-        optimizer = torch.optim.Adam(lm.model.parameters(), lr=0.01)
-        for _ in range(120):
-            optimizer.zero_grad()
-            lm.model(input_ids=batch, labels=batch).loss.backward()
-            optimizer.step()
-        config = MemorisationConfig(sequences=8, prefix_tokens=12, continuation_tokens=12)
-        found = measure_memorisation(lm, config, tmp_path, run, seed=1, confidence=0.95)
-        assert found["train"]["exact_match"]["value"] == 1 and found["train"]["recited_tokens"]["value"] == 12
-        assert found["validation"]["exact_match"]["value"] == 0
-        assert found["exact_match_difference"]["low"] > 0.5
-
     def test_sequences_are_drawn_under_the_seed_and_short_ones_passed_over(self, shards: Path) -> None:
-        from evaluation.memorisation import read_sequences
+        from evaluation.memorisation import read_documents
 
-        drawn = read_sequences(shards / "train", 6, 16, seed=3)
+        def read(count: int, seed: int) -> list[list[int]]:
+            return read_documents(shards / "train", count, 16, seed, shards)
+
+        drawn = read(6, 3)
         assert len(drawn) == 6 and {len(tokens) for tokens in drawn} == {16}
-        assert drawn == read_sequences(shards / "train", 6, 16, seed=3) != read_sequences(shards / "train", 6, 16, 4)
-        assert len(read_sequences(shards / "train", 100, 16, seed=3)) == 18
+        assert drawn == read(6, 3) != read(6, 4)
+        assert len(read(100, 3)) == 18
 
-    @pytest.mark.parametrize(("length", "who"), [(60, "train sequences are shorter"), (200, "the model reads 128")])
+    @pytest.mark.parametrize(
+        ("length", "who"), [(60, "documents in trained text are shorter"), (200, "the model reads 128")]
+    )
     def test_too_long_a_continuation_is_skipped_with_a_reason(
-        self, length: int, who: str, model_dir: Path, shards: Path, run: Run
+        self, length: int, who: str, model_dir: Path, shards: Path, run: Run, tmp_path: Path
     ) -> None:
         from evaluation.config import MemorisationConfig
         from evaluation.memorisation import measure_memorisation
 
         config = MemorisationConfig(prefix_tokens=8, continuation_tokens=length)
-        found = measure_memorisation(load(model_dir, run), config, shards, run, seed=1, confidence=0.95)
+        trained = TrainedSequences.read(trained_on(model_dir, shards, tmp_path))
+        found = measure_memorisation(load(model_dir, run), config, shards, trained, run, seed=1, confidence=0.95)
         assert who in found["skipped"]
 
     def test_a_folder_without_shards_is_named(self, tmp_path: Path) -> None:
-        from evaluation.memorisation import read_sequences
+        from evaluation.memorisation import read_documents
 
         with pytest.raises(StageError, match="expected a folder of MDS shards"):
-            read_sequences(tmp_path, 1, 1, 0)
+            read_documents(tmp_path, 1, 1, 0, tmp_path)

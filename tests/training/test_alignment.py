@@ -151,12 +151,12 @@ def _after(looks: int) -> Any:
 def _turn(folder: Path, out: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    from training.export import copy_tokenizer
+    from training.export import copy_beside
 
     model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     model.score.weight.data.neg_()
     model.save_pretrained(out)
-    copy_tokenizer(folder, out)
+    copy_beside(folder, out)
 
 
 def test_a_tuned_model_answers_in_pieces_of_text(tuned: tuple[Path, Any]) -> None:

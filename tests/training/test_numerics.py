@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_the_kl_coefficient_moves_towards_its_target_by_a_bounded_step() -> None
 
 def test_n_gram_probabilities_sum_to_one_and_follow_the_counts() -> None:
     text = RANDOM.choice(12, size=(40, 30), p=np.arange(1, 13) / 78)
-    bigram, unigram = Bigram(text, 15), Unigram(text, 15)
+    bigram, unigram = Bigram([text], 15, text.size), Unigram([text], 15)
     for before in (0, 11, 14):  # rare, frequent, never seen
         total = bigram.probability(np.full(15, before), np.arange(15)).sum()
         assert total == pytest.approx(1.0)
@@ -137,7 +138,67 @@ def test_n_gram_probabilities_sum_to_one_and_follow_the_counts() -> None:
 
 def test_a_bigram_model_predicts_what_always_follows() -> None:
     text = np.tile(np.arange(10), (20, 5))
-    assert Bigram(text, 10).loss(text) < 0.1 < Unigram(text, 10).loss(text) == pytest.approx(math.log(10), abs=0.01)
+    bigram, unigram = Bigram([text], 10, text.size).losses(text), Unigram([text], 10).losses(text[:, 1:])
+    assert bigram.mean() < 0.1 < unigram.mean() == pytest.approx(math.log(10), abs=0.01)
+
+
+@pytest.mark.parametrize("vocab_size", [300, 100_000])
+def test_pairs_counted_batch_by_batch_are_those_of_a_table(vocab_size: int) -> None:
+    """Against dense tables of the same formula; 100,000 needs keys of 64 bits."""
+    text, held = (RANDOM.zipf(1.3, size=(40, 30)) % 300 for _ in range(2))
+    table = np.zeros((300, 300))
+    np.add.at(table, (text[:, :-1].ravel(), text[:, 1:].ravel()), 1)
+    once, twice = (table == 1).sum(), (table == 2).sum()
+    discount = once / (once + 2 * twice)
+    continuation = ((table > 0).sum(0) + 1.0) / ((table > 0).sum() + vocab_size)
+    totals = table.sum(1, keepdims=True)
+    backed = np.where(totals, discount * (table > 0).sum(1, keepdims=True) / np.maximum(totals, 1), 1.0)
+    expected = np.maximum(table - discount, 0) / np.maximum(totals, 1) + backed * continuation
+    bigram = Bigram(iter(np.split(text, 8)), vocab_size, text.size)
+    assert bigram.discount == discount
+    found = bigram.losses(held)
+    np.testing.assert_allclose(found, -np.log(expected[held[:, :-1].ravel(), held[:, 1:].ravel()]), rtol=1e-12)
+
+
+def test_counting_a_large_vocabulary_takes_few_bytes_a_token() -> None:
+    """62.5 bytes a token before; a table of 50,257 entries squared would take 20 GB."""
+    import tracemalloc
+
+    vocab_size, rows = 50_257, 1000
+
+    def batches() -> Iterator[np.ndarray]:
+        random = np.random.default_rng(1)
+        for _ in range(rows):
+            yield random.integers(0, vocab_size, (1, 1000))  # nearly every pair is another one: the worst case
+
+    tracemalloc.start()
+    try:
+        bigram = Bigram(batches(), vocab_size, rows * 999)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tables = 24 * vocab_size
+    assert peak < 30 * rows * 1000 + 2 * tables
+    assert bigram.nbytes < 8 * rows * 1000 + tables
+
+
+def test_a_bootstrap_of_many_units_is_the_same_in_parts_and_takes_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import tracemalloc
+
+    from training import statistics
+
+    top, bottom = RANDOM.normal(3.0, 1.0, 20_000), RANDOM.integers(1, 50, 20_000)
+    tracemalloc.start()
+    try:
+        found = statistics.bootstrap_ratio(top, bottom, seed=3)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * 8 * statistics.RESAMPLED_AT_ONCE, "all draws at once would take 320 MB, their values as much"
+    monkeypatch.setattr(statistics, "RESAMPLED_AT_ONCE", 1_000_000)
+    assert statistics.bootstrap_ratio(top, bottom, seed=3) == found
 
 
 def test_intervals() -> None:

@@ -66,7 +66,8 @@ def test_training_beats_the_n_grams_and_tells_how_it_goes(
     tokenizer_files = {path.name for path in inputs["tokenizer"].iterdir() if path.is_file()}
     assert {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"} <= tokenizer_files
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert written == {"config.json", "generation_config.json", "model.safetensors"} | tokenizer_files
+    ours = {"config.json", "generation_config.json", "model.safetensors", "trained_sequences.json"}
+    assert written == ours | tokenizer_files
 
 
 def test_how_it_runs_leaves_no_trace_in_the_weights(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:

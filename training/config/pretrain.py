@@ -46,7 +46,10 @@ class PretrainConfig(TrainerConfig):
     evaluate_every: Length = outside_identity("200 batches")
     """How often the validation loss is measured during training; the weights do not depend on it."""
     evaluate_tokens: int = outside_identity(65_536, ge=1)
-    """Validation tokens of each such measurement; the figure at the end uses all of them."""
+    """Validation tokens of each such measurement, spread over the validation side."""
+    validation_tokens: int = outside_identity(8_000_000, ge=1)
+    """Validation tokens of the figures at the end, spread over the validation side and shared by the ranks; and
+    training tokens that unigram and bigram baselines are counted on. The weights do not depend on it."""
 
     evaluate_tasks: tuple[TaskByName, ...] = outside_identity(())
     """Benchmarks that are taken during training as well, as in `benchmarks.tasks`; only with one process."""
