@@ -52,7 +52,9 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
         again = False
         if blockers := run.blockers_of(node.id):
             run.skipped(node.id, blockers)
-            return Failed(name="Skipped", message=f"waits for {', '.join(blockers)}, which has no artifact")
+            state: State = Failed(name="Skipped", message=f"waits for {', '.join(blockers)}, which has no artifact")
+            run.ended(node.id, str(task_run.get_id()), state)
+            return state
         run.running(node.id)
         page = StagePage(node, run)
         try:

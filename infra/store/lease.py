@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +95,9 @@ class Lease:
     def release(self) -> None:
         self._released.set()
         self._thread.join()
-        self._leases.delete(self.key, self._token)
+        # What was built is not to fail by this: a row that stays is nobody's once this process is gone.
+        with suppress(sqlite3.OperationalError):
+            self._leases.delete(self.key, self._token)
 
     def _renew(self) -> None:
         _renew(self._leases, self.key, self._token, self._released)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -20,7 +20,7 @@ from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
 from infra.servers.specs import prefect_server_variables
-from tests.command import environment, finish, start, write_config
+from tests.command import environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
 from tests.processes import running_stage, wait_until
 
@@ -102,6 +102,35 @@ def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_pat
         tasks = {task.name: task.state_type for task in client.read_task_runs()}
         assert {tasks["clean"], tasks["tokenizer"]} == {"COMPLETED"}
         assert {"stage-clean", "stage-tokenizer", "stages"} <= keys(client)
+
+
+@pytest.mark.long
+def test_a_worker_s_run_ends_well_without_its_server_and_says_so_when_it_is_back(tmp_path: Path) -> None:
+    """Proves that Prefect's worker, too, takes no run for dead whose server died under it."""
+    store, env = tmp_path / "store", environment()
+    config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
+    ports = ("--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port()))
+    try:
+        services = stemma("up", "--root", store, *ports, env=env).document["services"]
+        (server,) = [service for service in services if service["name"] == "prefect"]
+        process = start("run", config, "--root", store, env=env)
+        wait_until(lambda: running_stage(store, "ingest"))
+        signal_group(os.getpgid(server["pid"]), signal.SIGKILL)
+        answer = finish(process)
+        assert (answer.code, answer.document["status"]) == (0, "done"), (answer.document["errors"], answer.stderr)
+        assert len(answer.with_status("built")) == 4
+        assert [warning["code"] for warning in answer.document["warnings"]] == ["page_lost"]
+
+        assert stemma("up", "--root", store, env=env).code == 0
+        with temporary_settings({PREFECT_API_URL: f"{server['url']}/api"}), get_client(sync_client=True) as client:
+            run = UUID(answer.document["flow_run_id"])
+            wait_until(lambda: (state := client.read_flow_run(run).state) and state.is_final(), timeout_s=200)
+            state = client.read_flow_run(run).state
+            assert state is not None
+            assert state.is_completed(), state
+            assert {"stage-ingest", "stage-tokenizer", "stages"} <= keys(client)
+    finally:
+        stemma("down", "--root", store, env=env)
 
 
 def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
