@@ -8,6 +8,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -53,24 +54,28 @@ def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
     first = start("run", config, "--root", store, "--force", "clean", env=env)
     child = wait_until(lambda: running_stage(store, "clean"))
     assert isinstance(child, psutil.Process)
-    with sqlite3.connect(store / ".state" / "leases.sqlite") as table:
-        groups = "SELECT work_group FROM leases"
-        wait_until(lambda: (child.pid,) in table.execute(groups).fetchall())
-        os.killpg(child.pid, signal.SIGSTOP)
-        first.send_signal(signal.SIGSTOP)
-        assert table.execute("UPDATE leases SET renewed = renewed - 100000").rowcount == 1
+    log = tmp_path / "second.log"
+    try:
+        with sqlite3.connect(store / ".state" / "leases.sqlite") as table:
+            groups = "SELECT work_group FROM leases"
+            wait_until(lambda: (child.pid,) in table.execute(groups).fetchall())
+            os.killpg(child.pid, signal.SIGSTOP)
+            first.send_signal(signal.SIGSTOP)
+            assert table.execute("UPDATE leases SET renewed = renewed - 100000").rowcount == 1
 
-    with open(tmp_path / "second.log", "w") as log:
-        second = start("run", config, "--root", store, "--force", "clean", env=env, stderr=log)
-    said = lambda: (tmp_path / "second.log").read_text()  # noqa: E731
-    wait_until(lambda: "waiting for it" in said() or "taking over" in said() or "clean: built" in said())
-    assert "waiting for it" in said()
-    first.send_signal(signal.SIGCONT)
-    os.killpg(child.pid, signal.SIGCONT)
+        with open(log, "w") as output:
+            second = start("run", config, "--root", store, "--force", "clean", env=env, stderr=output)
+        ends = ("waiting for it", "taking over", "clean: built")
+        wait_until(lambda: any(told in log.read_text() for told in ends))
+        assert "waiting for it" in log.read_text()
+    finally:
+        first.send_signal(signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGCONT)
 
     one, two = finish(first), finish(second)
     assert (one.code, two.code) == (0, 0), (one.document["errors"], two.document["errors"])
-    assert "taking over" not in said()
+    assert "taking over" not in log.read_text()
     assert one.statuses()["clean"] == "built"
 
 

@@ -88,8 +88,10 @@ def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_pat
     child = wait_until(lambda: running_stage(store, "tokenizer"))
     assert isinstance(child, psutil.Process)
     os.killpg(child.pid, signal.SIGSTOP)
-    server.start()
-    os.killpg(child.pid, signal.SIGCONT)
+    try:
+        server.start()
+    finally:
+        os.killpg(child.pid, signal.SIGCONT)
     answer = finish(process)
 
     assert answer.code == 0, (answer.document["errors"], answer.stderr)
