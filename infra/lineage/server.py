@@ -18,7 +18,9 @@ import uvicorn
 from infra.errors import StemmaError
 from infra.lineage.migrations import prepare
 from infra.lineage.tracking import artifacts_folder, database_uri, exclusive
+from infra.servers.callers import OwnCallersOnly
 from infra.servers.credentials import Credentials, credentials
+from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder, write_private
 
 CHECKED_ANEW_EVERY_S = 60
@@ -49,7 +51,9 @@ def serve(root: Path, host: str, port: int) -> None:
     }
     with exclusive(root):
         initialize_backend_stores(database, database, "mlflow-artifacts:/")
-    uvicorn.run(_app(guarded=known is not None), host=host, port=port, log_level="warning")
+    # MLflow's own rules take every page of this machine and leave out some paths; bodies may be files here.
+    app = OwnCallersOnly(_app(guarded=known is not None), Settings(host).callers(port, json_only=False))
+    uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
 def _metrics_folder(root: Path) -> Path:

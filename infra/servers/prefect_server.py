@@ -1,23 +1,30 @@
-"""Prefect's server, whose transactions on SQLite wait for their turn.
+"""Prefect's server, which takes no request of a foreign page, and whose transactions on SQLite wait for their turn.
 
 python -m infra.servers.prefect_server --host HOST --port PORT
 
 Prefect begins its transactions as readers. One that reads and then writes fails at once, however long the timeout, when
 another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
 for writing when it begins, and waits for it.
+
+Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
+could have deployments made, and so commands run. See infra/servers/callers.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from prefect.server.api import server
 from prefect.server.database.configurations import AioSqliteConfiguration
 
 from infra.secrets import HidingStream
+from infra.servers.callers import OwnCallersOnly
+from infra.servers.settings import Settings
 
 _begin = AioSqliteConfiguration.begin_transaction
 
@@ -28,7 +35,25 @@ async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False
         yield transaction
 
 
+def _guard(host: str, port: int) -> None:
+    """Has Prefect make its app behind the rules of `Callers`: outermost, before its own CORS and its API."""
+    create_app, callers = server.create_app, Settings(host).callers(port)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        app = create_app(*args, **kwargs)
+        app.add_middleware(OwnCallersOnly, callers=callers)
+        return app
+
+    server.create_app = guarded
+
+
 if __name__ == "__main__":
+    # No other options: some of them have Prefect start its app in processes of its own, past the rules above.
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    options = parser.parse_args()
+    _guard(options.host, options.port)
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
     # What it logs of a notice that did not arrive has the address in it.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)

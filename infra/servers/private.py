@@ -36,7 +36,6 @@ def private_prefect_server() -> Iterator[str]:
         log = home / "server.log"
         variables = prefect_server_variables(home, url) | {"PREFECT_SERVER_UI_ENABLED": "false", LIFELINE: str(line)}
         command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
-        command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "infra.servers.tethered", *command],

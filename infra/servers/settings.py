@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from infra.errors import ConfigError, Problem
+from infra.servers.callers import NAMES, Callers, host_name
 from infra.servers.credentials import AUTH, OFF, credentials, how_to_set
 from infra.servers.database import SQLITE, Postgres, asked, database, described
 from infra.servers.ports import HOST
@@ -39,8 +40,8 @@ class Settings:
     @property
     def page(self) -> str:
         """The host under which people find them."""
-        if given := _given_names():
-            return given[0]
+        if given := _given_addresses():
+            return host_name(given[0])
         return _bracketed(socket.getfqdn() if self.host in EVERYWHERE else self.host)
 
     def page_of(self, url: str) -> str:
@@ -49,15 +50,25 @@ class Settings:
 
     @property
     def names(self) -> list[str]:
-        """All that people may call the servers by."""
-        found = [*_given_names(), HOST, "localhost", "[::1]", self.reach, self.page]
+        """All that people may call the servers by, without ports, in small letters."""
+        found = [*map(host_name, _given_addresses()), HOST, "localhost", "[::1]", self.reach, self.page]
         if self.host in EVERYWHERE:
             addresses = (address for card in psutil.net_if_addrs().values() for address in card)
             found += [
                 _bracketed(item.address) for item in addresses if item.family in (socket.AF_INET, socket.AF_INET6)
             ]
-            found.append(socket.gethostname())
-        return list(dict.fromkeys(found))
+        if not is_loopback(self.host):
+            here = socket.gethostname()
+            found += [here, here.partition(".")[0], socket.getfqdn()]
+        return list(dict.fromkeys(name.lower() for name in found))
+
+    def addresses(self, port: int) -> list[str]:
+        """What stands in a browser's address line for a server of ours on `port`, directly or behind a proxy."""
+        return list(dict.fromkeys([*(f"{name}:{port}" for name in self.names), *map(str.lower, _given_addresses())]))
+
+    def callers(self, port: int, *, json_only: bool = True) -> Callers:
+        """Whose requests the server on `port` takes."""
+        return Callers(frozenset(self.names), frozenset(self.addresses(port)), json_only)
 
     @property
     def postgres(self) -> Postgres | None:
@@ -115,9 +126,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _given_names() -> list[str]:
-    """Names that only the network knows, e.g. of a container or behind a proxy: STEMMA_NAMES=stemma.lab,mlflow."""
-    return [name for name in os.environ.get("STEMMA_NAMES", "").split(",") if name]
+def _given_addresses() -> list[str]:
+    """Names that only the network knows, e.g. of a container or behind a proxy: STEMMA_NAMES=stemma.lab:8443,mlflow."""
+    return [name.strip() for name in os.environ.get(NAMES, "").split(",") if name.strip()]
 
 
 def _bracketed(host: str) -> str:

@@ -86,10 +86,10 @@ def mlflow_spec(root: Path, port: int, settings: Settings) -> Spec:
         lambda service: answers(f"{service.url}/health"),
         # MLflow refuses requests that call it by a name it does not know, and pages from anywhere else.
         {
-            "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
-                f"{name}{end}" for name in settings.names for end in ("", f":{port}")
+            "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join([*settings.names, *settings.addresses(port)]),
+            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
+                f"{scheme}://{address}" for address in settings.addresses(port) for scheme in ("http", "https")
             ),
-            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in settings.names),
         },
     )
 

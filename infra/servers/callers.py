@@ -1,0 +1,135 @@
+"""Which requests our servers take: those that call the server by a name of its own, and no page of another site.
+
+A page in a browser can reach servers on loopback: by a form or script that is sent there, or after its own name was
+made to point to 127.0.0.1 (DNS rebinding). The first shows in Origin and Sec-Fetch-Site, the second in Host. Programs
+send neither Origin nor Sec-Fetch-Site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+NAMES = "STEMMA_NAMES"
+"""The variable with the names that only the network knows: `stemma.lab,mlflow`, with a port where it is not usual."""
+READS = ("GET", "HEAD", "OPTIONS")
+OWN_SITES = ("same-origin", "none")
+LONGEST_SHOWN = 100
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    status: HTTPStatus
+    told: str
+
+    @property
+    def body(self) -> bytes:
+        return f"{self.told}\n".encode()
+
+
+HEADERS = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+"""Of every refusal: text that no browser takes for a page."""
+
+
+@dataclass(frozen=True)
+class Callers:
+    """names: the host names that are ours, without ports; a request may name any port, which a tunnel changes.
+    addresses: `host:port`, or `host` for a usual port, of pages that may call us by another address than their own.
+    json_only: whether writes must say that their body is JSON, which a form of another site cannot."""
+
+    names: frozenset[str]
+    addresses: frozenset[str]
+    json_only: bool = True
+
+    def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
+        """Why a request is refused, None for one that is taken.
+
+        method: of HTTP; for a websocket any word that is no reading method, since what it opens may write.
+        headers: names in small letters; those that came twice joined by commas.
+        """
+        host = headers.get("host", "").lower()
+        if host_name(host) not in self.names:
+            told = f"this server is not known as {_shown(host)}"
+            return Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"{told}. {_to_set('name', host_name(host))}")
+        origin = headers.get("origin")
+        if origin is not None:
+            if not self._ours(origin.lower(), host):
+                told = f"pages of {_shown(origin)} may not call this server"
+                return Refusal(HTTPStatus.FORBIDDEN, f"{told}. {_to_set('address', origin.rpartition('/')[2])}")
+        elif method not in READS and headers.get("sec-fetch-site", "none") not in OWN_SITES:
+            return Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server.")
+        if self.json_only and method not in READS and _has_body(headers) and not _is_json(headers):
+            told = "a body of JSON was expected, with Content-Type: application/json"
+            return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, told)
+        return None
+
+    def _ours(self, origin: str, host: str) -> bool:
+        """True for a page of the address that is called, and for one of the other addresses that are ours."""
+        scheme, _, place = origin.partition("://")
+        return scheme in ("http", "https") and (place == host or place in self.addresses)
+
+
+def host_name(address: str) -> str:
+    """`name` of `name:port`, `[::1]` of `[::1]:port`."""
+    name, colon, port = address.rpartition(":")
+    return name if colon and (not port or port.isdigit()) else address
+
+
+class OwnCallersOnly:
+    """An ASGI app behind the rules of `Callers`."""
+
+    def __init__(self, app: App, callers: Callers) -> None:
+        self._app = app
+        self._callers = callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind in ("http", "websocket"):
+            refused = self._callers.refusal(scope.get("method", "WEBSOCKET"), _headers(scope))
+            if refused:
+                await _refuse(refused, kind, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _refuse(refused: Refusal, kind: str, send: Send) -> None:
+    # uvicorn lets an app answer the opening of a websocket with a response (the extension websocket.http.response).
+    prefix = "websocket.http.response" if kind == "websocket" else "http.response"
+    headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]
+    await send({"type": f"{prefix}.start", "status": int(refused.status), "headers": headers})
+    await send({"type": f"{prefix}.body", "body": refused.body})
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+def _has_body(headers: Mapping[str, str]) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip() != "0"
+
+
+def _is_json(headers: Mapping[str, str]) -> bool:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _to_set(what: str, value: str) -> str:
+    return (
+        f"If that is the {what} of a proxy or network of yours, start the server with {NAMES}={_shown(value)} in its "
+        f"environment, after a comma where {NAMES} holds others."
+    )
+
+
+def _shown(value: str) -> str:
+    return "".join(c for c in value if c.isprintable())[:LONGEST_SHOWN] or "(nothing)"
