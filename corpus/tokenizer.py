@@ -13,6 +13,7 @@ from typing import Any
 from corpus.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from corpus.config import TokenizerConfig
 from corpus.encode import load_tokenizer
+from corpus.pretrained import load_pretrained_tokenizer
 from corpus.tokenizer_report import heldout_sample, report
 from corpus.tokenizer_training import UNKNOWN, special_tokens, train
 from infra.errors import stage_error
@@ -29,7 +30,8 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
     Training sees no held-out document, and the measurement nothing else. Ids 0 to 4 of a tokenizer that is trained here
     are the special tokens, in the order of SPECIAL_TOKENS.
     Raises StageError: `no_training_text`; `vocab_too_large` if the text is too small for that many entries;
-    `bad_tokenizer` if `pretrained` or a baseline is not a folder that transformers can load.
+    `bad_tokenizer` if `pretrained` or a baseline is not a folder that transformers can load; `foreign_code` or
+    `unsafe_file` if it brings code along or leads out of itself.
     """
     documents = inputs["documents"]
     compared = {f"{Path(folder).name}": _adopted(Path(folder)).backend_tokenizer for folder in config.baselines}
@@ -83,10 +85,8 @@ def _adopted(folder: Path) -> Any:
         raise stage_error(
             "bad_tokenizer", str(folder), f"expected a Hugging Face tokenizer folder, with one of {', '.join(_FILES)}"
         )
-    from transformers import AutoTokenizer
-
     try:
-        adopted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        adopted = load_pretrained_tokenizer(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise stage_error("bad_tokenizer", str(folder), f"transformers cannot load it: {reason}") from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 
 
 class Scorer(Protocol):
@@ -50,10 +53,10 @@ class ClassifierScorer:
 
     def __init__(self, folder: str, label: str, batch_size: int = 16) -> None:
         """label: as in the model's config; raises ValueError naming those that there are."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self._model: Any = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
+        self._tokenizer: Any = load_pretrained_tokenizer(Path(folder))
+        self._model: Any = load_pretrained_model(AutoModelForSequenceClassification, Path(folder)).eval()
         labels = {str(name): int(number) for number, name in self._model.config.id2label.items()}
         if label not in labels:
             raise ValueError(f"expected one of the labels {', '.join(labels)} of {folder}, not {label}")

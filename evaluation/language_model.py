@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,6 +21,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from infra.errors import stage_error
 from infra.run import Run
 
@@ -52,20 +52,15 @@ class LanguageModel:
 def load_language_model(folder: Path, run: Run) -> LanguageModel:
     """Loads a Hugging Face model folder from safetensors; in fp32 on a CPU, else as `launch` says.
 
-    Raises StageError if the folder holds no such model.
+    Raises StageError if the folder holds no such model, brings code along or leads out of itself.
     """
     device = choose_device(run)
     bf16 = device.type == "cuda" and run.launch.precision != "fp32" and torch.cuda.is_bf16_supported()
     if run.launch.threads:
         torch.set_num_threads(run.launch.threads)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.bfloat16 if bf16 else torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+        tokenizer = load_pretrained_tokenizer(folder)
+        model = load_pretrained_model(AutoModelForCausalLM, folder, dtype=torch.bfloat16 if bf16 else torch.float32)
     except (OSError, ValueError) as error:
         raise stage_error(
             "bad_model",

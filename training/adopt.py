@@ -11,12 +11,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from corpus.chat_template import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
+from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import FILE as TRAINED
 from infra.errors import stage_error
-from infra.foreign import PICKLES, dangers
+from infra.foreign import check_model
 from infra.run import Result, Run
 from training.config import BaseModelConfig
 from training.export import export
@@ -30,13 +31,14 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
 
     New tokens get the mean embedding with a little noise drawn by the seed, so that they start as likely as any.
     Figures: parameters, added_tokens, vocab_size. Raises StageError for a folder without config.json or safetensors:
-    pickled weights can run code when they are read, and are refused.
+    pickled weights can run code when they are read, and are refused, as is a folder that brings code along or leads out
+    of itself.
     """
     folder = Path(config.path)
     _check(folder)
     try:
         model = load(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = load_pretrained_tokenizer(folder)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
@@ -67,10 +69,7 @@ def _check(folder: Path) -> None:
             "missing_source", "base_model.path", f"expected a Hugging Face model folder with config.json at {folder}"
         )
     if any(folder.glob("*.safetensors")):
-        # Pickles beside them are never opened; links and indexes that lead elsewhere would be.
-        for path, told in dangers(folder):
-            if path.suffix not in PICKLES:
-                raise stage_error("unsafe_file", "base_model.path", f"{path}: {told}")
+        check_model(folder, "base_model.path")
         return
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
     found = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from corpus.chat_template import ASSISTANT, END, USER
+from corpus.pretrained import load_pretrained_tokenizer
 from infra.errors import stage_error
 from training.loss import IGNORE
 
@@ -48,8 +49,8 @@ class Chat:
 
     @classmethod
     def load(cls, folder: Path) -> Chat:
-        """The tokenizer of a model folder; raises StageError if it has no chat tokens."""
-        return cls(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        """The tokenizer of a model folder; raises StageError if it has no chat tokens or brings code along."""
+        return cls(load_pretrained_tokenizer(folder))
 
     def _id(self, token: str) -> int:
         number = self.tokenizer.get_vocab().get(token)

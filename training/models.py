@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from corpus.pretrained import load_pretrained_model
 from infra.errors import stage_error
 from training.attention import ADDED_MASKS
 from training.config import ModelConfig
@@ -132,10 +133,8 @@ def build(
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
-    )
+    """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only, and no code."""
+    model: PreTrainedModel = load_pretrained_model(AutoModelForCausalLM, folder, dtype=torch.float32)
     return model.train()
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from composer.core import Callback
-from transformers import AutoTokenizer
 
+from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import TrainedSequences
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
@@ -81,7 +81,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
     growth = _growth(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+    tokenizer = load_pretrained_tokenizer(tokenizer_dir)
     objective = objective_of(config, tokenizer, length)
     if config.objective != "causal" and hardware.attention not in ("auto", "eager", "sdpa"):
         raise stage_error(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from corpus.pretrained import load_pretrained_model
 from evaluation.statistics import binomial_p_value, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
@@ -92,9 +93,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
 def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Scorer:
     """A reward model's folder, or a causal model's with a fresh output layer from N(0, 1/(D + 1)) drawn by `seed`
     ("N implementation details of RLHF", section 2.2)."""
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, dtype=torch.float32, use_safetensors=True, local_files_only=True
-    )
+    model = load_pretrained_model(AutoModelForSequenceClassification, folder, num_labels=1, dtype=torch.float32)
     if not isinstance(getattr(model, "score", None), nn.Linear):
         raise stage_error(
             "bad_model",
