@@ -21,6 +21,8 @@ from prefect.events import emit_event
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
+from infra.secrets import hide
+
 NOTICE = "stemma.notice"
 Kind = Literal["failed", "refused", "corrected", "drifted"]
 Name = Literal["slack", "webhook", "email"]
@@ -76,6 +78,7 @@ def save_block(channel: Channel) -> UUID:
 
 def notify(kind: Kind, title: str, text: str, *, run: str, url: str = "") -> None:
     """Tells whoever wants to know; without a channel it is an event in Prefect's feed and nothing more."""
+    title, text = hide(title), hide(text)
     emit_event(
         event=f"{NOTICE}.{kind}",
         resource={"prefect.resource.id": f"stemma.run.{run}", "prefect.resource.name": title},

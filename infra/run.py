@@ -99,8 +99,7 @@ class Run:
         if self._journal is None:
             return
         now = time.time()
-        said = {key: self._hider.hide(value) if isinstance(value, str) else value for key, value in fields.items()}
-        line = json.dumps({"kind": kind, "time": round(now, 3), **said}, allow_nan=False)
+        line = json.dumps({"kind": kind, "time": round(now, 3), **self._hider.hide_in(fields)}, allow_nan=False)
         with self._lock:
             self._journal.write(line + "\n")
             if flush or now - self._flushed_at > FLUSH_EVERY_S:

@@ -1,7 +1,13 @@
-"""Secrets: they come from the environment, are refused in configs, and are taken out of whatever is said or written."""
+"""Secrets: they come from the environment, are refused in configs, and are taken out of whatever is said or written.
+
+What is a secret shows by the name of its variable, word by word (`DB_PASS`, `GIT_PAT`, not `KEYBOARD`), or by its form
+(`sk-…`, a signed URL).
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,25 +18,74 @@ HIDDEN = "•••"
 SHORTEST = 6
 """Shorter values are left alone: `true` or `8080` are no secrets, and hiding them would garble every line."""
 
-_SECRET_NAME = re.compile(
-    r"SECRET|TOKEN(?!IZ)|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH(?!OR)|WEBHOOK|^STEMMA_NOTICE_",
-    re.IGNORECASE,
+_SECRET_WORD = re.compile(
+    "PASS|PASSWD|PASSWORDS?|PASSPHRASE|PW|PWD|SECRETS?|TOKEN|KEYS?|APIKEY|PAT|CREDENTIALS?|CREDS|AUTH|OAUTH"
+    "|AUTHORIZATION|BEARER|JWT|COOKIE|WEBHOOKS?"
 )
-_PLACE_NAME = re.compile(r"(_FILE|_PATH|_DIR|_HOME|_SOCK|_URI|_ENDPOINT|_HOST|_PORT)$", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"\w://[^/\s:@]*:([^/\s@]+)@")
+_SECRET_PARTS = re.compile(
+    "PASSW(?:OR)?D|PASSPHRASE|SECRET(?!AR)|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|WEBHOOK|^STEMMA_NOTICE_"
+    "|(?:AUTH|ACCESS|API|BOT|HF|GH)TOKEN|^(?:PG|SSH|MYSQL|DB)PASS(?![A-Z])"
+)
+"""What gives a name away within a word too: `PGPASSWORD`, `MYAPIKEY`."""
+_HARMLESS = re.compile(
+    # The shell's folders; what is no key to anything; the tokens of models; how, not with what.
+    r"^(?:OLD)?PWD$|(?:^|_)(?:PUBLIC|PRIMARY|FOREIGN|SORT|PARTITION|CACHE|HOT)_KEYS?$"
+    r"|(?:^|_)(?:BOS|EOS|PAD|UNK|MASK|SEP|CLS|BEGIN|START|END|STOP|SPECIAL|ADDED)_TOKENS?$|(?:^|_)PASS_(?:THROUGH|RATE)"
+    r"|_(?:FILE|PATH|DIR|HOME|SOCK|URI|ENDPOINT|HOST|PORT|TYPE|MODE|METHOD|ENABLED|TIMEOUT|TTL|LENGTH|LIMIT|COUNT|SIZE"
+    r"|NAME|USER|USERNAME|ALGORITHM|FORMAT|VERSION|PARALLELISM)$"
+)
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_NUMBER = re.compile(r"[0-9][0-9_,.eE+]*")
+
+_PLACEHOLDER = r"(?!PASSWORD\b|\$\{|\$[A-Z]|<\w|\{|•|…|\*\*\*)"
+"""What stands for a secret in a hint."""
+_URL_PASSWORD = re.compile(rf"\w://[^/\s:@\"'\\]*:{_PLACEHOLDER}([^/\s@\"'\\]+)@")
 _RECOGNISED = (
     (_URL_PASSWORD, "a URL with a password"),
+    (
+        re.compile(
+            r"(?:[?&;]|\\u0026)(?i:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|signature|sig|token"
+            rf"|access_token|auth_token|api_?key|secret|password)={_PLACEHOLDER}([^\s&;,#\"'<>\\]{{{SHORTEST},}})"
+        ),
+        "a signed URL",
+    ),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), "an AWS access key"),
     (re.compile(r"\bhf_[A-Za-z0-9]{30,}"), "a Hugging Face token"),
-    (re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{40,})"), "a GitHub token"),
-    (re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+/\w+/\w+"), "a Slack token"),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"), "a private key"),
+    (re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,})"), "a GitHub token"),
+    (re.compile(r"\bgl(?:pat|dt|rt|ptt|cbt|oas|soat)-[A-Za-z0-9_.-]{16,}"), "a GitLab token"),
+    (
+        re.compile(r"\bsk-(?:(?:ant|proj|svcacct|admin|or|live|test)[A-Za-z0-9]*-[\w-]{16,}|[A-Za-z0-9]{16,})"),
+        "an API key",
+    ),
+    (re.compile(r"\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|\bAIza[\w-]{35}|\b(?:npm_|pypi-)[\w-]{32,}"), "an API key"),
+    (re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+/\w+/\w+"), "a Slack token"),
+    (re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"), "a JSON web token"),
+    (
+        # With its body, up to its end or as far as it looks like one; line breaks may be escaped, as in JSON.
+        re.compile(
+            r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+            r"(?:(?:\\+[nr]|[\sA-Za-z0-9+/=:,]|-(?!----))*(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----)?)"
+        ),
+        "a private key",
+    ),
 )
-_TOKENS = [pattern for pattern, _ in _RECOGNISED if pattern is not _URL_PASSWORD]
+_SAID = (
+    re.compile(r"(?i:authorization)[\"']?\s?[:=]\s?[\"']?(?:Basic|Bearer|Token)\s([\w.~+/=-]{8,})"),
+    re.compile(r"\bBearer ([\w.~+/-]{20,}=*)"),
+    # password=… as in a DSN, "api_key": "…" as in JSON.
+    re.compile(
+        r"(?i:password|passwd|passphrase|_pwd|secret|api_?key|secret_?key|access_?key|(?:access|auth)_token)"
+        rf"(?:=[\"']?|[\"']\s?:\s?[\"']){_PLACEHOLDER}([^\s\"'&;,<>\\(){{}}\[\]]{{{SHORTEST},}})"
+    ),
+    # A line of a private key, of which a stream sees one after the other; not 64 digits of a hash.
+    re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$"),
+)
+"""Forms that may stand in a config's text and have no business in a log."""
+_FORMS = (*(pattern for pattern, _ in _RECOGNISED), *_SAID)
 
 
 def hide(text: str) -> str:
-    """The text without the secrets that this process's environment holds."""
+    """The text without the secrets that this process's environment holds, and without what looks like one."""
     return Hider().hide(text)
 
 
@@ -39,15 +94,23 @@ class Hider:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         found = set(_secrets(os.environ if environ is None else environ))
-        forms = {form for secret in found for form in (secret, quote(secret, safe=""), unquote(secret))}
+        forms = {form for secret in found for form in _forms(secret)}
         longest_first = sorted((form for form in forms if len(form) >= SHORTEST), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def hide(self, text: str) -> str:
         text = self._pattern.sub(HIDDEN, text) if self._pattern else text
-        for pattern in _TOKENS:
-            text = pattern.sub(HIDDEN, text)
+        for pattern in _FORMS:
+            text = pattern.sub(_hidden, text)
         return text
+
+    def hide_in(self, value: Any) -> Any:
+        """Plain data with every text in it hidden; keys stay."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, Mapping):
+            return {key: self.hide_in(item) for key, item in value.items()}
+        return [self.hide_in(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class HidingStream:
@@ -81,11 +144,41 @@ def recognised(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield from ((path, told) for pattern, told in _RECOGNISED if pattern.search(value))
 
 
+def names_secret(name: str, value: str = "") -> bool:
+    """Whether a variable of this name holds a secret. value: numbers of tokens are none (`MAX_TOKENS=4096`)."""
+    words = [word.upper() for word in _WORDS.findall(name)]
+    joined = "_".join(words)
+    if _HARMLESS.search(joined):
+        return False
+    if any(map(_SECRET_WORD.fullmatch, words)) or _SECRET_PARTS.search(joined):
+        return True
+    return "TOKENS" in words and not _NUMBER.fullmatch(value)
+
+
 def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
     for name, value in environ.items():
         yield from _URL_PASSWORD.findall(value)
-        if _SECRET_NAME.search(name) and not _PLACE_NAME.search(name):
+        if names_secret(name, value) and not _is_place(value):
             yield value
             user, colon, password = value.partition(":")
             if colon and user.isidentifier():
                 yield password
+                yield base64.b64encode(value.encode()).decode()  # as it stands in an Authorization header
+
+
+def _is_place(value: str) -> bool:
+    """The path of a key is in many a message, and tells nobody the key."""
+    return value.startswith("/") and os.path.exists(value)
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """As it is, in a URL, in JSON."""
+    yield from (secret, quote(secret, safe=""), unquote(secret), json.dumps(secret)[1:-1])
+
+
+def _hidden(match: re.Match[str]) -> str:
+    """A pattern's group is the secret part, without one all of it is."""
+    if not match.re.groups:
+        return HIDDEN
+    start, end = (place - match.start() for place in match.span(1))
+    return match[0][:start] + HIDDEN + match[0][end:]

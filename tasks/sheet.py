@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def failed_sheet(stage: str, error: StemmaError, log: Path | None, links: Mappin
     if links:
         parts.append(_to_open(links))
     if log and (said := tail(log, LOG_LINES)):
-        parts.append("### The end of its log\n\n```\n" + "\n".join(said) + "\n```")
+        parts.append("### The end of its log\n\n" + _as_it_is("\n".join(said)))
     parts.append(f"All of it: `stemma logs {stage}`")
     return "\n\n".join(parts) + "\n"
 
@@ -127,6 +128,12 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     lines += ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def _as_it_is(text: str) -> str:
+    """Text in a fence of more backticks than it has in a row, which it cannot close."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _cell(text: str) -> str:

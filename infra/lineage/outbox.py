@@ -13,6 +13,10 @@ from typing import Any
 
 from infra.lineage.courier_lock import lineage_folder, this_process
 from infra.lineage.messages import Message
+from infra.secrets import Hider
+
+TOLD = ("config", "tags", "headline", "error", "description")
+"""Fields of messages that people read in MLflow, without secrets; the others are digests, paths and figures."""
 
 _lock = threading.Lock()
 _last_ns = 0
@@ -41,7 +45,9 @@ class Outbox:
     def send(self, message: Message) -> None:
         """Keeps the message for the courier; costs a small file, about 0.1 ms, and needs no server."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"message": message.to_json(), "sender": this_process()})
+        content, hider = message.to_json(), Hider()
+        content |= {key: hider.hide_in(content[key]) for key in TOLD if key in content}
+        text = json.dumps({"message": content, "sender": this_process()})
         name = f"{_next_time_ns():020d}-{os.getpid()}-{next(_sequence)}.json"
         hidden = self.folder / f".{name}"
         hidden.write_text(text)

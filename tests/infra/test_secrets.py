@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import string
 from pathlib import Path
 
 import pytest
 
 from flows.config import parse
 from infra.errors import ConfigError, stage_error
+from infra.lineage.messages import PipelineStarted
+from infra.lineage.outbox import Outbox
 from infra.run import Run, read_journal
 from infra.secrets import HIDDEN, Hider, HidingStream, recognised
+from tasks.sheet import failed_sheet
 from tests.command import Answer, stemma, write_config
 from tests.pipelines import data_config
 
@@ -68,6 +73,136 @@ def test_a_stream_hides_and_is_a_stream_still(monkeypatch: pytest.MonkeyPatch) -
     print("with key-1234567", file=stream, flush=True)
     assert under.getvalue() == f"with {HIDDEN}\n"
     assert not stream.isatty()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["DB_PASS", "SSH_PW", "OPENAI_KEY", "GIT_PAT", "MYSQL_PWD", "PGPASSWORD", "SSHPASS", "HF_TOKEN", "API_TOKENS",
+     "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "anthropicApiKey", "db-password", "STRIPE_KEY_2", "MYAPIKEY",
+     "SLACK_WEBHOOK_URL", "SESSION_COOKIE", "SERVICE_CREDS", "GOOGLE_CREDENTIALS", "REGISTRY_AUTH", "GH_JWT", "PASS",
+     "STEMMA_NOTICE_EMAIL", "GITHUBTOKEN_ACCESSTOKEN", "ENCRYPTION_KEYS", "CLIENT_SECRET"],
+)  # fmt: skip
+def test_a_variable_whose_name_says_so_is_a_secret(name: str) -> None:
+    assert Hider({name: "hunter-22"}).hide("it is hunter-22") == f"it is {HIDDEN}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MONKEY", "a-monkey"), ("KEYBOARD", "us-intl"), ("KEYBOARD_LAYOUT", "us-intl"), ("PATH", "/usr/bin:/bin"),
+     ("PATTERN", "a-pattern"), ("TOKENIZERS_PARALLELISM", "disabled"), ("max_tokens", "1_000_000"), ("PWD", "/work/a"),
+     ("MAX_TOKENS", "2.5e9"), ("OLDPWD", "/work/a"), ("GIT_AUTHOR_NAME", "Ada Lovelace"), ("COMPASS", "to-the-north"),
+     ("GIT_ASKPASS", "/usr/bin/ask"), ("SSH_AUTH_SOCK", "/tmp/agent"), ("AUTHORS", "Ada"), ("PUBLIC_KEY", "ed25519"),
+     ("SORT_KEY", "document"), ("PAD_TOKEN", "<|endoftext|>"), ("SECRETARY", "Ada Lovelace"), ("PASSENGERS", "hundred"),
+     ("AUTH_TYPE", "kerberos"), ("SECRET_NAME", "stemma-secret"), ("DBUS_SESSION_BUS_ADDRESS", "unix:path=/run"),
+     ("TURKEY", "ankara"), ("SPARSE", "matrix"), ("TLS_KEY", "/etc/hostname"), ("POWERSHELL", "/bin/pwsh")],
+)  # fmt: skip
+def test_a_variable_whose_name_only_has_such_letters_is_none(name: str, value: str) -> None:
+    assert Hider({name: value}).hide(f"it is {value}.") == f"it is {value}."
+
+
+SIGNED = "https://b.s3.example/c.parquet?X-Amz-Date=20261122&X-Amz-Signature=3b1fa9c07d&X-Amz-Expires=60"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA0Z3VS5JJcds3xfn\n-----END RSA PRIVATE KEY-----"
+FORMS = [
+    ("sk-abcdefghijklmnopqrstuvwxyzABCDEF", HIDDEN),
+    ("sk-proj-a1B2_c3-D4e5F6g7H8i9", HIDDEN),
+    ("sk-ant-api03-a1B2c3D4e5F6g7H8", HIDDEN),
+    ("sk_live_a1B2c3D4e5F6g7H8", HIDDEN),
+    ("glpat-a1B2c3D4e5F6g7H8i9J0", HIDDEN),
+    ("ghp_" + "a1B2" * 9, HIDDEN),
+    ("github_pat_" + "a1B2" * 10, HIDDEN),
+    ("xoxb-123456789012-abcdefghij", HIDDEN),
+    ("AKIAIOSFODNN7EXAMPLE", HIDDEN),
+    ("hf_" + "a1B2" * 9, HIDDEN),
+    ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2lnbmF0dXJlLWhlcmU", HIDDEN),
+    (SIGNED, SIGNED.replace("3b1fa9c07d", HIDDEN)),
+    ("https://c.blob.example/x?sv=2024&sig=a%2Fb%3Dcdef&se=2027", f"https://c.blob.example/x?sv=2024&sig={HIDDEN}&se=2027"),
+    ("https://c.example/x?Expires=1&Signature=abcdef~1", f"https://c.example/x?Expires=1&Signature={HIDDEN}"),
+    ("https://c.example/x?token=abcdef12", f"https://c.example/x?token={HIDDEN}"),
+    ("postgresql://ada:hunter-22@db/x", f"postgresql://ada:{HIDDEN}@db/x"),
+    ("redis://:hunter-22@db/0", f"redis://:{HIDDEN}@db/0"),
+    (PEM, HIDDEN),
+    (PEM.replace("\n", "\\n"), HIDDEN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "hidden"), FORMS)
+def test_a_secret_is_known_by_its_form(text: str, hidden: str) -> None:
+    assert Hider({}).hide(f"cannot read {text}, it says") == f"cannot read {hidden}, it says"
+    assert json.loads(Hider({}).hide(json.dumps({"a": text, "b": 1}))) == {"a": hidden, "b": 1}
+    assert [path for path, _ in recognised({"read": [text]})] == ["read.0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("host=db user=ada password=hunter-22 port=5", f"host=db user=ada password={HIDDEN} port=5"),
+        ('{"api_key": "hunter-22", "n": 1}', f'{{"api_key": "{HIDDEN}", "n": 1}}'),
+        ("Authorization: Basic YWRhOmh1bnRlcg==", f"Authorization: Basic {HIDDEN}"),
+        ("-H 'Authorization: Bearer abcdefgh12'", f"-H 'Authorization: Bearer {HIDDEN}'"),
+        ("MIIEowIBAAKCAQEA0Z3VS5JJcds3xfnMIIEowIBAAKCAQEA0Z3VS5JJcds3xfn12", HIDDEN),
+    ],
+)
+def test_what_is_said_of_a_secret_is_hidden(text: str, hidden: str) -> None:
+    assert Hider({}).hide(text) == hidden
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sk-learn and task-abcdefghijklmnopqrst, risk-averse",
+        "postgresql://USER:PASSWORD@HOST:5432/NAME, or sqlite, was expected",
+        "loss 3.1, 2,500,000 tokens, pad_token=<|endoftext|>, max_tokens=1000000, key=value",
+        "a password of 12 characters or more was expected; set a password: it is easy",
+        "https://example.org/a?page=2&sort=key, http://127.0.0.1:4200/runs?token=",
+        "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        "eyJ.x.y glpat-short ghp_short hf_hub AKIA xoxo-kisses",
+        "configs/quickstart.yaml: secrets come from the environment; auth=off",
+        "Bearer of good news, Basic understanding of authorization: none",
+    ],
+)
+def test_ordinary_words_stay(text: str) -> None:
+    assert Hider({}).hide(text) == text
+
+
+def test_a_random_secret_of_any_letters_is_hidden_and_json_stays_json() -> None:
+    draw = random.Random(24)
+    for _ in range(300):
+        secret = "".join(draw.choice(string.printable[:95]) for _ in range(draw.randrange(6, 40)))
+        secret = secret.strip() or "hunter-22"
+        if len(secret) < 6:
+            continue
+        text = Hider({"DB_PASS": secret}).hide(json.dumps({"said": f"cannot connect with {secret} to it"}))
+        assert secret not in json.loads(text)["said"], secret
+
+
+def test_messages_to_mlflow_and_journals_hide_at_any_depth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DB_PASS", "hunter-22")
+    outbox = Outbox(tmp_path)
+    outbox.send(
+        PipelineStarted(
+            "a-build", "chronicle", 0.0, config={"a": {"b": ["hunter-22"]}}, tags={"note": "glpat-a1B2c3D4e5F6g7H8i9J0"}
+        )
+    )
+    [message] = outbox.paths()
+    assert outbox.read(message).content["config"] == {"a": {"b": [HIDDEN]}}
+    assert outbox.read(message).content["tags"] == {"note": HIDDEN}
+    with open(tmp_path / "journal", "w") as journal:
+        Run(tmp_path, journal=journal).event("asked", "asked", tried=[{"with": "hunter-22"}])
+    assert read_journal(tmp_path / "journal")[0]["tried"] == [{"with": HIDDEN}]
+
+
+def test_a_log_cannot_close_its_fence_in_the_sheet(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = ["```", "# <b>not a heading</b>", "````python", "a `word`"]
+    log.write_text("\n".join(lines))
+    sheet = failed_sheet("clean", stage_error("bad_row", "clean", "no text"), log, {})
+    assert "`````\n" + "\n".join(lines) + "\n`````\n" in sheet
+    assert "\n```\nplain\n```\n" in failed_sheet("clean", stage_error("a", "b", "c"), _written(log, "plain"), {})
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.parametrize(
