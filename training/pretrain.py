@@ -21,7 +21,7 @@ from training import ranks
 from training.adapter import Plan, fit
 from training.attention import choose_attention
 from training.batch_size import Growth
-from training.compiling import wants_compile
+from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
@@ -113,8 +113,11 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     )
     layers = network.config.num_hidden_layers
     if wants_compile(run.launch, hardware, layers, flops * plan.examples(plan.batches) * length):
-        run.event("compiling", "compiling the model: the first batches take up to some minutes")
-        model.compile_training()
+        if plain_compiler_paths():
+            run.event("compiling", "compiling the model: the first batches take up to some minutes")
+            model.compile_training()
+        else:
+            run.event("not_compiled", NO_PLAIN_PATHS)
     every = batches(config.evaluate_every, **scale)
     causal = config.objective == "causal"
     bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ from pydantic import ValidationError
 
 from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
-from infra.run import Run
+from infra.run import Run, read_journal
+from tests.command import REPOSITORY
 from tests.ranked import pretrain_in_ranks
-from training.compiling import wants_compile
+from training.compiling import _is_ours, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig
 from training.hardware import Hardware
 from training.pretrain import pretrain
@@ -63,6 +67,78 @@ def test_compiled_ranks_end_with_the_weights_of_one_process(
     expected = weights(tmp_path / "one")
     for name, tensor in weights(tmp_path / "two").items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+
+
+IN_A_FOLDER_WITH_A_SPACE = """
+import sys, sysconfig
+import torch
+from training.compiling import plain_compiler_paths
+assert " " in sys.prefix and " " in torch.__file__, (sys.prefix, torch.__file__)
+assert plain_compiler_paths()
+assert torch.equal(torch.compile(lambda x: (x * 2).relu() + 1)(torch.arange(-2.0, 2.0)), torch.tensor([1.0, 1, 1, 3]))
+"""
+
+
+def python_in(folder: Path, temporary: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code with this environment under another name: everything in it is then found there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(sys.prefix)
+    temporary.mkdir(parents=True)
+    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    return subprocess.run(
+        [str(folder / "bin" / "python"), "-c", code],
+        env={**env, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_folder_whose_name_a_shell_would_take_apart_compiles(tmp_path: Path) -> None:
+    folder = tmp_path / "o'brien's  models & $HOME"
+    done = python_in(folder / ".venv", folder / "temporary files", IN_A_FOLDER_WITH_A_SPACE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # The cache is where it was asked for, under whatever name.
+    assert list((folder / "temporary files").rglob("*.so"))
+
+
+@pytest.mark.long
+def test_a_training_in_a_folder_with_a_space_is_compiled(shards_dir: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+    """The risk: one of the many commands of a whole model that a small function does not need."""
+    code = f"""
+from pathlib import Path
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from training.config import PretrainConfig
+from training.pretrain import pretrain
+config = PretrainConfig.model_validate({CONFIG.model_dump(mode="json")!r})
+inputs = {{"shards": Path({str(shards_dir)!r}), "tokenizer": Path({str(tokenizer_dir)!r})}}
+journal = open({str(tmp_path / "journal")!r}, "w")
+launch = LaunchConfig(device="cpu", threads=1, precision="fp32", compile="on")
+run = Run(Path({str(tmp_path / "work")!r}), launch, journal=journal)
+pretrain(config, inputs, Path({str(tmp_path / "out")!r}), run)
+"""
+    done = python_in(tmp_path / "a folder" / ".venv", tmp_path / "temporary files", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {line["name"] for line in read_journal(tmp_path / "journal") if line["kind"] == "event"} >= {"compiling"}
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_without_a_place_for_links_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "a cache"))
+    monkeypatch.setattr("training.compiling._is_ours", lambda folder: False)
+    assert not plain_compiler_paths()
+
+
+def test_links_are_put_only_where_nobody_else_can(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert not _is_ours(open_to_all)
+    assert not _is_ours(tmp_path / "link")
+    assert not _is_ours(tmp_path / "not there" / "names")
+    assert _is_ours(tmp_path / "names")
+    assert _is_ours(tmp_path / "names")
 
 
 def test_sharded_models_are_not_compiled() -> None:
