@@ -33,8 +33,11 @@ def seconds(command: list[str], **variables: str) -> float:
     """Wall seconds of a whole process."""
     env = {**os.environ, "PYTHONPATH": str(PROJECT), **variables}
     begun = time.perf_counter()
-    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - begun
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    took = time.perf_counter() - begun
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with exit code {done.returncode}:\n{(done.stderr or done.stdout)[-3000:]}")
+    return took
 
 
 def race(config: Path, root: Path, rounds: int) -> None:

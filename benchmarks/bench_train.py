@@ -23,10 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.train_setting import SETTINGS, write, write_tokenizer
+from infra.servers.logs import tail
 from tasks.supervisor import KEEP_MEMORY
 from training.hardware import native_bf16
 
 PROJECT = Path(__file__).resolve().parent.parent
+
+LINES_OF_THE_DEAD = 30
 
 # Name in the table, name of the contender, whether glibc keeps freed memory as our launcher has it.
 CONTENDERS = [
@@ -57,11 +60,13 @@ class Contender:
         environment.pop("GLIBC_TUNABLES", None)
         if keeps_memory:
             environment["GLIBC_TUNABLES"] = KEEP_MEMORY
+        # A file: nobody reads it before the end, and a full pipe would stop the contender.
+        self._said = tempfile.NamedTemporaryFile(prefix="contender-", suffix=".log")  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
             [sys.executable, str(PROJECT / "benchmarks/train_contenders.py"), name, which, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             text=True,
             env=environment,
             cwd=folder,
@@ -85,23 +90,38 @@ class Contender:
         self._say("profile")
         self._hear("speed")
         assert self._process.stdout is not None
-        return "".join(iter(self._process.stdout.readline, "\n"))
+        lines = []
+        for line in self._process.stdout:
+            if line == "\n":
+                return "".join(lines)
+            lines.append(line)
+        raise self._dead()
 
     def _say(self, word: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(word + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._dead() from None
 
     def _hear(self, word: str) -> list[float]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(word + " "):
                 return [float(number) for number in line.split()[1:]]
-        raise SystemExit(f"{self.title} ended: run it by hand, benchmarks/train_contenders.py says how")
+        raise self._dead()
+
+    def _dead(self) -> SystemExit:
+        """What ends the benchmark, with exit code 1: how the contender ended, and the end of what it said."""
+        code = self._process.wait()
+        said = "\n".join(f"  {line}" for line in tail(Path(self._said.name), LINES_OF_THE_DEAD)) or "  it said nothing"
+        return SystemExit(f"{self.title} ended with exit code {code}:\n{said}")
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._said.close()
 
 
 def race(which: str, rounds: int, only: list[str], folder: Path) -> None:
