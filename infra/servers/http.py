@@ -26,6 +26,18 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
+def misdirected(url: str, timeout_s: float = 2.0) -> str:
+    """What a server says that does not know itself by the name in this URL; empty if it does, or nobody answers."""
+    try:
+        with _opener.open(url, timeout=timeout_s):
+            return ""
+    except urllib.error.HTTPError as error:
+        found = error.code == HTTPStatus.MISDIRECTED_REQUEST
+        return error.read().decode(errors="replace").strip() if found else ""
+    except OSError:
+        return ""
+
+
 def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
     """The JSON answer to a JSON POST with our credentials. Raises PermissionError for 401, OSError without answer."""
     headers = {"Content-Type": "application/json"}

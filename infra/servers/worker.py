@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from infra.servers.http import answers
+from infra.servers.http import answers, misdirected
 
 
 def main(pool: str) -> None:
@@ -17,7 +17,11 @@ def main(pool: str) -> None:
     import prefect.cli.worker
     import prefect.workers.process
 
-    while not answers(f"{os.environ['PREFECT_API_URL']}/health"):
+    health = f"{os.environ['PREFECT_API_URL']}/health"
+    while not answers(health):
+        # Waiting would not change that.
+        if told := misdirected(health):
+            sys.exit(f"{health}: {told}")
         time.sleep(0.1)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
     prefect.cli.app()
