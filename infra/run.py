@@ -6,12 +6,21 @@ training thread microseconds, and can be followed by another process:
     {"kind": "metric", "time": 1763700000.1, "step": 20, "values": {"train/loss": 3.1}}
     {"kind": "progress", "time": …, "done": 20, "total": 500, "unit": "batches", "note": "loss 3.10"}
     {"kind": "event", "time": …, "name": "resumed", "message": "continuing pretrain at batch 1,200 of 5,000", …}
+
+Work that goes back to a checkpoint takes back the metrics that it told since, and tells them again: their lines become
+others where they stand (a reader's place in the file stays right), and a line behind them says from which byte:
+
+    {"kind": "undone", "time": …, "step": 1220, "undone": {"train/loss": 3.1}}
+    {"kind": "rewind", "time": …, "place": 81920, "step": 1200}
+
+So every step has one metric line, and what happened can still be read. Events happened, and stay.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +34,8 @@ from infra.secrets import Hider
 from infra.workers import Mapper
 
 FLUSH_EVERY_S = 0.5
+# Of the same length, so that no byte behind them moves.
+_UNDONE = ((b'{"kind": "metric"', b'{"kind": "undone"'), (b'"values": {', b'"undone": {'))
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ class Run:
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._flushed_at = 0.0
+        self._told = False
         self._hider = Hider()
         work_dir.mkdir(parents=True, exist_ok=True)
 
@@ -82,6 +94,7 @@ class Run:
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Figures of one step, e.g. {"train/loss": 3.1, "train/lr": 6e-4}; `step` counts batches or documents."""
+        self._told = True
         self._write("metric", step=step, values={name: json_number(value) for name, value in values.items()})
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
@@ -106,9 +119,76 @@ class Run:
                 self._journal.flush()
                 self._flushed_at = now
 
+    def place(self) -> int | None:
+        """Bytes of the journal so far, all of them on the disk, for a checkpoint to keep; None where it is no file."""
+        if self._journal is None:
+            return None
+        with self._lock:
+            self._journal.flush()
+            if _path_of(self._journal) is None:
+                return None
+            os.fsync(self._journal.fileno())
+            return os.fstat(self._journal.fileno()).st_size
+
+    def rewind(self, place: int | None, step: int) -> None:
+        """Takes back the metrics told behind `place`: the work goes on from `step`, and will tell them again.
+
+        place: None takes back those of later steps than `step`, as does one that is not of this journal.
+        """
+        if self._journal is None:
+            return
+        path = _path_of(self._journal)
+        if path is not None:
+            with self._lock:
+                self._journal.flush()
+            place = place if place is not None and _is_between_lines(path, place) else None
+            self._told = _undo(path, place, step)
+        if self._told:
+            self._write("rewind", flush=True, place=place or 0, step=step)
+            self._told = False
+
     def close(self) -> None:
         if self._journal is not None:
             self._journal.flush()
+
+
+def _path_of(journal: TextIO) -> Path | None:
+    """Where a journal's own file lies; None for a stream, such as a terminal's or a log's."""
+    try:
+        return Path(journal.name) if journal.readable() and journal.seekable() else None
+    except (AttributeError, TypeError):
+        return None
+
+
+def _is_between_lines(path: Path, place: int) -> bool:
+    with open(path, "rb") as file:
+        file.seek(max(0, place - 1))
+        return place == 0 or file.read(1) == b"\n"
+
+
+def _undo(path: Path, place: int | None, step: int) -> bool:
+    """Marks the metric lines behind `place`, or of later steps, as undone; whether there were any."""
+    found = False
+    with open(path, "r+b") as file:
+        at = file.seek(place or 0)
+        for line in file:
+            if line.startswith(_UNDONE[0][0]) and _is_undone(line, None if place is not None else step):
+                undone = line
+                for told, instead in _UNDONE:
+                    undone = undone.replace(told, instead, 1)
+                os.pwrite(file.fileno(), undone, at)
+                found = True
+            at += len(line)
+        os.fsync(file.fileno())
+    return found
+
+
+def _is_undone(line: bytes, step: int | None) -> bool:
+    try:
+        told = json.loads(line)["step"]
+    except (ValueError, KeyError):
+        return False  # a crash cut it short
+    return told is not None and (step is None or told > step)
 
 
 def json_number(value: float) -> float | str:

@@ -282,7 +282,7 @@ class _Build:
         )
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:
-        if message["kind"] != "metric":
+        if message["kind"] in ("progress", "event", "log"):
             self.around.say(self.node.id, message)
 
     def _keep_records(self) -> None:

@@ -195,7 +195,6 @@ def fit(
                 made = corrections.answer(alarmed.alarm)
                 throughput.restart()
                 run.event("correction", f"{stage}: {made}", **made.as_json())
-                run.metrics({"guard/corrections": len(corrections.made)}, made.alarm.batch)
         gather_outer(model)
         clock, speed = trainer.state.timestamp, throughput.mean()
         mfu = throughput.mfu(speed) if speed else None
@@ -251,14 +250,16 @@ class _Voice(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         batch, now = state.timestamp.batch.value, time.monotonic()
         self._throughput.mark(batch, state.timestamp.token.value)
+        made = self._corrections.before(batch)
+        corrected = {"guard/corrections": float(made)} if made else {}
         if self._corrections.skips(batch - 1):
-            self._run.metrics({"guard/skipped": 1.0}, batch)
+            self._run.metrics({"guard/skipped": 1.0, **corrected}, batch)
             return
         loss = float(state.total_loss_dict["loss/train/total"])
         values = {"train/loss": loss, "train/lr": self._learning_rate, "train/grad_norm": self._clip.norm}
         if self._plan.growth:
             values["train/batch_tokens"] = float(state.timestamp.token.value - state.previous_timestamp.token.value)
-        values |= self._throughput.values()
+        values |= self._throughput.values() | corrected
         self._run.metrics(values, batch)
         if now - self._said > _SAY_EVERY_S or batch == self._plan.batches:
             self._said = now

@@ -79,7 +79,7 @@ class Checkpointer(Callback):
         def files(folder: Path) -> list[Path]:
             written = write_rank(folder, tensors)
             if ranks.is_first():
-                (folder / STATE).write_text(json.dumps(_state(state, self._plan.data)), encoding="utf8")
+                (folder / STATE).write_text(json.dumps(self._state(state)), encoding="utf8")
                 written.append(folder / STATE)
             return written
 
@@ -87,6 +87,23 @@ class Checkpointer(Callback):
         if ranks.is_first():
             retain(self._plan.folder, self._plan.keep, self._plan.keep_hours, first=self._plan.for_rollback)
         return path
+
+    def _state(self, state: State) -> dict[str, Any]:
+        clock = state.timestamp.state_dict()
+        return {
+            "format": _FORMAT,
+            "batch": state.timestamp.batch.value,
+            "ranks": ranks.world_size(),
+            "data": self._plan.data,
+            "clock": {
+                key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in clock.items()
+            },
+            "dataset": state._dataset_state_dict()["train"],
+            "callbacks": _callbacks(state).state_dict(),
+            # What was told by now need not be told again, and what is told later will be.
+            "journal": self._run.place(),
+            "scaler": state.scaler.state_dict() if state.scaler else {},
+        }
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -98,24 +115,8 @@ def _callbacks(state: State) -> Callbacks:
     return next(one for one in state.callbacks if isinstance(one, Callbacks))
 
 
-def _state(state: State, data: str) -> dict[str, Any]:
-    clock = state.timestamp.state_dict()
-    return {
-        "format": _FORMAT,
-        "batch": state.timestamp.batch.value,
-        "ranks": ranks.world_size(),
-        "data": data,
-        "clock": {
-            key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in clock.items()
-        },
-        "dataset": state._dataset_state_dict()["train"],
-        "callbacks": _callbacks(state).state_dict(),
-        "scaler": state.scaler.state_dict() if state.scaler else {},
-    }
-
-
 class Resumption(Callback):
-    """Continues a fit from the newest whole checkpoint, random state included.
+    """Continues a fit from the newest whole checkpoint, random state included, and takes back what was told since.
 
     others: folders of checkpoints besides the plan's own.
     """
@@ -135,6 +136,7 @@ class Resumption(Callback):
         for path in whole_checkpoints(self._folders, lambda said: self._run.event("passed_over", said)):
             self.load_from(path, trainer.state)
             return batch_of(path)
+        self._run.rewind(0, 0)
         return None
 
     def load_from(self, path: Path, state: State) -> None:
@@ -153,6 +155,8 @@ class Resumption(Callback):
         _callbacks(state).load_state_dict(saved["callbacks"])
         if saved["scaler"] and state.scaler:
             state.scaler.load_state_dict(saved["scaler"])
+        # Checkpoints of earlier versions know no place.
+        self._run.rewind(saved.get("journal"), saved["batch"])
         self._from = snapshot
         self._mid_epoch = state.timestamp.batch_in_epoch.value > 0
 

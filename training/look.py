@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,19 @@ class Look(Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        """How far the samples are written, and on the disk."""
+        path = self._run.work_dir / SAMPLES
+        if not path.exists():
+            return {"samples_bytes": 0}
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            return {"samples_bytes": os.fstat(file.fileno()).st_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Drops the samples that will be drawn again."""
+        path = self._run.work_dir / SAMPLES
+        if path.exists() and path.stat().st_size > state.get("samples_bytes", math.inf):
+            os.truncate(path, state["samples_bytes"])
 
 
 def keep_samples(work_dir: Path, out_dir: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,9 @@ from infra.lineage.messages import (
     StageReused,
     StageStarted,
 )
-from infra.lineage.metric_lines import Line, read_lines
+from infra.lineage.metric_lines import Line, read_lines, undone_lines
 from infra.lineage.migrations import prepare
+from infra.lineage.points import Point, delete_points
 from infra.lineage.tracking import database_uri, exclusive
 
 METRICS_A_BATCH = 1000
@@ -103,7 +104,7 @@ class Delivery:
         for build_id, path, offset in self._ledger.tails():
             run = self._ledger.run(build_id)
             if run and Path(path).exists():
-                self._send_lines(run, read_lines(Path(path), offset), follow=True)
+                self._send_lines(run, Path(path), offset, follow=True)
 
     def end_abandoned(self, run: DeliveredRun) -> None:
         """Marks a run whose process died without a word."""
@@ -174,6 +175,7 @@ class Delivery:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
         self._client.set_terminated(run.run_id, message.status, _ms(message.time))
         self._delete_twins(run)
+        self._delete_twin_versions(run)
         self._ledger.ended(run.build_id)
 
     def _register(self, message: RegisterModel) -> None:
@@ -235,6 +237,25 @@ class Delivery:
             for twin in self._runs_of(run.build_id, [run.experiment_id]):
                 if twin.info.run_id != run.run_id:
                     self._client.delete_run(twin.info.run_id)
+
+    def _delete_twin_versions(self, pipeline: DeliveredRun) -> None:
+        """The same for registered versions of the models that a pipeline run made or used: one that has an alias stays,
+        else the first."""
+        for row in self._ledger.rows(pipeline.build_id).values():
+            builder = self._ledger.run(row.get("build_id", ""))
+            found = self._client.search_model_versions(f"run_id = '{builder.run_id}'") if builder else []
+            alike: dict[tuple[str, str], list[Any]] = {}
+            for version in found:
+                if digest := version.tags.get("stemma.digest"):
+                    alike.setdefault((version.name, digest), []).append(version)
+            for (name, _), versions in alike.items():
+                if len(versions) > 1:
+                    # A number from a database, a text from a server.
+                    aliased = {str(number) for number in self._client.get_registered_model(name).aliases.values()}
+                    versions.sort(key=lambda version: (str(version.version) not in aliased, int(version.version)))
+                    for twin in versions[1:]:
+                        if str(twin.version) not in aliased:
+                            self._client.delete_model_version(name, twin.version)
 
     def _runs_of(self, build_id: str, experiment_ids: list[str]) -> list[Any]:
         return list(
@@ -349,15 +370,19 @@ class Delivery:
             self._client.create_registered_model(name)
 
     def _send_last_metrics(self, run: DeliveredRun, message: StageFinished) -> None:
-        """The rest of the followed file; if it is gone, all of the file that took its place."""
-        for build_id, path, offset in self._ledger.tails():
-            if build_id == run.build_id and Path(path).exists():
-                self._send_lines(run, read_lines(Path(path), offset), follow=True)
-                return
-        if message.metrics and Path(message.metrics).exists():
-            self._send_lines(run, read_lines(Path(message.metrics)), follow=False)
+        """The rest of the followed file; if it is gone, of the copy that the artifact keeps, or all of another file."""
+        moved = Path(message.metrics) if message.metrics else None
+        offset = 0
+        for build_id, path, read in self._ledger.tails():
+            if build_id == run.build_id:
+                if Path(path).exists():
+                    self._send_lines(run, Path(path), read, follow=True)
+                    return
+                offset = read if moved and moved.name == Path(path).name else 0
+        if moved and moved.exists():
+            self._send_lines(run, moved, offset, follow=False)
 
-    def _send_lines(self, run: DeliveredRun, lines: Iterable[Line], *, follow: bool) -> None:
+    def _send_lines(self, run: DeliveredRun, path: Path, offset: int, *, follow: bool) -> None:
         batch: list[Metric] = []
         end = 0
 
@@ -367,13 +392,25 @@ class Delivery:
             if follow and end:
                 self._ledger.advance(run.build_id, end)
 
-        for line in lines:
+        for line in read_lines(path, offset):
             if batch and len(batch) + len(line.values) > METRICS_A_BATCH:
                 send()
+            if line.rewound_to is not None:
+                send()
+                self._take_back(run, path, line)
             at_ms = _ms(line.time)
             batch += [Metric(name, value, at_ms, line.step) for name, value in line.values.items()]
             end = line.end
         send()
+
+    def _take_back(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
+        """Deletes the points that a training took back when it went on from an earlier step."""
+        points = [Point(name, line.step, _ms(line.time)) for line in undone_lines(path, rewind) for name in line.values]
+        if points and not delete_points(database_uri(self._root), run.run_id, points):
+            # The server of another machine, with a database that we do not reach: at least say so.
+            first, moment = min(point.step for point in points), max(point.timestamp for point in points)
+            told = f"steps from {first} on were taken again; their points up to {moment} ms do not count"
+            self._client.set_tag(run.run_id, f"stemma.taken_back.{rewind.end}", told)
 
     def _log_metrics(self, run_id: str, metrics: list[Metric]) -> None:
         items = iter(metrics)

@@ -8,15 +8,18 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from infra.lineage.courier import release_courier, wait_delivered
+from infra.run import read_journal
 from tests.command import Answer, environment, finish, start, stemma, write_config
 from tests.memory import confine, memory_limit
 from tests.pipelines import data_config, full_config
+from tests.points import points_of
 from tests.processes import gone, progress_of, running_stage, wait_until
 
 
@@ -215,3 +218,18 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     assert "continuing pretrain at batch" in second.stderr
     manifest = json.loads((Path(second.rows()["pretrain"]["path"]) / "manifest.json").read_text())
     assert manifest["result"]["figures"]["batches"] == 600
+
+    aux = Path(second.rows()["pretrain"]["path"]) / "aux"
+    points = points_of(map(json.loads, (aux / "metrics.jsonl").read_text().splitlines()))
+    assert points == points_of(read_journal(aux / "journal.jsonl"))
+    assert [step for step, _ in points["train/loss"]] == list(range(1, 601)), "each once, whatever the kill took"
+    assert [step for step, _ in points["validation/loss"]] == [600]
+    try:
+        assert wait_delivered(store, 240)
+    finally:
+        release_courier(store)
+    query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)
+        WHERE tags.key = 'stemma.build_id' AND tags.value = ? AND metrics.key = ? ORDER BY step"""
+    with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as database:
+        for name, found in points.items():
+            assert database.execute(query, (manifest["build_id"], name)).fetchall() == found, f"{name} in MLflow"

@@ -17,7 +17,8 @@ from scipy.stats import median_abs_deviation
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
-from infra.run import Result, Run
+from infra.run import Result, Run, open_journal, read_journal
+from tests.points import points_of
 from training import pretrain as pretrain_module
 from training.batch_size import Growth
 from training.config import PretrainConfig
@@ -105,7 +106,9 @@ def train(
     """Pretrains with faults built in, into `tmp_path`/name; the same name continues what is there."""
     fit = pretrain_module.fit
 
-    def train(name: str, faults: Sequence[Callback] = (), precision: Any = "fp32", **changes: Any) -> Result:
+    def train(
+        name: str, faults: Sequence[Callback] = (), precision: Any = "fp32", to: Any = journal, **changes: Any
+    ) -> Result:
         def faulty(*given: Any) -> Any:
             *others, callbacks = given
             return fit(*others, [*faults, *callbacks])
@@ -116,7 +119,7 @@ def train(
             PretrainConfig.model_validate(SETTINGS | changes),
             {"shards": shards_dir, "tokenizer": tokenizer_dir},
             tmp_path / name,
-            Run(tmp_path / f"{name}.work", launch, journal=journal),
+            Run(tmp_path / f"{name}.work", launch, journal=to),
         )
 
     return train
@@ -222,14 +225,25 @@ def test_a_training_that_does_not_get_going_is_said_once(
 def test_a_correction_is_part_of_a_history_that_kills_do_not_change(
     train: Callable[..., Result], tmp_path: Path, weights: Weights
 ) -> None:
-    """Killed before the spike, within it, after the first correction, and continued with other checkpoints."""
+    """Killed before the spike, within it, after the first correction, and continued with other checkpoints. Each step
+    has one point of each metric: the one of the batch that counts."""
     poison, dropout = Poison(60, 72), {"model": SETTINGS["model"] | {"dropout": 0.1}}
-    expected = train("unbroken", [poison], **dropout)
+    journals = {name: tmp_path / f"{name}.jsonl" for name in ("unbroken", "broken")}
+    with open_journal(journals["unbroken"]) as journal:
+        expected = train("unbroken", [poison], to=journal, **dropout)
     assert expected.figures["corrections"] >= 2
     for batch, nth, every in ((58, 1, "7 batches"), (61, 1, "13 batches"), (61, 2, "3 batches"), (90, 1, "5 batches")):
-        with pytest.raises(Killed):
-            train("broken", [poison, KilledAt(batch, nth)], checkpoint_every=every, **dropout)
-    found = train("broken", [poison], **dropout)
+        with pytest.raises(Killed), open_journal(journals["broken"]) as journal:
+            train("broken", [poison, KilledAt(batch, nth)], to=journal, checkpoint_every=every, **dropout)
+    with open_journal(journals["broken"]) as journal:
+        found = train("broken", [poison], to=journal, **dropout)
+    points, wanted = (points_of(read_journal(journals[name])) for name in ("broken", "unbroken"))
+    assert points == wanted
+    assert [step for step, _ in points["guard/corrections"]] == list(range(min(points["guard/corrections"])[0], 101))
+    told = sorted(step for name in ("train/loss", "guard/skipped") for step, _ in points[name])
+    assert told == list(range(1, 101))
+    corrections = [line for line in read_journal(journals["broken"]) if line.get("name") == "correction"]
+    assert len(corrections) == found.figures["corrections"], "what happened stays told"
     for name in ("validation_loss", "corrections", "skipped_batches"):
         assert found.figures[name] == expected.figures[name]
     ours, theirs = weights(tmp_path / "broken"), weights(tmp_path / "unbroken")

@@ -23,6 +23,7 @@ import yaml
 
 from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
+from tests.points import points_of
 from training.config import PretrainConfig
 from training.loaders import PackedShards
 from training.pretrain import pretrain
@@ -112,6 +113,86 @@ def test_every_step_after_a_signal_is_the_one_that_would_have_been(
     assert _losses([*told, *journal.lines]) == expected
     ours, theirs = weights(tmp_path / "broken"), weights(model)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+KILLING = """
+import json, os, signal, sys
+from pathlib import Path
+import infra.run
+from infra.launch.config import LaunchConfig
+from training.config import PretrainConfig
+from training.pretrain import pretrain
+
+infra.run.FLUSH_EVERY_S = 1e9  # what is not written down for a reason of its own is lost
+
+class Dies(infra.run.Run):
+    # At the batch `at`, or at the first checkpoint from there on, once its place in the journal is known.
+
+    def __init__(self, *given, how, at, **named):
+        super().__init__(*given, **named)
+        self.how, self.at, self.step = how, at, 0
+
+    def metrics(self, values, step=None):
+        super().metrics(values, step)
+        self.step = step
+        if step == self.at and self.how != "at a checkpoint":
+            if self.how == "written":
+                self._journal.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def place(self):
+        place = super().place()
+        if self.how == "at a checkpoint" and self.step >= self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return place
+
+inputs = {name: Path(path) for name, path in json.loads(sys.argv[1]).items()}
+config, launch = PretrainConfig.model_validate_json(sys.argv[2]), LaunchConfig.model_validate_json(sys.argv[3])
+for name, how, at in json.loads(sys.argv[4]):
+    folder = Path(sys.argv[5]) / name
+    child = os.fork()
+    if not child:
+        folder.mkdir(exist_ok=True)
+        with infra.run.open_journal(folder / "journal.jsonl") as journal:
+            run = Dies(folder / "work", launch, journal=journal, how=how, at=at)
+            pretrain(config, inputs, folder / "model", run)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (-signal.SIGKILL if how else 0), (how, at, status)
+"""
+SHORT = 24
+WAYS = ("lost", "written", "at a checkpoint")
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param([("lost", 9), ("written", 12), ("at a checkpoint", 15), ("lost", 22)], id="awkward moments"),
+        # The risk: a moment that nobody thought of.
+        pytest.param([(how, at) for at in range(1, 22) for how in WAYS], id="each batch", marks=pytest.mark.long),
+    ],
+)
+def test_each_point_is_told_once_whenever_it_is_killed(
+    kills: list[tuple[str, int]], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """lost: with lines that were not on the disk yet; written: with all on it; at a checkpoint: before it is there."""
+    settings = SETTINGS | {"duration": f"{SHORT} batches", "evaluate_every": "5 batches", "sample_prompts": ["Sort"]}
+    jobs = [("unbroken", "", 0), *(("broken", how, at) for how, at in kills), ("broken", "", 0)]
+    given = [{name: str(path) for name, path in inputs.items()}, settings, LAUNCH | {"loader_workers": 0}, jobs]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLING, *map(json.dumps, given), str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = {name: read_journal(tmp_path / name / "journal.jsonl") for name in ("broken", "unbroken")}
+    assert points_of(lines["broken"]) == points_of(lines["unbroken"])
+    assert [step for step, _ in points_of(lines["broken"])["train/loss"]] == list(range(1, SHORT + 1))
+    samples = [(tmp_path / name / "work" / "training_samples.jsonl").read_text() for name in ("broken", "unbroken")]
+    assert samples[0] == samples[1]
+    assert [line["name"] for line in lines["broken"] if line["kind"] == "event"].count("continued") >= 2, "events stay"
 
 
 def _ended_by(with_signal: signal.Signals, at: int, inputs: dict[str, Path], folder: Path) -> list[dict[str, Any]]:

@@ -100,6 +100,10 @@ class Corrections:
             share *= one.factor + (1 - one.factor) * climbed
         return share
 
+    def before(self, batch: int) -> int:
+        """How many of them bear on the first `batch` batches."""
+        return sum(one.back_to < batch for one in self.made)
+
     def skips(self, batch: int) -> bool:
         """Whether a batch is passed over."""
         return any(one.skip_first <= batch < one.skip_end for one in self.made)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from infra.lineage.delivery import Delivery, UnknownBuild
 from infra.lineage.ledger import Ledger, ledger_path
 from infra.lineage.messages import Message, PipelineFinished, StageFinished
 from infra.lineage.tracking import database_uri
+from infra.run import Run as StageRun
+from infra.run import open_journal
 
 
 @pytest.fixture
@@ -150,6 +153,50 @@ def test_figures_without_a_number_arrive(story, delivery, client, root) -> None:
     assert "../x" not in metrics
 
 
+def test_what_a_training_takes_back_is_taken_back_in_mlflow_too(story, client, root, mlflow_server) -> None:
+    """While a server works on the same database."""
+    ours = Delivery(root, mlflow_server.url, Ledger(root))
+    story.journal.write_text("")
+    deliver(ours, story.beginning())
+    database = root / "mlflow" / "mlflow.db"
+    with open_journal(story.journal) as journal:
+        run = StageRun(root / "work", journal=journal)
+        places = {}
+        for step in range(1, 8):
+            run.metrics({"train/loss": float(step), **({"late": 1.0} if step > 5 else {})}, step)
+            places[step] = run.place()
+        ours.follow_metrics()
+        assert points(database)["train/loss"] == [(step, float(step)) for step in range(1, 8)], "live"
+        run.rewind(places[4], 4)
+        for step in range(5, 7):
+            run.metrics({"train/loss": 10.0 * step}, step)
+        run.place()
+        ours.follow_metrics()
+        assert points(database) == {"train/loss": [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0), (6, 60.0)]}
+        assert runs(client)["t"].data.metrics["train/loss"] == 60.0, "the newest value, of the page's table"
+        assert "late" not in runs(client)["t"].data.metrics
+        run.metrics({"train/loss": 70.0}, 7)
+        run.rewind(places[2], 2)
+        for step in range(3, 8):
+            run.metrics({"train/loss": 100.0 * step}, step)
+    moved = story.model / "aux" / "journal.jsonl"
+    story.journal.rename(moved)
+    deliver(ours, [StageFinished("t", "FINISHED", 1_790_000_060.0, metrics=str(moved))])
+    whole = {"train/loss": [(1, 1.0), (2, 2.0), *((step, 100.0 * step) for step in range(3, 8))]}
+    assert points(database) == whole, "also what was told after the file moved"
+
+
+def points(database: Path) -> dict[str, list[tuple[int, float]]]:
+    """All points of each metric of the build `t`, from MLflow's own table."""
+    query = """SELECT metrics.key, step, metrics.value FROM metrics JOIN tags USING (run_uuid)
+        WHERE tags.key = 'stemma.build_id' AND tags.value = 't' ORDER BY metrics.key, step"""
+    found: dict[str, list[tuple[int, float]]] = {}
+    with closing(sqlite3.connect(database)) as connection:
+        for name, step, value in connection.execute(query):
+            found.setdefault(name, []).append((step, value))
+    return found
+
+
 def test_metrics_come_from_the_artifact_when_the_followed_file_is_gone(story, delivery, root) -> None:
 
     deliver(delivery, story.beginning())
@@ -157,6 +204,20 @@ def test_metrics_come_from_the_artifact_when_the_followed_file_is_gone(story, de
     story.journal.rename(moved)
     deliver(delivery, [StageFinished("t", "FINISHED", 1_790_000_060.0, metrics=str(moved))])
     assert story.loss_history() == story.expected_history(30)
+
+
+def test_a_version_that_a_frozen_server_made_after_all_goes_again(story, delivery, client) -> None:
+    """It comes late: the message was delivered again and made another."""
+    messages = story.beginning() + story.ending()
+    deliver(delivery, messages)
+    [version] = client.search_model_versions("name = 'quickstart-base'")
+    for _ in range(2):
+        client.create_model_version("quickstart-base", version.source, version.run_id, version.tags)
+    client.set_registered_model_alias("quickstart-base", "serving", "3")
+    other = client.create_model_version("quickstart-base", version.source, version.run_id, {"made": "by hand"})
+    deliver(delivery, messages[-1:])
+    left = {one.version for one in client.search_model_versions("name = 'quickstart-base'")}
+    assert left == {3, other.version}, "the one that somebody uses, and what is not ours"
 
 
 def snapshot(client: MlflowClient, root: Path) -> dict[str, object]:
