@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from infra.errors import Cancelled, Problem, StageError
 from infra.identity import canonical, fingerprint
 from infra.launch.config import LaunchConfig
 from infra.lineage import messages
-from infra.lineage.ledger import mlflow_run_id
+from infra.lineage.ledger import ended_unheard, mlflow_run_id
 from infra.lineage.outbox import Outbox
 from infra.process import GRACE_S
 from infra.project import code_state, lock_hash
@@ -121,7 +122,7 @@ def ensure(
         with clock("verify"):
             found, because = _reusable(node, asked, around)
         if found:
-            return _reuse(found, around, begun)
+            return _reuse(found, around, begun, node, inputs)
     key = f"{node.id}/{asked.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
@@ -137,7 +138,7 @@ def ensure(
             with clock("verify"):
                 found, because = _reusable(node, asked, around)
             if found:
-                return _reuse(found, around, begun)
+                return _reuse(found, around, begun, node, inputs)
         manifest, path = _Build(node, asked, inputs, gates, around, lease, clock).run()
     finally:
         lease.release()
@@ -159,7 +160,19 @@ def _reusable(node: Node, asked: Asked, around: Surroundings) -> tuple[Manifest 
     return None, [Change("damaged", damage)]
 
 
-def _reuse(manifest: Manifest, around: Surroundings, begun: float) -> Done:
+def _reuse(
+    manifest: Manifest,
+    around: Surroundings,
+    begun: float,
+    node: Node | None = None,
+    inputs: Mapping[str, Manifest] = MappingProxyType({}),
+) -> Done:
+    """node, inputs: of an artifact that was built here."""
+    path = around.store.path(manifest)
+    if node and ended_unheard(around.store.root, manifest.build_id):
+        # Its builder was killed between the artifact's last rename and these messages; they count once.
+        for message in _end_of(node, inputs, manifest, path, around):
+            around.outbox.send(message)
     around.outbox.send(
         messages.StageReused(
             around.run_id,
@@ -170,7 +183,36 @@ def _reuse(manifest: Manifest, around: Surroundings, begun: float) -> Done:
             time.time(),
         )
     )
-    return Done("reused", manifest, around.store.path(manifest), time.monotonic() - begun)
+    return Done("reused", manifest, path, time.monotonic() - begun)
+
+
+def _end_of(
+    node: Node, inputs: Mapping[str, Manifest], manifest: Manifest, path: Path, around: Surroundings
+) -> Iterator[messages.Message]:
+    """What lineage hears of a build once its artifact is there; its end comes last, and so stands for all of it."""
+    if node.stage.registers:
+        model = inputs[node.stage.registers]
+        tags = {"stage": model.stage, "fingerprint": model.fingerprint, "digest": model.digest}
+        name, note = str(manifest.config["name"]), str(manifest.result["headline"])
+        yield messages.RegisterModel(
+            model.build_id, name, str(around.store.path(model)), model.digest, time.time(), note, tags
+        )
+    kind: Literal["model", "dataset"] = "model" if node.stage.makes == "model" else "dataset"
+    yield messages.StageFinished(
+        manifest.build_id,
+        "FINISHED",
+        datetime.fromisoformat(manifest.finished).timestamp(),
+        manifest.result["figures"],
+        manifest.result["headline"],
+        messages.Output(node.id, manifest.digest, manifest.fingerprint, str(path), kind),
+        str(path / AUX / JOURNAL),
+        _shown(node, path),
+    )
+
+
+def _shown(node: Node, folder: Path) -> tuple[str, ...]:
+    """The files that a person wants to open: those of a build that failed lie where it worked."""
+    return tuple(str(folder / name) for name in node.stage.shows if (folder / name).exists())
 
 
 def _event(around: Surroundings, node: str, name: str, message: str) -> None:
@@ -235,7 +277,8 @@ class _Build:
         except Exception as error:
             self._send_failed(str(error))
             raise
-        self._send_finished(manifest, path)
+        for message in _end_of(self.node, self.inputs, manifest, path, self.around):
+            self.around.tell(message)
         shutil.rmtree(self.work, ignore_errors=True)
         return manifest, path
 
@@ -370,40 +413,9 @@ class _Build:
 
     def _send_failed(self, error: str) -> None:
         status: messages.Status = "KILLED" if self.around.is_cancelled() else "FAILED"
-        shown = self._shown(self.unfinished)
+        shown = _shown(self.node, self.unfinished)
         finished = messages.StageFinished(self.build_id, status, time.time(), artifacts=shown, error=error)
         self.around.tell(finished)
-
-    def _shown(self, folder: Path) -> tuple[str, ...]:
-        """The files that a person wants to open: those of a build that failed lie where it worked."""
-        return tuple(str(folder / name) for name in self.node.stage.shows if (folder / name).exists())
-
-    def _send_finished(self, manifest: Manifest, path: Path) -> None:
-        kind: Literal["model", "dataset"] = "model" if self.node.stage.makes == "model" else "dataset"
-        output = messages.Output(self.node.id, manifest.digest, manifest.fingerprint, str(path), kind)
-        self.around.outbox.send(
-            messages.StageFinished(
-                self.build_id,
-                "FINISHED",
-                time.time(),
-                manifest.result["figures"],
-                manifest.result["headline"],
-                output,
-                str(path / AUX / JOURNAL),
-                self._shown(path),
-            )
-        )
-        if self.node.stage.registers:
-            self._register(self.inputs[self.node.stage.registers], manifest)
-
-    def _register(self, model: Manifest, registration: Manifest) -> None:
-        name = str(registration.config["name"])
-        path = str(self.store.path(model))
-        note = str(registration.result["headline"])
-        tags = {"stage": model.stage, "fingerprint": model.fingerprint, "digest": model.digest}
-        self.around.outbox.send(
-            messages.RegisterModel(model.build_id, name, path, model.digest, time.time(), note, tags)
-        )
 
 
 def _versions() -> dict[str, str]:

@@ -49,6 +49,17 @@ def mlflow_run_id(root: Path | str, build_id: str) -> str | None:
     return run[0] if run else None
 
 
+def ended_unheard(root: Path | str, build_id: str) -> bool:
+    """True for a build of which MLflow knows the start, and no more but that its process went without a word."""
+    query = """
+        SELECT json_extract(rows.row, '$.outcome') FROM runs
+        JOIN rows ON rows.parent_id = runs.parent_id AND rows.stage = json_extract(runs.about, '$.stage')
+        WHERE runs.build_id = ? AND json_extract(rows.row, '$.build_id') = runs.build_id
+        """
+    outcome = _row(root, query, build_id)
+    return outcome is not None and outcome[0] != "built"
+
+
 def run_url(root: Path | str, build_id: str) -> str | None:
     """The page of a build's run in the MLflow server of `up`; None while it does not run or knows no such run yet."""
     server = mlflow_page(root)

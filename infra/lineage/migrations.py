@@ -64,7 +64,7 @@ def prepare(root: Path | str) -> None:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether waiting helps: a locked database, a full disk, an I/O error, a PostgreSQL server that is away."""
+    """Whether waiting helps: a locked database, a full disk, an I/O error, a server that is away or too slow."""
     return any(_passes(cause) for cause in _causes(error))
 
 
@@ -101,13 +101,19 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)  # absent where Python itself raised it
         return code is not None and code & 0xFF in _PASSING_SQLITE
+    if {"ConnectionError", "Timeout"} & _names(error, "requests"):
+        return True
     if isinstance(error, OSError):
         return error.errno in _PASSING_SYSTEM
     if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
         told = str(error)
         return "sqlite3." not in told or any(word in told for word in ("is locked", "is full", "I/O error"))
-    # psycopg2's is imported only where it is used.
-    return type(error).__name__ == "OperationalError" and type(error).__module__.startswith("psycopg2")
+    return "OperationalError" in _names(error, "psycopg2")
+
+
+def _names(error: BaseException, package: str) -> set[str]:
+    """The classes of a package that an error is of, without importing it."""
+    return {kind.__name__ for kind in type(error).__mro__ if kind.__module__.split(".")[0] == package}
 
 
 def _newest_revision() -> str:

@@ -15,6 +15,10 @@ import psutil
 import pytest
 
 from infra.lineage.courier import release_courier, wait_delivered
+from infra.lineage.ledger import Ledger
+from infra.lineage.messages import from_json
+from infra.lineage.outbox import Outbox
+from infra.lineage.tracking import database_uri
 from infra.run import read_journal
 from tests.command import Answer, environment, finish, start, stemma, write_config
 from tests.memory import confine, memory_limit
@@ -233,3 +237,46 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as database:
         for name, found in points.items():
             assert database.execute(query, (manifest["build_id"], name)).fetchall() == found, f"{name} in MLflow"
+
+
+def test_a_build_whose_end_lineage_never_heard_is_told_at_its_next_use(
+    env: dict[str, str], built_data: Path, data_pipeline: Path
+) -> None:
+    """Killed between the artifact's rename and the message: it is there, and MLflow took its run for killed."""
+    from infra.lineage.delivery import Delivery
+
+    store = data_pipeline / "store"
+    shutil.copytree(built_data / "store" / "lineage" / "outbox", store / "lineage" / "outbox")
+    outbox, ledger = Outbox(store), Ledger(store)
+    delivery = Delivery(store, database_uri(store), ledger)
+
+    def deliver() -> list[tuple[str, str]]:
+        """(kind, build) of what was delivered."""
+        told = []
+        for path in outbox.paths():
+            letter = outbox.read(path)
+            delivery.deliver(from_json(letter.content), letter.sender)
+            told.append((letter.content["kind"], letter.content["build_id"]))
+            path.unlink()
+        return told
+
+    builds = {json.loads(path.read_text())["stage"]: path for path in store.glob("*/*/manifest.json")}
+    manifest = json.loads(builds["clean"].read_text())
+    (lost,) = [
+        path
+        for path in outbox.paths()
+        if (content := outbox.read(path).content)["kind"] == "stage_finished"
+        and content["build_id"] == manifest["build_id"]
+    ]
+    lost.unlink()
+    deliver()
+    (open_run,) = [run for run in ledger.open_runs() if run.build_id == manifest["build_id"]]
+    delivery.end_abandoned(open_run)
+    assert ledger.rows(manifest["run_id"])["clean"]["outcome"] == "cancelled"
+
+    for expected in ([("stage_finished", manifest["build_id"])], []):
+        answer = stemma("run", data_pipeline / "config.yaml", "--root", store, env=env)
+        assert answer.with_status("reused") == set(builds), answer.document["errors"]
+        assert [told for told in deliver() if told[0] == "stage_finished"] == expected, "once"
+    assert ledger.rows(manifest["run_id"])["clean"]["outcome"] == "built"
+    ledger.close()

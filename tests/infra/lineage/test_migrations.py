@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 
 from infra.lineage.courier_lock import lineage_problem
 from infra.lineage.messages import PipelineStarted
+from infra.lineage.migrations import passes
 from infra.lineage.outbox import Outbox
 from infra.servers.environment import server_environ
 
@@ -280,3 +282,18 @@ def test_a_locked_database_is_waited_for(root: Path, start_courier: Any, eventua
         assert courier.process.poll() is None
         other.execute("ROLLBACK")
     eventually(lambda: not Outbox(root).pending(), "it goes on")
+
+
+def test_a_server_that_is_too_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection, and says nothing."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(MlflowException) as raised:
+            MlflowClient(address).get_run("0" * 32)
+    assert passes(raised.value)
+    assert not passes(MlflowException("a metric that is none", error_code=1000))
