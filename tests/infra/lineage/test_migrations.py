@@ -176,7 +176,9 @@ SIZES = [1, 300_000, 500_000]
         pytest.param("in_place", range(1, 760_000, 8192), marks=pytest.mark.long),
     ],
 )
-def test_a_kill_while_it_is_made_breaks_nothing(tmp_path: Path, empty_store: Path, how: str, sizes: list[int]) -> None:
+def test_a_kill_while_it_is_made_breaks_nothing(
+    work: Work, tmp_path: Path, empty_store: Path, how: str, sizes: list[int]
+) -> None:
     """in_place: what earlier versions left behind. Also the risk that the long one looks for: a moment in between."""
     told = [json.loads(line) for line in work(KILLED_AT, tmp_path, how, *sizes).splitlines()]
     assert sum(was_killed for _, was_killed, _ in told) >= len(sizes) * 0.9
