@@ -152,6 +152,7 @@ def sample_continuations(
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=lm.model.generation_config.eos_token_id,
         pad_token_id=pad,
+        suppress_tokens=lm.model.generation_config.suppress_tokens,
     )
     continuations: list[list[str]] = [[] for _ in prompts]
     done, total = 0, len(prompts) * samples

@@ -18,7 +18,7 @@ def build(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
 STAGE = Stage(
     "reward_model",
-    version=2,
+    version=3,
     config=RewardModelConfig,
     build=build,
     inputs=("model", "preferences"),

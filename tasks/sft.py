@@ -18,7 +18,7 @@ def build(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 STAGE = Stage(
     "sft",
-    version=3,
+    version=4,
     config=SftConfig,
     build=build,
     inputs=("model", "instructions"),

@@ -9,11 +9,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
-
-from corpus.chat_template import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER
+from corpus.chat_template import CHAT_TEMPLATE, PAD
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import FILE as TRAINED
 from infra.errors import stage_error
@@ -22,8 +19,7 @@ from infra.run import Result, Run
 from training.config import BaseModelConfig
 from training.export import export
 from training.models import load
-
-_CHAT_TOKENS = (USER, ASSISTANT, END)
+from training.new_tokens import CHAT_TOKENS, draw_from_mean
 
 
 def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -42,13 +38,15 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
-    missing = [token for token in _CHAT_TOKENS if token not in tokenizer.get_vocab()]
+    missing = [token for token in CHAT_TOKENS if token not in tokenizer.get_vocab()]
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
     tokenizer.add_tokens(missing, special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     if len(tokenizer) > model.config.vocab_size:
-        _grow(model, len(tokenizer), config.seed)
+        before = model.config.vocab_size
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        draw_from_mean(model, range(before, len(tokenizer)), config.seed)
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir)
@@ -79,23 +77,6 @@ def _check(folder: Path) -> None:
         f"expected *.safetensors in {folder}, {found}",
         "save the model with save_pretrained(..., safe_serialization=True) where you trust it",
     )
-
-
-def _grow(model: PreTrainedModel, size: int, seed: int) -> None:
-    before = model.config.vocab_size
-    model.resize_token_embeddings(size, mean_resizing=False)
-    generator = torch.Generator().manual_seed(seed)
-    # One and the same memory where input and output embedding are tied.
-    tables = {table.data_ptr(): table for table in _tables(model)}
-    for table in tables.values():
-        known = table[:before]
-        noise = torch.randn(size - before, known.shape[1], generator=generator) * known.std() * 0.1
-        table[before:] = known.mean(0) + noise
-
-
-def _tables(model: PreTrainedModel) -> list[torch.Tensor]:
-    layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    return [layer.get_parameter("weight").detach() for layer in layers]
 
 
 if __name__ == "__main__":

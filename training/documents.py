@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 Tokens = NDArray[np.int64]
 Starts = NDArray[np.int64]
@@ -75,16 +76,48 @@ def same_document(queries: Tensor, keys: Tensor) -> Tensor:
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
-def within_documents(documents: Tensor, seen_by_all: Tensor | None = None) -> Tensor:
+def within_documents(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> Tensor:
     """Which tokens may see which: (B, 1, T, T), true for itself and the earlier ones of its document.
 
     seen_by_all: tokens (B, T) that the earlier ones of their document see too.
+    window: how many tokens each sees at most on its left, itself among them.
     """
     length = documents.shape[1]
     visible = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     if seen_by_all is not None:
         visible = visible | seen_by_all[:, None, :]
+    if window is not None:
+        visible = visible & torch.ones(length, length, dtype=torch.bool, device=documents.device).triu(1 - window)
     return same_document(documents, documents) & visible.view(-1, 1, length, length)
+
+
+def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> BlockMask:
+    """`within_documents` for torch's flex attention, which leaves out what no block of tokens sees."""
+    length = documents.shape[1]
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = query >= key
+        if seen_by_all is not None:
+            seen = seen | seen_by_all[row, key]
+        if window is not None:
+            seen = seen & (query - key < window)
+        return seen & (documents[row, query] == documents[row, key])
+
+    # Compiled, no mask (B, T, T) exists on the way.
+    on_gpu = documents.device.type == "cuda"
+    mask = create_block_mask(visible, len(documents), None, length, length, str(documents.device), _compile=on_gpu)
+    # GPT-2 in transformers asks any mask for its dimensions.
+    mask.ndim = 4  # type: ignore[attr-defined]
+    return mask
+
+
+def document_bounds(documents: Tensor) -> Tensor:
+    """Where each document begins when the rows (B, T) are laid end to end, and the end of the last: (documents + 1,),
+    int32, as variable-length flash attention takes its `cu_seqlens`."""
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    places = begins.flatten().nonzero()[:, 0]
+    return torch.cat([places, places.new_tensor([documents.numel()])]).int()
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

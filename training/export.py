@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from corpus.trained import FILE as TRAINED
 from training import ranks
+from training.new_tokens import unused_ids
 from training.parallel import whole_weights
 
 TOKENIZER_FILES = (
@@ -42,6 +43,7 @@ def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: 
         eos_token_id=ends or None,
         pad_token_id=config.pad_token_id,
         decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
+        suppress_tokens=unused_ids(model) or None,
     )
     weights = whole_weights(model)
     if not ranks.is_first():

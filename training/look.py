@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infra.run import Run
 from training import ranks
+from training.attention import answering
 from training.config import PretrainConfig
 from training.evaluate import measuring
 from training.hardware import Hardware
@@ -51,7 +52,7 @@ class Look(Callback):
         # A model in several ranks' hands cannot answer from one of them.
         if batch % self._every or ranks.world_size() > 1:
             return
-        with measuring(self._network):
+        with measuring(self._network), answering(self._network):
             self._sample(batch)
             if self._config.evaluate_tasks:
                 self._run.metrics(self._benchmarks(), batch)

@@ -16,21 +16,26 @@ from composer.models import ComposerModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from corpus.pretrained import load_pretrained_model
-from infra.errors import stage_error
-from training.attention import ADDED_MASKS
+from infra.errors import StageError, stage_error
+from training.attention import ADDED_MASKS, FLEX, is_flash
 from training.config import ModelConfig
-from training.documents import additive, within_documents
+from training.documents import additive, block_mask, document_bounds, within_documents
 from training.encoder_decoder import EncoderDecoderMasks
+from training.families import FAMILIES, documents_problem, experts_problem, windows
 from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
 
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Any]
+Outputs = Tensor | tuple[Tensor, Tensor]
+_MODEL_INPUTS = (
+    "input_ids", "position_ids", "decoder_input_ids", "attention_mask",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+)  # fmt: skip
 
-# Families whose logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
-_PLAIN_HEADS = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "opt"}
 # Until version 5 BERT took a mask (B, T, T) and made what its attention adds by itself; since, it is as the others.
 _OLD_BERT = int(transformers.__version__.split(".")[0]) < 5
 
@@ -124,7 +129,10 @@ def build(
     scale needs.
 
     auto: the class of transformers for what the model shall do.
+    Raises StageError for a mixture of experts whose balancing loss nobody has proven.
     """
+    if problem := experts_problem(config.model_type, config.to_dict(), "pretrain.model.transformers"):
+        raise StageError(problem)
     torch.manual_seed(seed)
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
     if config.model_type != "t5":
@@ -136,6 +144,12 @@ def load(folder: Path) -> PreTrainedModel:
     """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only, and no code."""
     model: PreTrainedModel = load_pretrained_model(AutoModelForCausalLM, folder, dtype=torch.float32)
     return model.train()
+
+
+def decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without its output layer; gemma3's `base_model` is itself."""
+    base: PreTrainedModel = model.base_model
+    return base if base is not model else model.get_decoder()
 
 
 class LanguageModel(ComposerModel):
@@ -152,81 +166,129 @@ class LanguageModel(ComposerModel):
         super().__init__()
         self.model = model
         self._hardware = hardware
-        self._compiled: Callable[[Batch], Tensor] | None = None
-        self._mask: Tensor | None = None
+        self._compiled: Callable[[Batch], Outputs] | None = None
+        self._whole: dict[int, dict[str, Any]] = {}
         self._encoder = model.config.model_type == "bert"
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
+        self._windows = windows(model.config)
+        family = FAMILIES.get(model.config.model_type)
+        self._router = family is not None and family.router
         self._plain_head = (
-            model.config.model_type in _PLAIN_HEADS and getattr(model.get_output_embeddings(), "bias", None) is None
+            family is not None and family.plain_head and getattr(model.get_output_embeddings(), "bias", None) is None
         )
 
     def compile_training(self) -> None:
         """Compiles forward, backward and loss of training batches; measuring stays uncompiled."""
         self._compiled = torch.compile(self._outputs)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix."""
+    def forward(self, batch: Batch) -> Outputs:
+        """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
+        mixture of experts with the balancing loss of its routers."""
         compute = self._compiled if self._compiled and self.training else self._outputs
-        return compute(self._with_mask(batch))
-
-    def _with_mask(self, batch: Batch) -> Batch:
-        """Where attention adds its mask and a batch has none of its own, the causal one: made once, since what is
-        compiled would compute it anew in every layer."""
-        added = self.model.config._attn_implementation in ADDED_MASKS
-        if "documents" in batch or not added or self._encoder or self._both is not None:
-            return batch
-        length = batch["input_ids"].shape[1]
-        if self._mask is None or self._mask.shape[-1] != length:
-            whole = torch.zeros(1, length, dtype=torch.int32, device=batch["input_ids"].device)
-            self._mask = additive(within_documents(whole), self._hardware.compute)
-        return {**batch, "mask": self._mask}
-
-    def _outputs(self, batch: Batch) -> Tensor:
-        inputs = {"input_ids": batch["input_ids"], **self._attention(batch)}
-        if not self._encoder:
-            inputs["use_cache"] = False
-        if "decoder_input_ids" in batch:
-            inputs["decoder_input_ids"] = batch["decoder_input_ids"]
-        with self._hardware.autocast():
-            if self._plain_head:
-                hidden = self.model.base_model(**inputs).last_hidden_state
-                return hidden.to(self._hardware.compute)
-            return self.model(**inputs).logits
+        return compute({**batch, **self._attention(batch)})
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
-        """What keeps attention within documents, in the form that the model's attention takes."""
+        """What keeps attention within documents and windows, in the form that the model's attention takes; made outside
+        of what is compiled, and once for all layers."""
+        implementation = self.model.config._attn_implementation
         if self._both is not None:
-            self._both.set(batch, self._hardware.compute)
             return {}
         if "documents" not in batch:
-            return {"attention_mask": batch["mask"]} if "mask" in batch else {}
-        positions = {"position_ids": batch["position_ids"]}
-        implementation = self.model.config._attn_implementation
-        if implementation not in (*ADDED_MASKS, "sdpa"):
-            # The flash and flex kernels of transformers take documents from positions that start again.
-            return positions
-        mask = within_documents(batch["documents"], batch.get("seen_by_all"))
+            added = implementation in ADDED_MASKS and not self._encoder
+            # For any other kernel, and for families that are not proven, transformers makes the mask by itself.
+            return self._whole_sequences(batch["input_ids"]) if added and self._windows else {}
+        documents, seen_by_all = batch["documents"], batch.get("seen_by_all")
+        if is_flash(implementation):
+            bounds = document_bounds(documents)
+            longest = documents.shape[1]
+            return {
+                "cu_seq_lens_q": bounds,
+                "cu_seq_lens_k": bounds,
+                "max_length_q": longest,
+                "max_length_k": longest,
+            }
+        if implementation in (FLEX, "flex_attention"):
+            return self._by_layer(lambda window: block_mask(documents, seen_by_all, window))
         if self._encoder and _OLD_BERT:
-            return positions | {"attention_mask": mask[:, 0]}
-        if implementation in ADDED_MASKS:
-            mask = additive(mask, self._hardware.compute)
-        return positions | {"attention_mask": mask}
+            return {"attention_mask": within_documents(documents, seen_by_all)[:, 0]}
 
-    def loss(self, outputs: Tensor, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
-        flat, labels = outputs.flatten(0, 1), batch["labels"].flatten()
+        def visible(window: int | None) -> Tensor:
+            mask = within_documents(documents, seen_by_all, window)
+            return additive(mask, self._hardware.compute) if implementation in ADDED_MASKS else mask
+
+        return {"attention_mask": visible(None)} if self._encoder else self._by_layer(visible)
+
+    def _by_layer(self, mask: Callable[[int | None], Any]) -> dict[str, Any]:
+        """The mask of each kind of layer, as its family in transformers takes it."""
+        if problem := documents_problem(self.model.config.model_type):
+            raise StageError(problem)
+        masks = {kind: mask(window) for kind, window in self._windows.items()}
+        return {"attention_mask": masks.get("", masks)}
+
+    def _whole_sequences(self, ids: Tensor) -> dict[str, Any]:
+        """The masks of sequences without documents (1, 1, T, T), kept from batch to batch, and the positions: OPT in
+        transformers would count them from a mask."""
+        length = ids.shape[1]
+        if length not in self._whole:
+            one = torch.zeros(1, length, dtype=torch.int32, device=ids.device)
+            masks = self._by_layer(
+                lambda window: additive(within_documents(one, window=window), self._hardware.compute)
+            )
+            self._whole = {length: {**masks, "position_ids": torch.arange(length, device=ids.device)[None]}}
+        return self._whole[length]
+
+    def _outputs(self, batch: Batch) -> Outputs:
+        inputs = {name: batch[name] for name in _MODEL_INPUTS if name in batch}
+        if self._both is not None:
+            self._both.set(batch, self._hardware.compute)
+        if not self._encoder:
+            inputs["use_cache"] = False
+        rows, flat = len(batch["input_ids"]), "cu_seq_lens_q" in batch
+        if flat:
+            # A flash kernel finds its documents in one row of tokens alone.
+            inputs |= {name: inputs[name].reshape(1, -1) for name in ("input_ids", "position_ids")}
+        if self._router:
+            inputs["output_router_logits"] = True
+        with self._hardware.autocast():
+            if not self._plain_head:
+                found = self.model(**inputs)
+                outputs = found.logits
+            else:
+                found = decoder(self.model)(**inputs)
+                outputs = found.last_hidden_state.to(self._hardware.compute)
+        if flat:
+            outputs = outputs.view(rows, -1, outputs.shape[-1])
+        if not self._router:
+            return outputs
+        return outputs, self._balancing(found.router_logits, batch["labels"])
+
+    def _balancing(self, router_logits: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        """The balancing loss of all routers (Fedus et al. 2021, equation 4) over the tokens that are no padding, which
+        lies on the right: those up to the one after the last label."""
+        config = self.model.config
+        experts = getattr(config, "num_local_experts", None) or config.num_experts
+        labelled = (labels != IGNORE).flip(1).cummax(1).values.flip(1)
+        real = torch.cat([torch.ones_like(labelled[:, :1]), labelled[:, :-1]], 1)
+        logits = tuple(one.float() for one in router_logits)
+        found: Tensor = load_balancing_loss_func(logits, experts, config.num_experts_per_tok, real.long())
+        return config.router_aux_loss_coef * found
+
+    def loss(self, outputs: Outputs, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
+        states, balancing = outputs if isinstance(outputs, tuple) else (outputs, None)
+        flat, labels = states.flatten(0, 1), batch["labels"].flatten()
         count = (labels != IGNORE).sum().clamp(min=1)
         if self._plain_head:
             weight = self.model.get_output_embeddings().weight
             total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled is not None)
         else:
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
-        return total / count
+        return total / count if balancing is None else total / count + balancing
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
         """Cross-entropy (B, T) in nats of each labelled token, 0 elsewhere."""
         outputs, labels = self.forward(batch), batch["labels"]
-        flat = outputs.flatten(0, 1)
+        flat = (outputs[0] if isinstance(outputs, tuple) else outputs).flatten(0, 1)
         if self._plain_head:
             return token_losses(flat, self.model.get_output_embeddings().weight, labels.flatten()).view_as(labels)
         return cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="none").view_as(labels)

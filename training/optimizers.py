@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from training.config import OptimizerConfig
 
@@ -13,8 +16,7 @@ def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
 
     Each group's `scale` is its learning rate as a multiple of the schedule's.
     """
-    outer = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
-    outer |= {id(weight) for name, weight in model.named_parameters() if name.endswith("lm_head.weight")}
+    outer = {id(weight) for weight in _outer(model)}
     kinds: dict[str, list[nn.Parameter]] = {"matrices": [], "norms": [], "biases": [], "embeddings": []}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
@@ -36,3 +38,14 @@ def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
         eps=config.eps,
         fused=True,
     )
+
+
+def _outer(model: nn.Module) -> Iterator[Tensor]:
+    """The weights of embeddings, and of output layers by whatever name their family gives them (lm_head, embed_out)."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding):
+            yield layer.weight
+        elif isinstance(layer, PreTrainedModel):
+            output = layer.get_output_embeddings()
+            if output is not None:
+                yield output.get_parameter("weight")

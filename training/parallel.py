@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
+    MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -48,12 +49,18 @@ def share_out(model: ComposerModel, launch: LaunchConfig, hardware: Hardware) ->
 
 
 def shard(model: ComposerModel, hardware: Hardware, *, offload: bool) -> None:
-    """FSDP2: every layer is gathered for its own computation only, what is left over for the whole step."""
+    """FSDP2: every layer is gathered for its own computation only, what is left over for the whole step.
+
+    Layers are gathered in the type that they compute in, at half of fp32's traffic and memory; gradients are summed and
+    weights updated in fp32. What is left over (embeddings, the last norm, the output layer) is gathered in fp32: under
+    autocast the residual stream has the embeddings' type, and stays fp32 as in one process.
+    """
     mesh = init_device_mesh(hardware.device.type, (ranks.world_size(),))
     policy = CPUOffloadPolicy(pin_memory=hardware.device.type == "cuda") if offload else OffloadPolicy()
     model.to("cpu" if offload else hardware.device)
+    precision = MixedPrecisionPolicy(hardware.compute, torch.float32, cast_forward_inputs=False)
     for block in blocks(model):
-        fully_shard(block, mesh=mesh, offload_policy=policy)
+        fully_shard(block, mesh=mesh, offload_policy=policy, mp_policy=precision)
     fully_shard(model, mesh=mesh, offload_policy=policy)
     for name in _COMPUTING:
         if hasattr(model, name):

@@ -41,6 +41,7 @@ from training.loaders import (
 )
 from training.look import Look, keep_samples
 from training.models import LanguageModel, build, flops_per_token, hf_config
+from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Unigram
 from training.objectives.choose import objective_of
 from training.schedules import Schedule
@@ -83,26 +84,38 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     hardware = prepare(run.launch)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
     objective = objective_of(config, tokenizer, length)
-    if config.objective != "causal" and hardware.attention not in ("auto", "eager", "sdpa"):
+    masked = ("auto", "eager", "sdpa", *(["flex_attention"] if config.objective == "prefix" else []))
+    if config.objective != "causal" and hardware.attention not in masked:
         raise stage_error(
             "no_such_attention",
             "launch.attention",
-            f"expected auto, eager or sdpa with objective {config.objective}: {hardware.attention} has no such mask",
+            f"expected one of {', '.join(masked)} with objective {config.objective}: {hardware.attention} has no such "
+            "mask",
         )
     if objective.extends_tokenizer:
         vocab_size = max(vocab_size, len(tokenizer))
+    rows = math.ceil(vocab_size / config.model.vocab_multiple) * config.model.vocab_multiple
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     network = build(
-        hf_config(config.model, vocab_size, special),
+        hf_config(config.model, rows, special),
         config.seed,
         config.model.init,
         config.model.init_std,
         objective.auto,
     )
-    choose_attention(network, hardware, length, causal=config.objective == "causal")
+    chat_ids = [number for token in CHAT_TOKENS if (number := tokenizer.get_vocab().get(token)) is not None]
+    name_untrained(network, chat_ids, vocab_size)
+    choose_attention(
+        network,
+        hardware,
+        length,
+        causal=config.objective == "causal",
+        documents=config.within_documents() or config.objective == "prefix",
+    )
     model = LanguageModel(network, hardware)
     # PaLM's formula is of models in which every token passes every layer.
-    flops = 0.0 if network.config.is_encoder_decoder else flops_per_token(network, length)
+    whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
+    flops = flops_per_token(network, length) if whole else 0.0
     plan = Plan(
         batches(config.duration, **scale, growth=growth),
         batch_size,

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from training.hardware import Hardware
+from training.new_tokens import unused_ids
 
 
 def sample(
@@ -75,6 +76,7 @@ def _stream(
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     rows = torch.arange(len(prompts))
+    unused = torch.tensor(unused_ids(model), dtype=torch.long, device=device)
     cache = DynamicCache()
     was_training = model.training
     model.eval()
@@ -84,7 +86,7 @@ def _stream(
                 logits = model(
                     input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
                     logits_to_keep=1,
-                ).logits[:, -1].float()  # fmt: skip
+                ).logits[:, -1].float().index_fill(1, unused, -torch.inf)  # fmt: skip
             tokens = choose(logits, temperature, generator)
             listed = tokens.tolist()
             yield from zip(rows.tolist(), listed, strict=True)

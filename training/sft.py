@@ -22,10 +22,12 @@ from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig, batches
 from training.evaluate import measuring
 from training.export import export
+from training.families import experts_problem
 from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
+from training.new_tokens import begin_untrained
 from training.sampling import sample
 from training.statistics import bootstrap_ratio
 
@@ -43,6 +45,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     network = load(inputs["model"])
+    if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
+        run.event("unbalanced_experts", f"sft trains without a balancing loss: {problem.message}")
     max_length = limit_length(network, config.max_length)
     if problems := config.problems(max_length):
         raise StageError(*problems)
@@ -56,6 +60,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         for part in (rows, heldout_rows)
     )
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
+    begin_untrained(network, config.seed)
     loader, epoch_batches = example_loader(train, config.global_batch_examples, config.seed, chat.response_batch)
     batch_tokens = round(config.global_batch_examples * float(np.mean([len(one.ids) for one in train])))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)

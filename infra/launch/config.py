@@ -36,7 +36,8 @@ class LaunchConfig(Config):
     twice the time that compiling costs; models sharded by FSDP never."""
     attention: Literal["auto", "eager", "causal_blocks", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
     """Attention kernel of the training stages; it moves the result by rounding. auto: eager up to 256 tokens on a CPU,
-    causal_blocks up to 2,048, else sdpa. flash_attention_2 needs the package flash-attn, flex_attention a GPU."""
+    causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the
+    package flash-attn is installed, else flex_attention, else sdpa. Refused where it would cross documents."""
     loader_workers: int | None = Field(None, ge=0)
     """Processes of a rank that read and collate packed sequences ahead of pretraining; order and result are the same
     for any number. By default 2 with a GPU and none without, where a batch is read in less than a hundredth of its

@@ -120,7 +120,7 @@ def _out_of_memory(rank: int) -> None:
     training.microbatch.can_be_tried = lambda device: True
     forward = LanguageModel.forward
 
-    def limited(self: LanguageModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def limited(self: LanguageModel, batch: dict[str, torch.Tensor]) -> Any:
         if rank == 1 and self.training and len(batch["input_ids"]) > 2:
             raise torch.OutOfMemoryError("out of memory, as a small device would say")
         return forward(self, batch)

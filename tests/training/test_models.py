@@ -196,3 +196,18 @@ def test_matrices_decay_and_embeddings_have_a_learning_rate_of_their_own() -> No
             assert settings[id(weight)] == (0.0, 5), name
         else:
             assert settings[id(weight)] == (0.3 if weight.ndim == 2 else 0.0, 1), name
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "llama", "opt"])
+def test_an_output_layer_is_an_embedding_under_whatever_name(name: str) -> None:
+    """gpt_neox calls it embed_out."""
+    values = {"model_type": name, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "tie_word_embeddings": False}  # fmt: skip
+    network = build(hf_config(ModelConfig(transformers=values), 320, SPECIAL), seed=1)
+    output = network.get_output_embeddings().weight
+    assert output is not network.get_input_embeddings().weight
+    for group in adamw(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5)).param_groups:
+        if any(weight is output for weight in group["params"]):
+            assert (group["weight_decay"], group["scale"]) == (0.0, 5)
+            return
+    pytest.fail("the output layer is in no group")

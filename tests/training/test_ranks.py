@@ -91,6 +91,33 @@ def test_nodes_that_share_the_work_folder_each_unpack_the_shards_for_themselves(
     assert not list(tmp_path.glob("*.work/**/*.mds"))
 
 
+def _want_bf16_layers(rank: int) -> None:
+    """Ends a rank whose layers compute with weights that were gathered in another type."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    forward = LlamaMLP.forward
+
+    def checked(self: LlamaMLP, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.up_proj.weight.dtype == torch.bfloat16, "gathered in bf16"
+        return forward(self, hidden)
+
+    LlamaMLP.forward = checked  # type: ignore[method-assign]
+
+
+def test_sharded_layers_are_gathered_in_bf16_and_lose_nothing(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
+    """Against whole fp32 weights under bf16 autocast."""
+    bf16 = {"precision": "bf16"}
+    ddp = pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "ddp", launch=bf16)
+    fsdp = pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "fsdp", launch=bf16 | FSDP, prepare=_want_bf16_layers)
+    assert _losses(fsdp) == pytest.approx(_losses(ddp), rel=2e-3)
+    ours, theirs = weights(tmp_path / "fsdp"), weights(tmp_path / "ddp")
+    moved = sum(float((ours[name] - theirs[name]).square().sum()) for name in theirs)
+    assert moved < 1e-3 * sum(float(tensor.square().sum()) for tensor in theirs.values())
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
+
+
 SEEN = "STEMMA_TEST_SEEN"
 
 

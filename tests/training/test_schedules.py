@@ -61,6 +61,15 @@ def test_warmup_stable_decay_falls_as_one_minus_the_root() -> None:
     assert shares[WARMUP - 1 : 80] == [1.0] * (81 - WARMUP)
 
 
+def test_warmup_stable_decay_ends_at_zero_unless_told_otherwise() -> None:
+    assert _shares(decay="wsd")[-1] == 0.0
+    assert _shares(decay="wsd", final_share=0.2)[-1] == pytest.approx(0.2)
+    assert _shares(decay="cosine")[-1] == pytest.approx(0.1)
+    for given in ({}, {"final_share": 0.1}):
+        config = ScheduleConfig(decay="wsd", **given)
+        assert ScheduleConfig.model_validate_json(config.model_dump_json()) == config
+
+
 @pytest.mark.parametrize(
     ("decayed", "expected"),
     [

@@ -81,6 +81,10 @@ class ModelConfig(Config):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on attention, residuals and embeddings (gpt2, bert, t5), on attention (llama); 0 for one pass over the
     data."""
+    vocab_multiple: int = Field(1, ge=1)
+    """Embedding and output layer have as many rows as the tokenizer has ids, rounded up to a multiple of this, with
+    which a GPU's matrix products are faster: 128 in Megatron-LM, 64 in nanoGPT (50,257 to 50,304 by both). The
+    tokenizer stays as it is, and ids beyond it are never sampled. Not for a transformers config with a vocab_size."""
     transformers: TransformersConfig = None
     """Any transformers config: a mapping with `model_type`, e.g. {model_type: mistral, hidden_size: 512, …}, or a
     folder with config.json, whose text and not its place bears on identity; token ids come from the tokenizer."""

@@ -13,6 +13,7 @@ from infra.sources import Source, SourcePath, expand
 from training.config.model import ModelConfig
 from training.config.trainer import TrainerConfig
 from training.duration import Length
+from training.families import LEARNED_POSITIONS, documents_problem
 
 
 class BatchWarmup(Config):
@@ -40,9 +41,11 @@ class PretrainConfig(TrainerConfig):
     """Tokens of one optimizer step over all devices; 0.5M for GPT-3 up to 760M parameters (table 2.1)."""
     batch_warmup: BatchWarmup | None = None
     """Smaller batches at first; none by default, as in OPT and Llama."""
-    attention: Literal["document", "sequence"] = "document"
+    attention: Literal["document", "sequence"] | None = None
     """How far a token looks back in a packed sequence: to its document's beginning, with positions counted from there
-    (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2)."""
+    (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2). Left out, to the sequence's in causal families
+    with learned positions (gpt2, opt), whose far positions would otherwise be trained by long documents alone, and to
+    the document's in all others."""
     evaluate_every: Length = outside_identity("200 batches")
     """How often the validation loss is measured during training; the weights do not depend on it."""
     evaluate_tokens: int = outside_identity(65_536, ge=1)
@@ -74,6 +77,12 @@ class PretrainConfig(TrainerConfig):
         if wanted and self.evaluate_tasks:
             raise ValueError(f"expected no evaluate_tasks with the objective {self.objective}: they need causal models")
         return self
+
+    def within_documents(self) -> bool:
+        """Whether attention stays within documents."""
+        if self.attention is None:
+            return self.model.architecture() not in LEARNED_POSITIONS
+        return self.attention == "document"
 
     def continues_text(self) -> bool:
         """Whether later stages can use the model as a causal one."""
@@ -114,6 +123,8 @@ class PretrainConfig(TrainerConfig):
                     "raise positions, or shorten shard.sequence_length",
                 )
             )
+        if self.objective == "prefix" or (self.objective == "causal" and self.within_documents()):
+            found += [problem] if (problem := documents_problem(self.model.architecture())) else []
         given = (self.model.transformers or {}).get("vocab_size")
         if vocab_size is not None and isinstance(given, int) and given < vocab_size:
             found.append(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config, StageConfig, outside_identity
 from training.batch_size import Growth
@@ -49,9 +49,17 @@ class ScheduleConfig(Config):
     warmup: LengthOrShare = "1 %"
     """Length of the linear warm-up, or its percentage of training; 1 % in Mosaic LLMs (Part 1)."""
     final_share: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end as a share of the peak; 0.1 in GPT-3, appendix B."""
+    """Learning rate at the end as a share of the peak; 0.1 in GPT-3, appendix B. With wsd 0 where it is left out: it
+    falls to zero (Hägele et al. 2024, section 3)."""
     decay_length: LengthOrShare = "10 %"
     """Length of wsd's fall at the end; 10 % in MiniCPM (Hu et al. 2024, section 4.2)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wsd_falls_to_zero(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("decay") == "wsd":
+            return {"final_share": 0.0, **values}
+        return values
 
 
 class TrainerConfig(StageConfig):

@@ -14,7 +14,7 @@ from training.objectives.span_corruption import SpanCorruption
 
 def objective_of(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int) -> Objective:
     """The objective of `config` on sequences of `length` tokens; gives `tokenizer` the special tokens that it needs."""
-    within = config.attention == "document"
+    within = config.within_documents()
     match config.objective:
         case "causal":
             return Causal(config.seed, within_documents=within)

@@ -1,0 +1,125 @@
+"""Families of transformers whose training here is proven to be of the model that others run.
+
+Imports nothing heavy: configs are held against it before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infra.errors import Problem
+
+
+@dataclass(frozen=True)
+class Family:
+    """What tests/training/test_families.py holds against transformers for a causal family.
+
+    windows: where attention looks back over `sliding_window` tokens alone: nowhere (none), in every layer if the config
+        names a window (one), or in the layers that `layer_types` calls sliding_attention (by_layer).
+    varlen: whether the family hands `cu_seq_lens` on to a flash kernel.
+    plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
+    router: whether it is a mixture of experts, whose balancing loss belongs to its training.
+    """
+
+    windows: Literal["none", "one", "by_layer"] = "none"
+    varlen: bool = True
+    plain_head: bool = True
+    router: bool = False
+
+
+FAMILIES: dict[str, Family] = {
+    "arcee": Family(),
+    "cohere2": Family("by_layer", plain_head=False),
+    "exaone4": Family("by_layer"),
+    "gemma": Family(),
+    "gemma3_text": Family("by_layer"),
+    "glm4": Family(),
+    "gpt2": Family(varlen=False),
+    "gpt_neox": Family(),
+    "granite": Family(plain_head=False),
+    "llama": Family(),
+    "mistral": Family("one"),
+    "mixtral": Family("one", router=True),
+    "olmo": Family(),
+    "olmo2": Family(),
+    "olmo3": Family("by_layer"),
+    "olmoe": Family(varlen=False, router=True),
+    "opt": Family(varlen=False),
+    "phi": Family(plain_head=False),
+    "phi3": Family("one"),
+    "qwen2": Family("by_layer"),
+    "qwen3": Family("by_layer"),
+    "qwen3_moe": Family("one", router=True),
+    "smollm3": Family("by_layer"),
+    "stablelm": Family(varlen=False),
+    "starcoder2": Family("one"),
+}
+
+
+LEARNED_POSITIONS = {"gpt2", "opt"}
+"""Causal families with a vector for each position, which only tokens at that position train."""
+
+
+def windows(config: Any) -> dict[str, int | None]:
+    """How many tokens each kind of layer looks back over, itself among them; None for all. One entry under "" where all
+    layers are of one kind. Empty for a family that is not proven.
+
+    config: of transformers.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return {}
+    if family.windows == "none":
+        return {"": None}
+    window = getattr(config, "sliding_window", None)
+    if family.windows == "one":
+        return {"": window}
+    kinds = set(config.layer_types)
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def documents_problem(model_type: str) -> Problem | None:
+    """Why a mask of ours, for documents or a prefix, is refused to a causal family, if it is."""
+    if model_type in FAMILIES:
+        return None
+    return Problem(
+        "unproven_family",
+        "pretrain.attention",
+        f"expected, with attention: document or objective: prefix, a family that is proven to keep to such a mask, not "
+        f"{model_type}: a recurrent layer, for one, carries a document into the next",
+        "train it with objective: causal and attention: sequence, or take one of " + ", ".join(sorted(FAMILIES)),
+    )
+
+
+def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:
+    """Why a mixture of experts is refused, if it is: its balancing loss would be left out without a word.
+
+    values: the config of transformers as a mapping.
+    path: the dotted key that names the model.
+    """
+    family = FAMILIES.get(model_type)
+    if (family and family.router) or not any(count > 1 for count in _experts(values)):
+        return None
+    proven = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+    return Problem(
+        "unproven_experts",
+        path,
+        f"expected a mixture of experts whose balancing loss is trained as in transformers, not {model_type}",
+        f"take one of {proven}, or a model without experts",
+    )
+
+
+def _experts(values: Mapping[str, Any]) -> Iterator[int]:
+    """All numbers of experts that a config names, in its parts too."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _experts(value)
+        elif (
+            "expert" in str(key)
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+            and "per_tok" not in str(key)
+        ):
+            yield value

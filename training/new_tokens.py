@@ -1,0 +1,61 @@
+"""Rows of an embedding that no text has trained: chat tokens before SFT, tokens that a model is given, padding.
+
+A pretraining says in config.json which chat tokens its text had none of (`untrained_tokens`), and in
+generation_config.json which rows belong to no token (`suppress_tokens`, by which transformers never writes them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+from corpus.chat_template import ASSISTANT, END, USER
+
+CHAT_TOKENS = (USER, ASSISTANT, END)
+_KEY = "untrained_tokens"
+
+
+def name_untrained(model: PreTrainedModel, chat_ids: Iterable[int], tokens: int) -> None:
+    """Notes in a fresh model which of its rows its pretraining will not train: packed text spells chat tokens out.
+
+    tokens: ids that the tokenizer has; rows from there on are padding.
+    """
+    setattr(model.config, _KEY, sorted(chat_ids))
+    unused = list(range(tokens, model.config.vocab_size))
+    if model.generation_config is not None:
+        model.generation_config.suppress_tokens = unused or None
+
+
+def unused_ids(model: PreTrainedModel) -> list[int]:
+    """Rows of the output layer that belong to no token."""
+    return list(getattr(model.generation_config, "suppress_tokens", None) or [])
+
+
+def begin_untrained(model: PreTrainedModel, seed: int) -> int:
+    """Gives the tokens that `name_untrained` named the mean of the others, once; how many they were."""
+    ids = list(getattr(model.config, _KEY, None) or [])
+    if hasattr(model.config, _KEY):
+        delattr(model.config, _KEY)
+    draw_from_mean(model, ids, seed)
+    return len(ids)
+
+
+def draw_from_mean(model: PreTrainedModel, ids: Iterable[int], seed: int) -> None:
+    """Rows `ids` of input and output embedding become the mean of all others with a little noise, so that a new token
+    begins as likely as any and moves the other probabilities hardly at all (Hewitt 2021)."""
+    new = torch.tensor(sorted(ids), dtype=torch.long)
+    if not len(new):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    # One and the same memory where input and output embedding are tied.
+    tables = {layer.weight.data_ptr(): layer.weight.detach() for layer in layers if layer is not None}
+    for table in tables.values():
+        old = torch.ones(len(table), dtype=torch.bool)
+        old[new] = False
+        old[unused_ids(model)] = False
+        known = table[old.to(table.device)]
+        noise = torch.randn(len(new), table.shape[1], generator=generator) * known.std().cpu() * 0.1
+        table[new.to(table.device)] = known.mean(0) + noise.to(table)
