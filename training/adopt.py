@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
+
 from corpus.chat_template import CHAT_TEMPLATE, PAD
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import FILE as TRAINED
