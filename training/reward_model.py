@@ -121,8 +121,8 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     choose_attention(scorer.model, hardware, max_length)
     model = RewardModel(scorer).to(hardware.device)
     keys = ("prompt", "chosen", "rejected")
-    train = _pairs(chat, read_rows(inputs["preferences"] / "train.jsonl", keys), max_length)
-    heldout = _pairs(chat, read_rows(inputs["preferences"] / "heldout.jsonl", keys, config.heldout_limit), max_length)
+    train = pairs_of(chat, read_rows(inputs["preferences"] / "train.jsonl", keys), max_length)
+    heldout = pairs_of(chat, read_rows(inputs["preferences"] / "heldout.jsonl", keys, config.heldout_limit), max_length)
 
     def collate(pairs: Sequence[Pair]) -> dict[str, Tensor]:
         return pair_batch(pairs, chat.pad)
@@ -160,7 +160,8 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     return Result(figures, f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})")
 
 
-def _pairs(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int) -> list[Pair]:
+def pairs_of(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int) -> list[Pair]:
+    """Rows with `prompt`, `chosen` and `rejected` as ids, each conversation at most `max_length` tokens long."""
     prompts = [row["prompt"] for row in rows]
     sides = [chat.conversations(prompts, [row[key] for row in rows], max_length) for key in ("chosen", "rejected")]
     return [Pair(chosen, rejected) for chosen, rejected in zip(*sides, strict=True)]

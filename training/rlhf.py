@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from composer.core import Callback, DataSpec, State
 from composer.loggers import Logger
@@ -41,7 +42,7 @@ from training.rollouts import (
     scores_of,
     token_logprobs,
 )
-from training.statistics import bootstrap_mean, bootstrap_ratio
+from training.statistics import bootstrap_mean, bootstrap_ratio, gain_at_equal_length
 
 
 class PolicyAndValue(ComposerModel):
@@ -108,7 +109,9 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     """Trains the policy on the prompts of `prompts/train.jsonl`, measures on those of `prompts/heldout.jsonl`.
 
     Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
-    training temperature), reward_gain (bootstrap interval over prompts, paired), kl_to_sft (nats an answer, from whole
+    training temperature), reward_gain (bootstrap interval over prompts, paired), reward_gain_equal_length (what is left
+    of it between answers of one length, by least squares over the prompts, with its bootstrap interval) and
+    reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
     next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
     answer_tokens_rlhf, ends_share_sft, ends_share_rlhf (Wilson). Answers and rewards go to aux/samples.jsonl.
     """
@@ -166,11 +169,15 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores)
     gain = bootstrap_mean(scores["rlhf"] - scores["sft"], config.seed)
+    before, after = (np.array(list(map(len, answers[name].ids)), float) for name in ("sft", "rlhf"))
+    level, per_token = gain_at_equal_length(scores["rlhf"] - scores["sft"], after - before, config.seed)
     divergence = bootstrap_mean(kl, config.seed)
     figures = {
         **bootstrap_mean(scores["sft"], config.seed).as_figures("heldout_reward_sft"),
         **bootstrap_mean(scores["rlhf"], config.seed).as_figures("heldout_reward_rlhf"),
         **gain.as_figures("reward_gain"),
+        **level.as_figures("reward_gain_equal_length"),
+        "reward_per_token": per_token,
         **divergence.as_figures("kl_to_sft"),
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
         "heldout_prompts": float(len(prompts)),
@@ -179,8 +186,18 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
         figures |= wilson(int(side.finished.sum()), len(side.ids)).as_figures(f"ends_share_{name}")
+    run.metrics(
+        {
+            "rlhf/reward_gain": gain.value,
+            "rlhf/reward_gain_equal_length": level.value,
+            "rlhf/kl_to_sft": divergence.value,
+        },
+        done.batches,
+    )
     return Result(
-        figures, f"held-out reward {gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f}), KL {divergence.value:.1f}"
+        figures,
+        f"held-out reward {gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f}), at equal length {level.value:+.2f}, "
+        f"KL {divergence.value:.1f}",
     )
 
 

@@ -238,6 +238,9 @@ def alignment(family: Family) -> Section:
         if gain:
             verdict = "includes zero" if gain.includes(0) else "does not include zero"
             means += f" On held-out prompts the gain is {signed(gain.value)} {between(gain)}: the interval {verdict}."
+        if level := interval_of(figures, "reward_gain_equal_length"):
+            verdict = "includes zero" if level.includes(0) else "does not include zero"
+            means += f" Between answers of equal length it is {signed(level.value)} {between(level)}, which {verdict}."
         drawn.append(
             Figure(
                 "Reward",
@@ -285,6 +288,11 @@ def alignment(family: Family) -> Section:
     tables = []
     if rows:
         note = "If answers grew longer or shorter together with the reward, length may be what was learnt."
+        if level := interval_of(figures, "reward_gain_equal_length"):
+            note += (
+                f" Fitted over the prompts, one more token is worth {signed(figures['reward_per_token'], 3)}; the gain "
+                f"at equal length is {signed(level.value)} {between(level)}."
+            )
         columns = ["model", "reward", "tokens an answer", "answers that end"]
         tables.append(Table("Held-out prompts", columns, rows, note, numeric=(1, 2, 3)))
     return Section("alignment", "Alignment by PPO", "", drawn, tables)

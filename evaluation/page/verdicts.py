@@ -111,6 +111,8 @@ def _rlhf(family: Family) -> Claim | None:
         text += (
             f", at a KL divergence from the SFT model of {fixed(divergence.value)} nats an answer {between(divergence)}"
         )
+    if level := interval_of(figures, "reward_gain_equal_length"):
+        text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"
     return Claim(
         state, "PPO raised the reward", text + ". The judge is the reward model itself, so read the answers too."
     )

@@ -206,6 +206,7 @@ def _rlhf(folder: Path, id: str, random: random.Random) -> dict[str, float]:
     return {
         **bounded("heldout_reward_sft", 0.04, -0.12, 0.21), **bounded("heldout_reward_rlhf", 0.66, 0.48, 0.83),
         **bounded("reward_gain", 0.62, 0.31, 0.94), **bounded("kl_to_sft", 3.08, 2.71, 3.49),
+        **bounded("reward_gain_equal_length", 0.41, 0.12, 0.7), "reward_per_token": 0.037,
         "answer_tokens_sft": 16.2, "answer_tokens_rlhf": 21.9,
         **bounded("ends_share_sft", 0.97, 0.93, 0.99), **bounded("ends_share_rlhf", 0.99, 0.95, 1.0),
     }  # fmt: skip

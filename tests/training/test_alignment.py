@@ -120,6 +120,12 @@ def test_ppo_moves_the_policy_towards_reward_and_says_how_far(
     assert sum(rewards[-5:]) > sum(rewards[:5])
     assert figures["reward_gain"] == pytest.approx(figures["heldout_reward_rlhf"] - figures["heldout_reward_sft"])
     assert figures["reward_gain"] > 0
+    assert figures["reward_gain_equal_length_low"] <= figures["reward_gain_equal_length"]
+    assert figures["reward_gain_equal_length"] == pytest.approx(
+        figures["reward_gain"]
+        - figures["reward_per_token"] * (figures["answer_tokens_rlhf"] - figures["answer_tokens_sft"])
+    )
+    assert journal.metric("rlhf/reward_gain_equal_length") == [pytest.approx(figures["reward_gain_equal_length"])]
     assert figures["kl_to_sft"] > 0
     assert figures["kl_per_token"] == pytest.approx(figures["kl_to_sft"] / figures["answer_tokens_rlhf"], rel=1e-3)
     assert journal.metric("rlhf/kl")[0] == pytest.approx(0, abs=1e-3)

@@ -24,7 +24,7 @@ from training.ppo import (
     value_loss,
     whiten,
 )
-from training.statistics import bootstrap_mean
+from training.statistics import bootstrap_mean, gain_at_equal_length
 
 t = torch.tensor
 RANDOM = np.random.default_rng(5)
@@ -180,6 +180,29 @@ def test_counting_a_large_vocabulary_takes_few_bytes_a_token() -> None:
     tables = 24 * vocab_size
     assert peak < 30 * rows * 1000 + 2 * tables
     assert bigram.nbytes < 8 * rows * 1000 + tables
+
+
+def test_the_gain_at_equal_length_is_the_constant_of_a_line_through_the_pairs() -> None:
+    """Against numpy's own least squares, resample by resample."""
+    changes = RANDOM.integers(-12, 6, 120).astype(float)
+    gains = 0.3 - 0.05 * changes + RANDOM.normal(0, 0.2, 120)
+    found, slope = gain_at_equal_length(gains, changes, seed=7)
+    b, a = np.polyfit(changes, gains, 1)
+    assert (found.value, slope) == (pytest.approx(a), pytest.approx(b))
+    picks = np.random.default_rng(7).integers(0, 120, (2000, 120))
+    constants = [np.polyfit(changes[row], gains[row], 1)[1] for row in picks]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(constants, [0.025, 0.975])))
+    assert found.low < 0.3 < found.high
+
+
+def test_a_reward_that_is_length_alone_gains_nothing_at_equal_length() -> None:
+    changes = RANDOM.integers(-9, 1, 200).astype(float)
+    gains = -0.1 * changes
+    found, slope = gain_at_equal_length(gains, changes, seed=1)
+    assert gains.mean() > 0.3 and slope == pytest.approx(-0.1)
+    assert [found.value, found.low, found.high] == pytest.approx([0, 0, 0], abs=1e-9)
+    alike, slope = gain_at_equal_length(gains, np.full(200, -4.0), seed=1)
+    assert slope == 0 and alike.value == pytest.approx(gains.mean()), "nothing tells them apart"
 
 
 def test_a_bootstrap_of_many_units_is_the_same_in_parts_and_takes_bounded_memory(
