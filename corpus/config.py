@@ -37,9 +37,13 @@ def _known_encoding(value: str) -> str:
     import codecs
 
     try:
-        codecs.lookup(value)
-    except LookupError:
-        raise ValueError(f"encoding: expected one that Python knows, e.g. utf-8 or latin-1, not {value}") from None
+        # Codecs such as hex and zlib turn bytes into bytes; those of host names know no invalid byte but raise.
+        "a".encode(value).decode(value)
+        known = codecs.lookup(value).name not in ("idna", "punycode")
+    except (LookupError, UnicodeError):
+        known = False
+    if not known:
+        raise ValueError(f"encoding: expected one of text that Python knows, e.g. utf-8 or latin-1, not {value}")
     return value
 
 

@@ -17,7 +17,9 @@ from corpus.config import DocstringDocuments, IngestConfig
 from corpus.docstrings import Unparsed, group_of, read_docstrings
 from corpus.documents import Document, DocumentWriter, link_parts, make_document
 from corpus.quarantine import Rejected, Tally
+from corpus.readers.encodings import whole_characters
 from corpus.readers.plan import Piece, partitions_of
+from corpus.readers.record import too_long
 from corpus.readers.texts import read_texts
 from corpus.sources import SourceCounts, SourceFacts, write_sources
 from infra.pace import report
@@ -118,12 +120,22 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
         yield from _docstrings(source, name)
         return
     for number, piece in enumerate(reading.pieces):
-        origin = piece.place.name
+        origin = whole_characters(piece.place.name)  # a name on disk need not be UTF-8
         for text in read_texts(source, piece, f"ingest.read.{reading.source}"):
             if isinstance(text, Rejected):
                 yield _Item(text, number)
                 continue
-            metadata = json.dumps(text.metadata, ensure_ascii=False, default=str) if text.metadata else ""
+            try:
+                metadata = json.dumps(text.metadata, ensure_ascii=False, default=str) if text.metadata else ""
+            except (ValueError, RecursionError) as error:
+                yield _Item(Rejected(str(text.file), text.line, f"metadata that are no JSON: {error}"), number)
+                continue
+            if len(metadata) > source.max_document_mb * 1e6:
+                yield _Item(
+                    Rejected(str(text.file), text.line, too_long(int(source.max_document_mb * 1e6), "metadata")), number
+                )
+                continue
+            metadata = whole_characters(metadata)
             document = make_document(text.text, f"{name}/{origin}", None, source.language, metadata)
             yield _Item(document, number, origin, text.part == 0, text.is_repaired)
 

@@ -6,7 +6,7 @@ import codecs
 import io
 import re
 
-from corpus.readers.streams import encoding_mark
+from corpus.readers.streams import PROBE_BYTES, encoding_mark, is_wide, wide_without_mark
 
 AUTO = "auto"
 # Less says too little about the encoding; what is no UTF-8 on the web is mostly Windows-1252.
@@ -27,18 +27,19 @@ _SUSPECT = re.compile(f"[\x80-\x9f]|[\xc2-\xf4][{_CP1252}]|[\u0420\u0421][{_CP12
 def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> tuple[str, bool]:
     """The text of some bytes, and whether its encoding had to be guessed.
 
-    encoding: as configured; `auto` takes the byte order mark, the encoding that the data declare of themselves, UTF-8,
-        the likely one, or what charset-normalizer finds, in this order.
+    encoding: as configured; `auto` takes the byte order mark, UTF-16 without one by its NULs, the encoding that the
+        data declare of themselves, UTF-8, the likely one, or what charset-normalizer finds, in this order.
     likely: what the file that these bytes are a part of seems to be in.
     Raises UnicodeDecodeError where a configured encoding does not fit.
     """
     if encoding != AUTO:
-        return data.decode(python_name(encoding)), False
-    for candidate in (encoding_mark(data[:4]), declared, "utf-8", likely):
+        unmarked = wide_without_mark(data[:PROBE_BYTES]) if is_wide(encoding) else ""
+        return data.decode(unmarked if unmarked.startswith(encoding.lower()) else python_name(encoding)), False
+    for candidate in (encoding_mark(data[:4]) or wide_without_mark(data[:PROBE_BYTES]), declared, "utf-8", likely):
         if candidate:
             try:
                 return data.decode(python_name(candidate)), candidate == likely
-            except (UnicodeDecodeError, LookupError):
+            except (UnicodeError, LookupError):  # what a page declares may be no encoding of text at all
                 continue
     return data.decode(detect(data) or FALLBACK, "replace"), True
 
@@ -61,11 +62,7 @@ def mend(text: str) -> tuple[str, bool]:
     whether there were any."""
     if text.isascii():
         return (text.replace("\0", ""), True) if "\0" in text else (text, False)
-    mended = text.replace("\0", "")
-    try:
-        mended.encode()
-    except UnicodeEncodeError:
-        mended = mended.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    mended = whole_characters(text.replace("\0", ""))
     if _SUSPECT.search(mended):
         import ftfy
         from ftfy.badness import is_bad
@@ -73,6 +70,15 @@ def mend(text: str) -> tuple[str, bool]:
         if is_bad(mended):
             mended = ftfy.fix_encoding(mended)
     return mended, mended != text
+
+
+def whole_characters(text: str) -> str:
+    """The text with halves of surrogate pairs joined where both are there, else replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def python_name(encoding: str) -> str:
@@ -86,6 +92,7 @@ def web_name(encoding: str) -> str:
     """The codec that browsers use for what a page declares; "" for one that nobody knows."""
     try:
         name = codecs.lookup(encoding.strip("\"' ")).name
+        "a".encode(name)
     except (LookupError, ValueError):
         return ""
     return {"iso8859-1": FALLBACK, "ascii": FALLBACK, "gb2312": "gb18030", "gbk": "gb18030"}.get(name, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,15 +11,18 @@ from typing import Any
 import orjson
 
 from corpus.quarantine import EMPTY, Rejected
-from corpus.readers.encodings import decode
+from corpus.readers.encodings import AUTO, decode, python_name
+from corpus.readers.json_elements import TornList, elements_of
 from corpus.readers.lines import Span, TooLong, lines_of
 from corpus.readers.record import MISSING, Record, field_names, pick
-from corpus.readers.streams import in_utf8_lines, opened, refuse_binary
+from corpus.readers.streams import PROBE_BYTES, in_utf8_lines, is_wide, opened, refuse_binary
 from infra.errors import stage_error
 from infra.sources import Place
 
-MAX_LIST_BYTES = 1_000_000_000
-BRACKET = ord("[")
+LIST_AT_ONCE_BYTES = 64_000_000
+MAX_ITEM_BYTES = 80_000_000
+READ_BYTES = 1 << 20
+_UTF8 = codecs.getincrementaldecoder("utf-8-sig")
 
 
 def read_records(
@@ -59,7 +64,11 @@ def read_records(
 def is_list(place: Place) -> bool:
     """Whether a file opens like a JSON list, which cannot be read in parts."""
     with opened(place) as stream:
-        return stream.peek(64)[:64].lstrip()[:1] == b"["
+        return _opens_list(stream)
+
+
+def _opens_list(stream: io.BufferedReader) -> bool:
+    return stream.peek(PROBE_BYTES)[:PROBE_BYTES].removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 def _fault(field: str, value: object) -> str:
@@ -72,6 +81,9 @@ def _items(place: Place, encoding: str, span: Span | None, max_line_bytes: int |
     with opened(place) as raw:
         refuse_binary(raw, place, encoding)
         stream = in_utf8_lines(raw, place, encoding)
+        if not (span and span.start) and _opens_list(stream):
+            yield from _list(place, stream, encoding, max_line_bytes or MAX_ITEM_BYTES)
+            return
         is_empty = True
         for number, line in lines_of(stream, span, max_line_bytes):
             if isinstance(line, TooLong):
@@ -82,9 +94,6 @@ def _items(place: Place, encoding: str, span: Span | None, max_line_bytes: int |
                 line = line.removeprefix(b"\xef\xbb\xbf")
                 if line.isspace() or not line:
                     continue
-                if line.lstrip()[0] == BRACKET and not (span and span.start):
-                    yield from _list(place, line + stream.read(MAX_LIST_BYTES), encoding)
-                    return
                 is_empty = False
             elif line.isspace():
                 continue
@@ -111,27 +120,53 @@ def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | R
     return Record(place, number, value, is_repaired)
 
 
-def _list(place: Place, content: bytes, encoding: str) -> Iterator[Record | Rejected]:
-    if len(content) >= MAX_LIST_BYTES:
-        raise stage_error(
-            "too_big", str(place), "a JSON list has to be read at once, this is over 1 GB", "make it JSON Lines"
-        )
+def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int) -> Iterator[Record | Rejected]:
+    """The objects of one JSON list: read at once where it is small and whole, else one by one."""
+    content = stream.read(LIST_AT_ONCE_BYTES)
+    fault: Exception | None = None
+    if len(content) < LIST_AT_ONCE_BYTES:
+        try:
+            text, is_repaired = decode(content, encoding)
+            items = json.loads(text)
+        except UnicodeDecodeError:
+            raise wrong_encoding(place, encoding) from None
+        except (ValueError, RecursionError) as error:
+            fault = error
+        else:
+            if not items:
+                yield Rejected(str(place), 0, EMPTY)
+            for number, value in enumerate(items, 1):
+                if isinstance(value, dict):
+                    yield Record(place, number, value, is_repaired)
+                else:
+                    yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
+            return
+    number = 0
     try:
-        text, is_repaired = decode(content, encoding)
-        items = json.loads(text)
+        for element in elements_of(_texts(content, stream, encoding), max_bytes):
+            number += 1
+            if isinstance(element, TooLong):
+                yield Rejected(str(place), number, str(element))
+            else:
+                yield _object(place, number, element.encode("utf-8", "surrogateescape"), encoding)
     except UnicodeDecodeError:
         raise wrong_encoding(place, encoding) from None
-    except json.JSONDecodeError as error:
-        raise stage_error(
-            "corrupt_file", f"{place}:{error.lineno}", f"not JSON: {error.msg}", "mend the file"
-        ) from None
-    if not items:
+    except TornList as torn:
+        where = f"{place}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(place)
+        message = f"not JSON: {fault.msg}" if isinstance(fault, json.JSONDecodeError) else f"not JSON: {torn}"
+        raise stage_error("corrupt_file", where, f"{message} (behind item {number:,})", "mend the file") from None
+    if not number:
         yield Rejected(str(place), 0, EMPTY)
-    for number, value in enumerate(items, 1):
-        if isinstance(value, dict):
-            yield Record(place, number, value, is_repaired)
-        else:
-            yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
+
+
+def _texts(content: bytes, stream: io.BufferedReader, encoding: str) -> Iterator[str]:
+    """A stream in pieces of text. Bytes that are no UTF-8 are escaped where each item is to be looked at by itself."""
+    is_own = encoding != AUTO and python_name(encoding) != "utf-8-sig" and not is_wide(encoding)
+    decoder = codecs.getincrementaldecoder(encoding)() if is_own else _UTF8("surrogateescape")
+    while content:
+        yield decoder.decode(content)
+        content = stream.read(READ_BYTES)
+    yield decoder.decode(b"", True)
 
 
 def wrong_encoding(place: Place, encoding: str) -> Exception:

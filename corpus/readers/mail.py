@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import email
-from email.message import EmailMessage
+from email.message import EmailMessage, Message
 from email.policy import default
 
 from corpus.readers.encodings import decode, web_name
+from corpus.readers.record import Unreadable
 from corpus.readers.web import main_text
+
+MAX_HEADER_CHARACTERS = 20_000
+_PARSED = {"subject", "content-type", "content-disposition", "content-transfer-encoding", "mime-version"}
 
 
 def mail_text(message: str) -> str:
     """Subject and body of an e-mail. Of several forms of the body the plain one is taken, else the HTML one's text;
-    attachments and all other headers are left out. A text without headers comes back as it is."""
-    # surrogateescape keeps bytes that the string could not say; the parser wants them so.
-    parsed = email.message_from_bytes(message.encode("utf-8", "surrogateescape"), policy=default)
-    assert isinstance(parsed, EmailMessage)
-    if not parsed.keys():
-        return message
-    subject = _header(parsed, "subject")
-    body = "\n\n".join(filter(None, (_part_text(part) for part in _bodies(parsed))))
+    attachments and all other headers are left out. A text without headers comes back as it is.
+
+    Raises Unreadable for a mail that the parser stumbles over, with headers longer than any mail program writes, or
+    nested deeper than one can be answered.
+    """
+    try:
+        # surrogateescape keeps bytes that the string could not say; the parser wants them so.
+        parsed = email.message_from_bytes(message.encode("utf-8", "surrogateescape"), policy=default)
+        assert isinstance(parsed, EmailMessage)
+        if not parsed.keys():
+            return message
+        for part in parsed.walk():
+            _check_headers(part)
+        subject = _header(parsed, "subject")
+        body = "\n\n".join(filter(None, (_part_text(part) for part in _bodies(parsed))))
+    except Unreadable:
+        raise
+    except RecursionError:
+        raise Unreadable("not a readable mail: its parts are nested too deeply") from None
+    except Exception as error:  # the parser has an error of its own for every kind of nonsense
+        raise Unreadable(f"not a readable mail: {type(error).__name__}: {error}") from None
     return f"{subject}\n\n{body}".strip()
+
+
+def _check_headers(part: Message) -> None:
+    """Raises Unreadable where one of the headers that are looked at is too long to parse: that takes the square of its
+    length in time, and for 700 kB gigabytes of memory."""
+    for name, value in part.raw_items():
+        if name.lower() in _PARSED and len(value) > MAX_HEADER_CHARACTERS:
+            raise Unreadable(f"not a readable mail: its header {name} is {len(value):,} characters long")
 
 
 def _bodies(message: EmailMessage) -> list[EmailMessage]:

@@ -9,7 +9,7 @@ from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, likely_encoding
 from corpus.readers.json_lines import wrong_encoding
 from corpus.readers.lines import Span, TooLong, lines_of
-from corpus.readers.record import Text
+from corpus.readers.record import Text, too_long
 from corpus.readers.streams import in_utf8_lines, opened, refuse_binary
 from infra.sources import Place
 
@@ -63,13 +63,13 @@ def read_paragraphs(place: Place, encoding: str, cut_characters: int, max_charac
     is_empty = True
     with opened(place) as stream:
         refuse_binary(stream, place, encoding)
-        lines = _decoded_lines(in_utf8_lines(stream, place, encoding), encoding)
+        lines = _decoded_lines(in_utf8_lines(stream, place, encoding), encoding, max_characters)
         try:
-            for number, text in cut(lines, cut_characters):
+            for number, text in cut(lines, cut_characters, max_characters):
                 if not text:
                     continue
                 is_empty = False
-                if len(text) > max_characters:
+                if isinstance(text, TooLong) or len(text) > max_characters:
                     yield Rejected(str(place), number, too_long(max_characters, "a paragraph"))
                 else:
                     yield Text(place, number, text)
@@ -79,31 +79,44 @@ def read_paragraphs(place: Place, encoding: str, cut_characters: int, max_charac
         yield Rejected(str(place), 0, EMPTY)
 
 
-def cut(lines: Iterable[str], cut_characters: int) -> Iterator[tuple[int, str]]:
+def cut(
+    lines: Iterable[str | TooLong], cut_characters: int, max_characters: float = float("inf")
+) -> Iterator[tuple[int, str | TooLong]]:
     """(number of the first line, text) of each piece. A paragraph of twice the length, if it is not 0, is cut at a line
-    end. A text without a piece gives one that is empty."""
+    end. A text without a piece gives one that is empty; what is much longer than `max_characters` is not held, and
+    TooLong stands for it."""
     piece: list[str] = []
     size, begun, is_cut = 0, 1, False
+    over: TooLong | None = None
+
+    def whole() -> str | TooLong:
+        return over or "".join(piece).strip()
+
     for number, line in enumerate(lines, 1):
-        is_blank = not line.strip()
-        if not is_blank or piece:
-            begun = begun if piece else number
-            piece.append(line)
-            size += len(line)
-        too_long = cut_characters and size >= 2 * cut_characters
-        if (is_blank and piece and size >= cut_characters) or too_long:
-            yield begun, "".join(piece).strip()
-            piece, size, is_cut = [], 0, True
+        is_blank = isinstance(line, str) and not line.strip()
+        if not is_blank or piece or over:
+            begun = begun if piece or over else number
+            if isinstance(line, TooLong):
+                over = line
+            else:
+                piece.append(line)
+                size += len(line)
+            # White space at its ends does not count, and is less than that.
+            if size > 2 * max_characters:
+                over = TooLong(int(max_characters))
+            if over:
+                piece = []
+        too_long = cut_characters and (size >= 2 * cut_characters or over)
+        if (is_blank and (over or (piece and size >= cut_characters))) or too_long:
+            yield begun, whole()
+            piece, size, is_cut, over = [], 0, True, None
     # An empty text is a document too: whoever validates the documents should see it.
-    if size or not is_cut:
-        yield begun, "".join(piece).strip()
+    if size or over or not is_cut:
+        yield begun, whole()
 
 
-def too_long(limit: int, what: str) -> str:
-    return f"longer than max_document_mb allows: {what} of over {limit / 1e6:,.0f} MB"
-
-
-def _decoded_lines(stream: io.BufferedReader, encoding: str) -> Iterator[str]:
+def _decoded_lines(stream: io.BufferedReader, encoding: str, max_characters: int) -> Iterator[str | TooLong]:
     likely = likely_encoding(stream, encoding)
-    for line in stream:
-        yield decode(line, encoding, likely=likely)[0].replace("\r\n", "\n")
+    # No encoding takes more than four bytes a character.
+    for _, line in lines_of(stream, None, 4 * max_characters):
+        yield line if isinstance(line, TooLong) else decode(line, encoding, likely=likely)[0].replace("\r\n", "\n")

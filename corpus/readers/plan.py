@@ -11,7 +11,8 @@ from corpus.readers.json_lines import is_list
 from corpus.readers.lines import Span
 from corpus.readers.record import by_name
 from corpus.readers.streams import compression, encoding_mark, is_wide
-from corpus.readers.tables import row_group_bytes
+from corpus.readers.table_process import group_bytes
+from infra.errors import StageError
 from infra.sources import Place, open_place, size_of
 
 PARTITION_BYTES = 32_000_000
@@ -30,6 +31,10 @@ FORMATS = {
     ".warc": "warc",
     ".wet": "warc",
 }
+
+
+BROKEN = {"corrupt_file", "binary_source", "wrong_encoding", "too_big"}
+"""Faults of a whole file, which a source may choose to put aside."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def _pieces(source: TextOptions, place: Place) -> Iterator[Piece]:
         return
     kind = format_of(source, place)
     if kind == "parquet":
-        yield from _row_groups(place)
+        yield from _row_groups(source, place, size)
     elif (kind == "jsonl" or (kind == "text" and source.text_unit == "line")) and _splits_at_bytes(source, place, kind):
         for start in range(0, size, PARTITION_BYTES):
             end = min(size, start + PARTITION_BYTES)
@@ -91,9 +96,16 @@ def _splits_at_bytes(source: TextOptions, place: Place, kind: str) -> bool:
     return not (kind == "jsonl" and is_list(place))
 
 
-def _row_groups(place: Place) -> Iterator[Piece]:
+def _row_groups(source: TextOptions, place: Place, size_on_disk: int) -> Iterator[Piece]:
     first, total = 0, 0
-    sizes = row_group_bytes(place)
+    try:
+        sizes = group_bytes(place)
+    except StageError as error:
+        if source.broken_files == "stop" or error.problems[0].code not in BROKEN:
+            raise
+        # Who reads it finds the same fault, and puts the file aside.
+        yield Piece(place, size_on_disk)
+        return
     for index, size in enumerate(sizes):
         if total and total + size > PARTITION_BYTES:
             yield Piece(place, total, Span(first, index))

@@ -40,6 +40,15 @@ class Text:
     part: int = 0
 
 
+class Unreadable(Exception):
+    """A record of which no text can be made; says why, as `corpus.quarantine.Rejected.reason` does."""
+
+
+def too_long(limit: int, what: str) -> str:
+    """The reason why something of over `limit` bytes is put aside."""
+    return f"longer than max_document_mb allows: {what} of over {limit / 1e6:,.0f} MB"
+
+
 MISSING = object()
 
 

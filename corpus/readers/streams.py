@@ -18,6 +18,7 @@ BUFFER_BYTES = 1 << 17
 PROBE_BYTES = 8192
 # In texts NULs are rare accidents; in binary files every tenth byte or so is one.
 MAX_NUL_SHARE = 0.001
+MIN_WIDE_CHARACTERS = 8
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -59,6 +60,16 @@ def encoding_mark(start: bytes) -> str:
     return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "")
 
 
+def wide_without_mark(start: bytes) -> str:
+    """utf-16-le or utf-16-be for bytes of which every other one is mostly NUL and the rest never, as in most texts of
+    that encoding without a byte order mark; else ""."""
+    half = len(start) // 2
+    even, odd = start[: 2 * half : 2].count(0), start[1 : 2 * half : 2].count(0)
+    if half < MIN_WIDE_CHARACTERS or even * odd:
+        return ""
+    return "utf-16-le" if odd > half // 2 else "utf-16-be" if even > half // 2 else ""
+
+
 def is_wide(encoding: str) -> bool:
     """Whether a line end is more than one byte in this encoding."""
     return encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
@@ -67,7 +78,7 @@ def is_wide(encoding: str) -> bool:
 def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> None:
     """Raises StageError `binary_source` for a stream that opens like an image or a program rather than text."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
-    wide = is_wide(encoding) or is_wide(encoding_mark(probe))
+    wide = is_wide(encoding) or is_wide(encoding_mark(probe)) or (encoding == "auto" and wide_without_mark(probe))
     if not wide and probe.count(0) > MAX_NUL_SHARE * len(probe):
         raise stage_error(
             "binary_source",
@@ -79,9 +90,14 @@ def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> Non
 
 def in_utf8_lines(stream: io.BufferedReader, place: Place, encoding: str) -> io.BufferedReader:
     """The same text with lines that end in one byte: UTF-16 and UTF-32 are turned into UTF-8 on the way."""
-    declared = encoding if is_wide(encoding) else encoding_mark(stream.peek(4)[:4])
+    probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
+    mark = encoding_mark(probe)
+    declared = encoding if is_wide(encoding) else mark or (wide_without_mark(probe) if encoding == "auto" else "")
     if not is_wide(declared):
         return stream
+    if declared.lower().replace("_", "-") in ("utf-16", "utf-32") and not is_wide(mark):
+        # Python's own decoder refuses a stream without the mark; most such files come from Windows.
+        declared = wide_without_mark(probe) or f"{declared}-le"
     return io.BufferedReader(_Transcoder(stream, declared), BUFFER_BYTES)
 
 

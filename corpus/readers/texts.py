@@ -13,15 +13,13 @@ from corpus.quarantine import Rejected
 from corpus.readers.encodings import decode, mend
 from corpus.readers.json_lines import read_records
 from corpus.readers.mail import mail_text
-from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole, too_long
-from corpus.readers.plan import Piece, format_of
-from corpus.readers.record import MISSING, Record, Text, pick
-from corpus.readers.tables import read_arrow, read_parquet
+from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole
+from corpus.readers.plan import BROKEN, Piece, format_of
+from corpus.readers.record import MISSING, Record, Text, Unreadable, pick, too_long
+from corpus.readers.table_batches import Table
+from corpus.readers.tables import read_rows
 from corpus.readers.web import main_text, read_html, read_warc
 from infra.errors import StageError
-
-BROKEN = {"corrupt_file", "binary_source", "wrong_encoding", "too_big"}
-"""Faults of a whole file, which a source may choose to put aside."""
 
 
 def read_texts(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Rejected]:
@@ -54,11 +52,9 @@ def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Reject
                 place, encoding, (source.text_field,), key, ("text_field",), piece.span, 4 * max_bytes
             )
             yield from _texts_of(records, source)
-        case "parquet":
+        case "parquet" | "arrow" as kind:
             groups = None if piece.span is None else (piece.span.start, piece.span.end)
-            yield from _texts_of(read_parquet(place, fields, key, groups), source)
-        case "arrow":
-            yield from _texts_of(read_arrow(place, fields, key), source)
+            yield from _texts_of(read_rows(Table(kind, place, fields, key, max_bytes, groups)), source)
         case "html":
             yield from read_html(place, encoding, max_bytes)
         case "warc":
@@ -95,7 +91,11 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
     """The text in its final form: out of its HTML or e-mail, mended, and cut."""
     text, was_mended = mend(item.text)
     if source.content != "plain":
-        text = _CONTENTS[source.content](text)
+        try:
+            text = _CONTENTS[source.content](text)
+        except Unreadable as error:
+            yield Rejected(str(item.file), item.line, str(error))
+            return
     if len(text) > source.max_document_mb * 1e6:
         yield Rejected(str(item.file), item.line, too_long(int(source.max_document_mb * 1e6), "a text"))
         return
@@ -106,6 +106,7 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
         yield Text(item.file, item.line, text, metadata, repaired)
     else:
         for number, (_, piece) in enumerate(cut(io.StringIO(text), source.cut_characters)):
+            assert isinstance(piece, str)
             yield Text(item.file, item.line, piece, metadata, repaired, number)
 
 

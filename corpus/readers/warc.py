@@ -1,0 +1,213 @@
+"""The records of a WARC or WET archive, one by one: a damaged record costs no other one.
+
+warcio reads the headers and the chunks of a record. Where one ends and the next begins is found here, since warcio
+gives up an archive at its first damaged record, and takes a negative length for an empty record.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from corpus.readers.record import Unreadable, too_long
+
+KINDS = {"response", "resource", "conversion"}
+MAGIC = b"WARC/"
+HEADER_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+_CHARSET = re.compile(r"charset=([^;]+)", re.IGNORECASE)
+
+
+class TornArchive(Exception):
+    """The archive ends within the record of this number."""
+
+
+@dataclass
+class Record:
+    """One record of an archive, to be read before the next one is asked for.
+
+    number: its place in the archive, from 1.
+    fault: why it cannot be read; "" for a good one.
+    kind: the media type of its content.
+    charset: as its headers declare it; "" where they say nothing.
+    """
+
+    number: int
+    fault: str = ""
+    kind: str = ""
+    charset: str = ""
+    url: str = ""
+    date: str = ""
+    content: Callable[[int], bytes] = lambda limit: b""
+    """The first so many bytes of the content, decoded. Raises Unreadable."""
+
+
+def records_of(stream: io.BufferedReader) -> Iterator[Record]:
+    """All records, those without text too. Raises TornArchive."""
+    number, line = 0, b""
+    while True:
+        while not line.strip():
+            line = stream.readline(HEADER_BYTES)
+            if not line:
+                return
+        number += 1
+        if MAGIC.startswith(line):
+            raise TornArchive(number)
+        if not line.startswith(MAGIC):
+            skipped, line = _next_record(stream, line)
+            yield Record(number, f"no WARC header: {skipped:,} bytes that belong to no record")
+            continue
+        head, headers = _headers(stream, line, number)
+        length = headers.get("content-length", "")
+        if not (length.isascii() and length.isdecimal() and len(length) < 20):
+            told = f"Content-Length is {length[:40]!r}" if length else "there is no Content-Length"
+            _, line = _next_record(stream, b"")
+            yield Record(number, f"no valid WARC header: {told}; its content is passed over")
+            continue
+        block = _Block(stream, head, int(length), number)
+        if headers.get("warc-type") in KINDS:
+            yield _read(number, headers, block)
+        else:
+            yield Record(number)
+        block.skip()
+        line = b""
+
+
+def _headers(stream: io.BufferedReader, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
+    """The whole header with its blank line, and its fields by name in small letters; the first of each counts."""
+    lines, size = [line], len(line)
+    while lines[-1].strip():
+        lines.append(stream.readline(HEADER_BYTES))
+        if not lines[-1]:
+            raise TornArchive(number)
+        size += len(lines[-1])
+        if size > HEADER_BYTES:
+            return b"", {}
+    fields: dict[str, str] = {}
+    for field in lines[1:]:
+        name, _, value = field.decode("utf-8", "replace").partition(":")
+        fields.setdefault(name.strip().lower(), value.strip())
+    return b"".join(lines), fields
+
+
+def _next_record(stream: io.BufferedReader, line: bytes) -> tuple[int, bytes]:
+    """Goes on to the next line that opens a record: how many bytes lie before it, and that line; b"" at the end."""
+    skipped = len(line)
+    while line := stream.readline(READ_BYTES):
+        if line.startswith(MAGIC):
+            return skipped, line
+        skipped += len(line)
+    return skipped, b""
+
+
+class _Block:
+    """Header and content of one record as a stream that ends with it."""
+
+    def __init__(self, stream: io.BufferedReader, head: bytes, length: int, number: int) -> None:
+        self.length = length
+        self._stream = stream
+        self._number = number
+        self._head = io.BytesIO(head)
+        self._left = length
+        self.header_room: int | None = HEADER_BYTES + len(head)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._take(self._stream.read, self._head.read, size)
+
+    def readline(self, size: int = -1) -> bytes:
+        if self.header_room is not None:
+            size = min(self.header_room, self.header_room if size < 0 else size)
+            if not size:
+                raise Unreadable(f"not a readable page: headers of over {HEADER_BYTES / 1e6:.0f} MB")
+        line = self._take(self._stream.readline, self._head.readline, size)
+        if self.header_room is not None:
+            self.header_room -= len(line)
+        return line
+
+    def _take(self, rest: Callable[[int], bytes], head: Callable[[int], bytes], size: int) -> bytes:
+        if found := head(size):
+            return found
+        found = rest(self._left if size < 0 else min(size, self._left))
+        self._left -= len(found)
+        return found
+
+    def skip(self) -> None:
+        """Goes on to the end of the record. Raises TornArchive."""
+        while self._left:
+            if not self.read(READ_BYTES):
+                raise TornArchive(self._number)
+
+
+def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
+    from warcio.recordloader import ArcWarcRecordLoader
+
+    if headers["warc-type"] == "response" and not headers.get("warc-target-uri"):
+        return Record(number, "no valid WARC header: there is no WARC-Target-URI")
+    try:
+        loaded = ArcWarcRecordLoader(verify_http=False).parse_record_stream(block, known_format="warc")
+        kind, charset = _content_type(loaded)
+        url, date = (loaded.rec_headers.get_header(f"WARC-{name}") or "" for name in ("Target-URI", "Date"))
+    except Unreadable as error:
+        return Record(number, str(error))
+    except Exception as error:  # half a header gives errors of many kinds
+        return Record(number, f"no valid headers: {type(error).__name__}: {error}")
+    block.header_room = None
+
+    def content(limit: int) -> bytes:
+        found = _content(loaded, block.length, limit)
+        block.skip()  # the text of a record that is cut short is not given out
+        return found
+
+    return Record(number, "", kind, charset, url, date, content)
+
+
+def _content_type(loaded: Any) -> tuple[str, str]:
+    """(media type, declared charset) of what a record holds."""
+    value = (loaded.http_headers or loaded.rec_headers).get_header("Content-Type") or ""
+    charset = _CHARSET.search(value)
+    return value.partition(";")[0].strip().lower(), charset.group(1) if charset else ""
+
+
+def _content(loaded: Any, length: int, limit: int) -> bytes:
+    from warcio.bufferedreaders import ChunkedDataReader
+
+    http, stream = loaded.http_headers, loaded.raw_stream
+    is_chunked = http and http.get_header("transfer-encoding") == "chunked"
+    encoding = (http.get_header("content-encoding") or "").lower() if http else ""
+    if encoding not in ("br", "gzip", "deflate"):
+        encoding = ""
+    # A chunk is held as a whole; neither chunks nor compression make a page twice as long.
+    if (is_chunked or encoding) and length > 2 * limit + READ_BYTES:
+        raise Unreadable(too_long(limit - 1, "a page"))
+    if is_chunked:
+        stream = ChunkedDataReader(stream)
+    if not encoding:
+        return bytes(stream.read(limit))
+    try:
+        return _decompressed(stream.read(2 * limit + READ_BYTES), encoding, limit)
+    except Exception as error:  # brotli's module has an error class of its own
+        raise Unreadable(f"not a whole {encoding} page: {error}") from None
+
+
+def _decompressed(data: bytes, encoding: str, limit: int) -> bytes:
+    """At most `limit` bytes of what was compressed; the data as they are where they never were, as servers lie."""
+    if encoding == "br":
+        import brotli  # type: ignore[import-untyped]
+
+        decompressor = brotli.Decompressor()
+        found = decompressor.process(data, output_buffer_limit=limit)
+        while len(found) < limit and not decompressor.is_finished() and not decompressor.can_accept_more_data():
+            found += decompressor.process(b"", output_buffer_limit=limit - len(found))
+        return bytes(found[:limit])
+    for window in (16 + zlib.MAX_WBITS,) if encoding == "gzip" else (zlib.MAX_WBITS, -zlib.MAX_WBITS):
+        unpacker = zlib.decompressobj(window)
+        try:
+            unpacker.decompress(data[:READ_BYTES], 1)
+        except zlib.error:
+            continue
+        return zlib.decompressobj(window).decompress(data, limit)
+    return data
