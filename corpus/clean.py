@@ -19,6 +19,7 @@ from corpus.cleaning.rules import Rule
 from corpus.cleaning.steps import steps_of
 from corpus.documents import concatenate, document_parts, link_parts, read_documents
 from corpus.sources import SourceCounts, read_sources, write_sources
+from corpus.vanished import tell_of_vanished, warning
 from infra.errors import stage_error
 from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
@@ -60,9 +61,11 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     if classifier:
         shutil.copytree(classifier, out_dir / "classifier")
     kept = SourceCounts.sum(summary["sources"] for summary in summaries)
-    write_sources(out_dir, read_sources(inputs["documents"]), kept)
+    given = read_sources(inputs["documents"])
+    write_sources(out_dir, given, kept)
     concatenate([folder / "dropped.parquet" for folder in folders], out_dir / "aux" / "dropped.parquet", DROPPED)
     concatenate([folder / "changed.parquet" for folder in folders], out_dir / "aux" / "changed.parquet", CHANGED)
+    vanished = tell_of_vanished("clean", given, kept, out_dir / "aux" / "dropped.parquet", run)
     changed = sum(summary["changed"] for summary in summaries)
     by_rule = {rule.name: dropped[rule.name] for rule in rules}
     figures = {"documents": documents, "text_bytes": size, "dropped": dropped.total(), "changed": changed}
@@ -74,11 +77,12 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
         "changed": changed,
         "counts": dict(sorted(counts.items())),
         **({"classifier": learned} if learned else {}),
+        **({"vanished": vanished} if vanished else {}),
         "rules": {rule.name: {"paper": rule.paper, "limit": str(rule)} for rule in rules},
     }
     write_json(out_dir / "aux" / "counts.json", report)
     write_json(out_dir / "aux" / "samples.json", merge_samples(summaries))
-    headline = f"kept {documents:,} of {total:,} documents, {size / 1e6:.1f} MB"
+    headline = f"kept {documents:,} of {total:,} documents, {size / 1e6:.1f} MB{warning(vanished)}"
     return Result(figures | learned | {f"dropped_{name}": count for name, count in by_rule.items()}, headline)
 
 

@@ -20,6 +20,7 @@ from corpus.documents import concatenate, document_parts, link_parts
 from corpus.dropped import SCHEMA as DROPPED
 from corpus.passes import Passes, write_json
 from corpus.sources import SourceCounts, read_sources, write_sources
+from corpus.vanished import tell_of_vanished, warning
 from infra.errors import stage_error
 from infra.partitions import Summary
 from infra.run import Result, Run
@@ -56,10 +57,12 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
         message = f"no document is left of {total:,}: each holds a test item of the benchmarks"
         raise stage_error("nothing_left", "decontaminate", message, "is the training text a benchmark's own file?")
     link_parts(folders, out_dir)
-    write_sources(out_dir, read_sources(inputs["documents"]), counts)
+    given = read_sources(inputs["documents"])
+    write_sources(out_dir, given, counts)
     aux = out_dir / "aux"
     concatenate((folder / "dropped.parquet" for folder in folders), aux / "dropped.parquet", DROPPED)
     concatenate((folder / "hits.parquet" for folder in folders), aux / "hits.parquet", HITS)
+    vanished = tell_of_vanished("decontaminate", given, counts, aux / "dropped.parquet", run)
     tasks = _by_task(items, written)
     write_json(aux / "contamination.json", {"tasks": tasks, "samples": _samples(aux / "hits.parquet", items)})
     dropped, cut = (sum(summary[name] for summary in written) for name in ("dropped", "cut"))
@@ -72,6 +75,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
         "cuts": sum(summary["cuts"] for summary in written),
         "items": len(items),
         "items_hit": sum(task["items_hit"] for task in tasks.values()),
+        **({"vanished": vanished} if vanished else {}),
     }
     write_json(aux / "counts.json", report)
     figures = {
@@ -84,6 +88,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     }
     changed = f"{dropped:,} dropped" + (f", {cut:,} cut" if cut else "")
     headline = f"{report['items_hit']:,} of {report['items']:,} test items were in the text; {changed} of {total:,}"
+    headline += warning(vanished)
     return Result(figures, headline)
 
 

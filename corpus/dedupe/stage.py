@@ -23,6 +23,7 @@ from corpus.documents import concatenate, document_parts, link_parts
 from corpus.dropped import SCHEMA as DROPPED
 from corpus.passes import Passes, write_json
 from corpus.sources import SourceCounts, read_sources, write_sources
+from corpus.vanished import tell_of_vanished, warning
 from infra.errors import stage_error
 from infra.partitions import Summary
 from infra.run import Result, Run
@@ -64,7 +65,8 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     folders = passes.folders("write")
     link_parts(folders, out_dir)
     counts = SourceCounts.sum(summary["counts"] for summary in written)
-    write_sources(out_dir, read_sources(inputs["documents"]), counts)
+    given = read_sources(inputs["documents"])
+    write_sources(out_dir, given, counts)
     aux = out_dir / "aux"
     dropping = [*(read.folders("boilerplate") if boilerplate else ()), *folders]
     concatenate((folder / "dropped.parquet" for folder in dropping), aux / "dropped.parquet", DROPPED)
@@ -75,8 +77,9 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         report["read"] += boilerplate["dropped"]
         report["dropped"]["boilerplate"] = boilerplate["dropped"]
         report["boilerplate"] = boilerplate
-    write_json(aux / "counts.json", report)
-    return _result(report)
+    vanished = tell_of_vanished("dedupe", given, counts, aux / "dropped.parquet", run)
+    write_json(aux / "counts.json", {**report, **({"vanished": vanished} if vanished else {})})
+    return _result(report, warning(vanished))
 
 
 def find_duplicates(config: DedupeConfig, passes: Passes) -> Duplicates:
@@ -131,7 +134,7 @@ def _counts(
     return report
 
 
-def _result(report: Mapping[str, Any]) -> Result:
+def _result(report: Mapping[str, Any], warned: str) -> Result:
     exact, near = report["dropped"][EXACT_RULE], report["dropped"][NEAR_RULE]
     figures = {
         "documents": report["kept"],
@@ -140,4 +143,5 @@ def _result(report: Mapping[str, Any]) -> Result:
         **{f"dropped_{rule}": count for rule, count in report["dropped"].items()},
     }
     headline = f"kept {report['kept']:,} of {report['read']:,} documents: {exact:,} exact and {near:,} near duplicates"
+    headline += warned
     return Result(figures, headline)
