@@ -42,9 +42,11 @@ def test_a_source_of_which_nothing_is_left_is_told_with_the_rule_that_took_it(
     for name, rows in texts.items():
         path = write(f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in rows))
         read.append({"kind": "files", "name": name, "paths": [path]})
-    inputs = {"documents": build(ingest, IngestConfig(read=read)), "items": tmp_path / "items"}
-    inputs["items"].mkdir()
-    (inputs["items"] / "items.jsonl").write_text(json.dumps({"task": "told", "item": "1", "texts": [ITEM]}) + "\n")
+    inputs = {"documents": build(ingest, IngestConfig(read=read)), "benchmark_text": tmp_path / "items"}
+    inputs["benchmark_text"].mkdir()
+    (inputs["benchmark_text"] / "items.jsonl").write_text(
+        json.dumps({"task": "told", "item": "1", "texts": [ITEM]}) + "\n"
+    )
     journal, out = io.StringIO(), tmp_path / "out"
     out.mkdir()
     result = stage(config, inputs, out, Run(tmp_path / "work", LaunchConfig(workers=1), journal=journal))
