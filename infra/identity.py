@@ -95,6 +95,11 @@ def fingerprint(
     return hashlib.sha256(canonical_json(asked).encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
 
+def adopted_fingerprint(stage: str, digest: str) -> str:
+    """The address of an artifact that was made elsewhere: its stage and its bytes."""
+    return fingerprint(stage, 0, {"adopted": digest}, {}, {})
+
+
 def digest_files(files: Iterable[tuple[str, str]]) -> str:
     """The content digest of a set of files, from (relative path, sha256) pairs in any order."""
     lines = sorted(f"{PurePosixPath(path)}\0{sha256}\n" for path, sha256 in files)

@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem, stage_error
-from infra.identity import digest_files
+from infra.identity import adopted_fingerprint, digest_files
 from infra.lineage.messages import new_build_id
 from infra.project import code_state, lock_hash
 from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import File, Manifest, SourceRecord
 from infra.store.store import Store, disk_error
-from infra.store.verification import adopted_fingerprint
 from tasks.payloads import check_payload, describe
 
 FOREIGN_MANIFEST = f"{AUX}/adopted_manifest.json"

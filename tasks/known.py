@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from infra.identity import canonical, fingerprint, same, within
+from infra.identity import canonical, same, within
 from infra.store.manifest import Manifest
-from infra.store.store import Store
+from infra.store.store import Store, address_of
 from tasks.explain import Asked
 from tasks.stage import Node
 
@@ -30,7 +30,7 @@ def _answers(node: Node, asked: Asked, other: Manifest) -> bool:
     sources = {record.key: record.digest for record in other.sources}
     if (other.adopted, other.version, inputs, sources) != (None, asked.version, asked.inputs, asked.sources):
         return False
-    if fingerprint(other.stage, other.version, other.identity, inputs, sources) != other.fingerprint:
+    if address_of(other) != other.fingerprint:
         return False  # it was tampered with
     try:
         identity = canonical(type(node.config).model_validate(dict(other.config)), node.id)

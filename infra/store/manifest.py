@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from infra.store.layout import AUX, MANIFEST
 
@@ -94,19 +97,26 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Raises FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf8"))
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise ValueError(f"{folder / MANIFEST}: schema {SCHEMA} was expected")
-        known = {item.name for item in fields(cls)}
-        data = {key: value for key, value in data.items() if key in known}
+        path = folder / MANIFEST
         try:
-            data["inputs"] = {name: Input(**item) for name, item in data["inputs"].items()}
-            data["gates"] = {name: Input(**item) for name, item in data["gates"].items()}
-            data["sources"] = tuple(SourceRecord(**item) for item in data["sources"])
-            data["files"] = tuple(File(**item) for item in data["files"])
-            return cls(**data)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / MANIFEST}: not as expected: {error}") from error
+            found = _reader().validate_json(path.read_bytes(), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{path}: not as expected: {key}: {first['msg']}".replace(": : ", ": ")) from None
+        if found.schema != SCHEMA:
+            raise ValueError(f"{path}: schema {SCHEMA} was expected, not {found.schema}")
+        figures = found.result.get("figures", {})
+        if not isinstance(figures, Mapping) or not all(isinstance(one, int | float) for one in figures.values()):
+            raise ValueError(f"{path}: not as expected: result.figures: numbers by name were expected")
+        if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in found.files):
+            raise ValueError(f"{path}: not as expected: files: paths within the artifact were expected")
+        return found
+
+
+@cache
+def _reader() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
 
 
 def _plain(value: Any) -> Any:

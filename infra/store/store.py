@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.errors import StageError, stage_error
 from infra.hashing import HashBook
-from infra.identity import digest_files
+from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
 from infra.store.layout import MANIFEST, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Manifest
@@ -62,19 +62,28 @@ class Store:
         return self.layout.artifact(manifest.stage, manifest.fingerprint)
 
     def differences(self, folder: Path, manifest: Manifest, *, read_all: bool = False) -> list[Difference]:
-        """Every file of an artifact that is missing or differs; aux/ is part of the record and checked too.
+        """Every file of an artifact that is missing or differs, and a manifest that contradicts itself; aux/ is part of
+        the record and checked too.
 
         Files whose size, mtime and ctime are those of the last hashing are trusted unless `read_all`.
         """
         expected = {folder / file.path: file for file in manifest.files}
         there = [path for path in expected if path.is_file()]
         found = [Difference(path, "missing") for path in expected if path not in set(there)]
+        found += self._contradictions(folder, manifest)
         try:
             actual = self.hashes.sha256(there, read_all=read_all)
         except OSError as error:
             return [*found, Difference(Path(error.filename or folder), f"unreadable: {error.strerror}")]
         found += [Difference(path, "changed") for path, sha in actual.items() if sha != expected[path].sha256]
         return sorted(found, key=lambda difference: difference.path)
+
+    def _contradictions(self, folder: Path, manifest: Manifest) -> list[Difference]:
+        if self.content_digest(manifest.files) != manifest.digest:
+            return [Difference(folder / MANIFEST, "changed: its digest is not that of the files it names")]
+        if address_of(manifest) != manifest.fingerprint or folder.name.partition(".")[0] != manifest.fingerprint:
+            return [Difference(folder / MANIFEST, "changed: what it says was asked for does not give its address")]
+        return []
 
     def describe_files(self, folder: Path) -> tuple[File, ...]:
         """Hashes every file under a folder but its manifest, each once."""
@@ -132,6 +141,18 @@ class Store:
         trash.parent.mkdir(parents=True, exist_ok=True)
         os.rename(place, trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def address_of(manifest: Manifest) -> str:
+    """The fingerprint of what a manifest says was asked for; empty if that has none."""
+    if manifest.adopted is not None:
+        return adopted_fingerprint(manifest.stage, manifest.digest)
+    inputs = {name: item.digest for name, item in manifest.inputs.items()}
+    sources = {record.key: record.digest for record in manifest.sources}
+    try:
+        return fingerprint(manifest.stage, manifest.version, manifest.identity, inputs, sources)
+    except NoStableForm:
+        return ""
 
 
 def is_full(error: BaseException) -> bool:

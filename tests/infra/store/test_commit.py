@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.store.ancestry import locate
+from infra.store.manifest import SourceRecord
 from infra.store.store import Store
 from tests.artifacts import Make
 
@@ -54,15 +58,88 @@ def test_the_same_bytes_mend_a_damaged_artifact(store: Store, make: Make) -> Non
     assert [folder.name for folder in store.layout.artifacts("clean")] == [made.fingerprint]
 
 
-@pytest.mark.parametrize("left", ["", "{", '{"schema": 99}', "[]", '{"schema": 1, "inputs": 3}'])
+@pytest.mark.parametrize(
+    "left", ["", "{", '{"schema": 99}', "[]", '{"schema": 1, "inputs": 3}', "[" * 100_000, "\udcff"]
+)
 def test_a_folder_without_a_readable_manifest_is_no_artifact(store: Store, make: Make, left: str) -> None:
     made = make("clean", {"a": "text"})
     manifest = store.path(made) / "manifest.json"
     manifest.unlink()
     if left:
-        manifest.write_text(left)
+        manifest.write_bytes(os.fsencode(left))
     assert store.find("clean", made.fingerprint) is None
     assert list(store.manifests()) == []
+
+
+WRONG = [None, 7, "text", [], ["text"], {}, {"text": None}, True]
+
+
+def test_a_manifest_with_values_of_a_wrong_kind_is_damaged_and_never_a_crash(store: Store, make: Make) -> None:
+    made = make(
+        "clean",
+        {"a": "text"},
+        sources=(SourceRecord("s", "0" * 64, {"/a": "0" * 64}),),
+        inputs={"x": make("ingest", {"b": "c"})},
+    )
+    path = store.path(made) / "manifest.json"
+    right = json.loads(path.read_text())
+    for key in right:
+        for wrong in WRONG:
+            path.write_text(json.dumps({**right, key: wrong}))
+            found = store.find("clean", made.fingerprint)
+            assert found is None or found == made or store.differences(store.path(made), found) or key in UNCHECKED
+            assert list(store.manifests("clean")) == ([(store.path(made), found)] if found else [])
+
+
+UNCHECKED = {
+    "config",
+    "gates",
+    "result",
+    "code",
+    "versions",
+    "bookkeeping_s",
+    "build_id",
+    "pipeline",
+    "run_id",
+    "lock_hash",
+    "host",
+    "device",
+    "mlflow_run_id",
+    "flow_run_id",
+    "started",
+    "finished",
+    "seconds",
+}
+"""What a manifest only records: another right value is no contradiction."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("result", {"figures": {"loss": "low"}}),
+        ("result", {"figures": None}),
+        ("files", [{"path": "../../a", "size": 1, "sha256": "0"}]),
+        ("files", [{"path": "/etc/passwd", "size": 1, "sha256": "0"}]),
+        ("files", [{"path": "a", "size": "1", "sha256": "0"}]),
+        ("inputs", {"x": {"stage": "ingest"}}),
+    ],
+)
+def test_what_stands_in_a_manifest_is_looked_at(store: Store, make: Make, key: str, value: Any) -> None:
+    made = make("clean", {"a": "text"})
+    path = store.path(made) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert store.find("clean", made.fingerprint) is None
+
+
+@pytest.mark.parametrize("key", ["digest", "version", "identity", "stage"])
+def test_a_manifest_that_disagrees_with_itself_is_damage(store: Store, make: Make, key: str) -> None:
+    made = make("clean", {"a": "text"})
+    path = store.path(made) / "manifest.json"
+    edited = {"digest": "0" * 64, "version": 9, "identity": {"x": float("nan")}, "stage": "ingest"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: edited[key]}))
+    found = store.read(store.path(made))
+    assert found is not None
+    assert [item.path for item in store.differences(store.path(made), found)] == [path]
 
 
 def test_a_crash_before_the_rename_leaves_no_artifact(store: Store, tmp_path: Path, make: Make) -> None:
