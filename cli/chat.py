@@ -36,7 +36,7 @@ def command(
     from infra.store.reference import resolve
     from infra.store.store import Store
 
-    model_dir = Path(model) if Path(model).is_dir() else resolve(Store(root_of(root)), model)[0]
+    model_dir = Path(model) if Path(model).is_dir() else resolve(Store(root_of(root), reading=True), model)[0]
     if not (model_dir / "config.json").is_file():
         raise ConfigError(
             Problem("no_model", str(model_dir), "no config.json: a Hugging Face model folder was expected")

@@ -41,7 +41,7 @@ def command(
     nodes = graph(pipeline)
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     chosen = selection.choose(nodes)
-    store = Store(root_of(root))
+    store = Store(root_of(root), reading=True)
     rows = plan(nodes, store, selection.force)
     shown = [{**rows[name].as_json(), "needs": list(nodes[name].upstream)} for name in chosen]
     document = {"status": "done", "config": str(config), "root": str(store.root), "stages": shown}

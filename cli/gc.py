@@ -29,7 +29,8 @@ def command(
     from infra.store.pins import Pins
     from infra.store.store import Store
 
-    store = Store(root_of(root))
+    # Pins and removals are about artifacts that are there: they never make a store.
+    store = Store(root_of(root), reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
     found = survey(store, spare_adopted=not adopted)
     if yes:

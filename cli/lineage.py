@@ -44,7 +44,7 @@ def command(
     from flows.family import family_document
     from infra.store.store import Store
 
-    store = Store(root_of(root))
+    store = Store(root_of(root), reading=True)
     family = _below(store, artifact) if direction == "down" else _above(store, artifact)
     document = {"status": "done", "root": str(store.root), "direction": direction, **family_document(family)}
     if as_json:

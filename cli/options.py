@@ -55,9 +55,11 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def root_of(root: Path | None) -> Path:
+    """The store's folder, which need not be there yet. Raises ConfigError for a folder that is no store."""
     from infra.project import default_root
+    from infra.store.layout import Layout
 
-    return (root or default_root()).absolute()
+    return Layout(root or default_root()).root
 
 
 def reach_server(root: Path) -> None:

@@ -42,12 +42,12 @@ def command(
     from flows.selection import Selection
     from flows.start import Request, exit_code, runs_on_worker, start
     from infra.lineage.ledger import mlflow_run_id, run_url
-    from infra.store.layout import Layout
+    from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings))
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     selection.choose(graph(pipeline))
-    place = Layout(root_of(root))
+    place = Store(root_of(root)).layout
     journal = RunJournal(place.runs, new_run_id())
     where = "on the worker of stemma up" if runs_on_worker(place.root) else "in this process, on a private server"
     click.echo(f"running {pipeline.name} {where}", err=True)

@@ -69,7 +69,7 @@ def _pipeline(config: Path, settings: dict[str, str], root: Path) -> dict[str, A
     from infra.store.store import Store
 
     pipeline = load(config, settings)
-    store = Store(root)
+    store = Store(root, reading=True)
     rows = [row.as_json() for row in plan(graph(pipeline), store).values()]
     last = next(latest(store.layout.runs, pipeline.name), None)
     now: dict[str, dict[str, Any]] = {}

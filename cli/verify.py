@@ -28,7 +28,7 @@ def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> 
     from infra.store.store import Store
     from infra.store.verification import gone, verify
 
-    store = Store(root_of(root))
+    store = Store(root_of(root), reading=True)
     start = resolve(store, artifact)
     family = ancestry_of(store, [start]) if ancestry else Family()
     family.add(artifact_member(store, *start))

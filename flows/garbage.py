@@ -158,7 +158,7 @@ def _in_use(store: Store) -> Iterator[Place]:
         if journal.result() is None and _goes_on(journal, begun):
             rows = [line for line in journal.read() if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
             yield from (place for row in rows if (place := _place(store, row)))
-    for key in store.leases.living():
+    for key in store.being_built():
         stage, _, name = key.partition("/")
         if manifest := store.find(stage, name):
             yield store.path(manifest), manifest
@@ -205,7 +205,7 @@ def _unreadable(store: Store) -> Iterator[Problem]:
 
 def _stale_work(store: Store) -> Iterator[Garbage]:
     """Unfinished work that no living lease holds and nobody touched for a day."""
-    living = set(store.leases.living())
+    living = set(store.being_built())
     for folder in sorted((store.root / ".work").glob("*/*")):
         paths = [folder, *folder.rglob("*")]
         touched = max(path.lstat().st_mtime for path in paths)

@@ -38,7 +38,10 @@ def pipeline(
     """
     if state := turned_away(config_path):
         return state
-    store = Store(Path(root) if root else default_root())
+    try:
+        store = Store(Path(root) if root else default_root())
+    except StemmaError as error:
+        return Failed(message=str(error))
     return PipelineRun(config, selection, store, run_id or new_run_id(), verify, config_path).run()
 
 
@@ -53,7 +56,7 @@ def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "
         return state
     try:
         config = load(path, {key: json.dumps(value) for key, value in settings.items()})
+        store = Store(Path(root) if root else default_root())
     except StemmaError as error:
         return Failed(message=str(error))
-    store = Store(Path(root) if root else default_root())
     return PipelineRun(config, Selection(), store, new_run_id(), False, str(path)).run()

@@ -10,30 +10,70 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from infra.errors import stage_error
 from infra.identity import digest_files
 from infra.sources import Place, Source
+from infra.tables import cannot_write, in_words, is_damaged, set_aside
 
 _QUERY_ROWS = 500
+_LOST = "delete it: files are hashed again, nothing else is lost"
+
+
+T = TypeVar("T")
 
 
 class HashBook:
     """Remembers the hash of each file with the size, mtime and ctime (ns) it had then.
 
-    A file that still has all three is trusted; any other is read again. Losing the book costs time, nothing else.
+    A file that still has all three is trusted; any other is read again. Losing the book costs time, nothing else: a
+    damaged one is set aside by itself.
+
+    reading: a book that is not there or cannot be written is kept in memory.
+    Raises StageError where the book cannot be written and `reading` does not say that it need not be.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, reading: bool = False) -> None:
+        self._place, self._uri = str(path), False
         self._path = path
         self._deriving = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if reading and not _writable(path):
+            # Gone with the last connection to it, which is this one.
+            self._place, self._uri = f"file:hashes-{id(self)}?mode=memory&cache=shared", True
+            self._kept = self._connect()
+        with in_words(path, _LOST):
+            if not self._uri:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._make_tables()
+            except sqlite3.DatabaseError as error:
+                if not is_damaged(error):
+                    raise
+                set_aside(path)
+                self._make_tables()
+
+    def _make_tables(self) -> None:
         with closing(self._connect()) as book, book:
             book.execute(
                 "CREATE TABLE IF NOT EXISTS files"
                 " (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
             )
             book.execute("CREATE TABLE IF NOT EXISTS derived (state TEXT PRIMARY KEY, digest TEXT)")
+
+    def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """What `work` finds in the book or writes into it; `otherwise` where the book is damaged, which sets it aside,
+        and where there is no room to write into it: all that it knows can be found again."""
+        try:
+            with closing(self._connect()) as book, book:
+                return work(book)
+        except sqlite3.DatabaseError as error:
+            if is_damaged(error) and not self._uri:
+                set_aside(self._path)
+                self._make_tables()
+            elif not cannot_write(error):
+                raise
+            return otherwise
 
     def sha256(self, paths: Iterable[Path], *, read_all: bool = False) -> dict[Path, str]:
         """The hash of each file; `read_all` reads every byte even where the times say that nothing changed.
@@ -50,11 +90,9 @@ class HashBook:
 
     def moved(self, old: Path, new: Path) -> None:
         """Keeps what is known of a folder's files after it was renamed, which leaves their times alone."""
-        with closing(self._connect()) as book, book:
-            book.execute(
-                "UPDATE OR REPLACE files SET path = ? || substr(path, ?) WHERE path >= ? AND path < ?",
-                (str(new), len(str(old)) + 1, f"{old}/", f"{old}0"),
-            )
+        rename = "UPDATE OR REPLACE files SET path = ? || substr(path, ?) WHERE path >= ? AND path < ?"
+        values = (str(new), len(str(old)) + 1, f"{old}/", f"{old}0")
+        self._ask(lambda book: book.execute(rename, values).rowcount, 0)
 
     def digest(self, source: Source) -> str:
         """The content digest of a source: base names and bytes of its files, wherever they lie.
@@ -71,12 +109,13 @@ class HashBook:
         seen = [f"{path}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}" for path, s in stats]
         state = hashlib.sha256("\n".join([source.recipe, *seen]).encode()).hexdigest()
         # Several stages ask for the same at once: the first one finds it, the others read it.
-        with self._deriving, closing(self._connect()) as book:
-            row = book.execute("SELECT digest FROM derived WHERE state = ?", (state,)).fetchone()
+        with self._deriving:
+            query = "SELECT digest FROM derived WHERE state = ?"
+            row = self._ask(lambda book: book.execute(query, (state,)).fetchone(), None)
             if row is None:
                 row = (derive(),)
-                with book:
-                    book.execute("INSERT OR REPLACE INTO derived VALUES (?, ?)", (state, row[0]))
+                write = "INSERT OR REPLACE INTO derived VALUES (?, ?)"
+                self._ask(lambda book: book.execute(write, (state, row[0])).rowcount, 0)
         return str(row[0])
 
     def source_files(self, source: Source) -> dict[Place, str]:
@@ -93,14 +132,18 @@ class HashBook:
         return found | dict[Place, str](self.sha256(source.paths).items())
 
     def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
-        rows: dict[str, tuple] = {}
         names = [str(path) for path in stats]
-        with closing(self._connect()) as book:
+
+        def read(book: sqlite3.Connection) -> dict[str, tuple]:
+            rows: dict[str, tuple] = {}
             for start in range(0, len(names), _QUERY_ROWS):
                 part = names[start : start + _QUERY_ROWS]
                 marks = ",".join("?" * len(part))
                 for name, *row in book.execute(f"SELECT * FROM files WHERE path IN ({marks})", part):
                     rows[name] = tuple(row)
+            return rows
+
+        rows = self._ask(read, dict[str, tuple]())
         return {
             path: rows[str(path)][3]
             for path, stat in stats.items()
@@ -110,14 +153,16 @@ class HashBook:
     def _remember(self, fresh: dict[Path, tuple[os.stat_result, str]]) -> None:
         if not fresh:
             return
-        with closing(self._connect()) as book, book:
-            book.executemany(
-                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
-                [(str(path), s.st_size, s.st_mtime_ns, s.st_ctime_ns, sha) for path, (s, sha) in fresh.items()],
-            )
+        rows = [(str(path), s.st_size, s.st_mtime_ns, s.st_ctime_ns, sha) for path, (s, sha) in fresh.items()]
+        write = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)"
+        self._ask(lambda book: book.executemany(write, rows).rowcount, 0)
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=60)
+        return sqlite3.connect(self._place, timeout=60, uri=self._uri)
+
+
+def _writable(path: Path) -> bool:
+    return path.exists() and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
 def hash_file(path: Path) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.errors import StageError
 from infra.lineage.courier_lock import lineage_folder
 from infra.lineage.page import run_path
 from infra.servers.settings import mlflow_page
+from infra.tables import check, set_aside
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -85,8 +87,8 @@ def _row(root: Path | str, query: str, *values: str) -> tuple | None:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
         try:
             return connection.execute(query, values).fetchone()
-        except sqlite3.OperationalError:
-            # The courier has just made the file and no tables yet.
+        except sqlite3.DatabaseError:
+            # The courier has just made the file and no tables yet, or will set a damaged one aside.
             return None
 
 
@@ -96,6 +98,10 @@ class Ledger:
     def __init__(self, root: Path | str) -> None:
         path = ledger_path(root)
         path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            check(path, "")
+        except StageError:
+            set_aside(path)
         self._connection = sqlite3.connect(path, timeout=60, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
         self._connection.executescript(_TABLES)

@@ -11,25 +11,46 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
+from infra.tables import unwritable
 
 FORMAT = 1
+MARKER = "format"
 RESERVED = frozenset({"runs", "mlflow", "lineage", "servers"})
 MANIFEST = "manifest.json"
 AUX = "aux"
+_OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json"}
+"""What may stand in a root before its format does: `up` starts servers there before anything is built."""
+_OF_THE_DISK = {"lost+found"}
 
 
 class Layout:
-    """The folders of one store; making one creates the root and refuses a root of another format version."""
+    """The folders of one store. Nothing is written but by `create`: a root that is not there yet is an empty store.
+
+    Raises ConfigError for a folder with anything else in it, and for a store of another format version.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.state = self.root / ".state"
         self.runs = self.root / "runs"
-        self._check_format()
+        self._check()
+
+    def create(self) -> None:
+        """Makes the root a store, if it is none yet. Raises StageError where it cannot be written."""
+        marker = self.root / MARKER
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if not marker.exists():
+                hidden = self.root / f".{MARKER}.{os.getpid()}"
+                hidden.write_text(f"{FORMAT}\n")
+                hidden.replace(marker)
+        except OSError as error:
+            raise unwritable(error, marker) from error
 
     def artifact(self, stage: str, fingerprint: str) -> Path:
         return self.root / stage / fingerprint
@@ -46,8 +67,8 @@ class Layout:
         """The stage folders that hold artifacts."""
         return sorted(
             folder.name
-            for folder in self.root.iterdir()
-            if folder.is_dir() and not folder.name.startswith(".") and folder.name not in RESERVED
+            for folder in (self.root.iterdir() if self.root.is_dir() else ())
+            if folder.is_dir() and not folder.name.startswith(".") and folder.name not in RESERVED | _OF_THE_DISK
         )
 
     def artifacts(self, stage: str) -> Iterator[Path]:
@@ -56,19 +77,29 @@ class Layout:
         if folder.is_dir():
             yield from sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
 
-    def _check_format(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        marker = self.root / "format"
-        if not marker.exists():
-            marker.write_text(f"{FORMAT}\n")
-            return
-        found = marker.read_text().strip()
-        if found != str(FORMAT):
+    def _check(self) -> None:
+        try:
+            there = {path.name for path in self.root.iterdir()} - _OF_THE_DISK if self.root.exists() else set()
+            found = (self.root / MARKER).read_text().strip() if MARKER in there else ""
+        except NotADirectoryError:
+            raise _no_store(self.root, "this is a file; a folder was expected") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise _no_store(self.root, f"cannot be read as a store: {error}") from None
+        if MARKER not in there:
+            strange = sorted(name for name in there - _OURS if not name.startswith(f".{MARKER}."))
+            if strange:
+                listed = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+                raise _no_store(self.root, f"this folder is no store and not empty: it holds {listed}")
+        elif found != str(FORMAT):
             raise ConfigError(
                 Problem(
                     "store_format",
                     str(self.root),
-                    f"this store has format {found}, this version of stemma reads format {FORMAT}",
+                    f"this store has format {found[:20]!r}, this version of stemma reads format {FORMAT}",
                     "use the version that wrote it, or another --root",
                 )
             )
+
+
+def _no_store(root: Path, message: str) -> ConfigError:
+    return ConfigError(Problem("not_a_store", str(root), message, "name a store, or an empty or new folder, as --root"))

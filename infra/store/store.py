@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
@@ -16,7 +17,13 @@ from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fing
 from infra.store.layout import MANIFEST, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Manifest
+from infra.tables import check as check_table
+from infra.tables import in_words
 
+_LOST_LEASES = (
+    "when nothing runs on this store, delete it: only the claims of running builds stand in it, without which two runs "
+    "could build one artifact at once"
+)
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -32,13 +39,32 @@ class Difference:
 
 
 class Store:
-    """Artifacts under one root folder. See `infra.store.layout` for where things lie."""
+    """Artifacts under one root folder. See `infra.store.layout` for where things lie.
 
-    def __init__(self, root: Path) -> None:
+    reading: nothing is made; a store that is not there is an empty one, and hashes are remembered only in a book that
+    is there already. Otherwise the root is made where it is not there yet.
+    Raises ConfigError for a folder that is no store, StageError for one that cannot be written.
+    """
+
+    def __init__(self, root: Path, *, reading: bool = False) -> None:
         self.layout = Layout(root)
         self.root = self.layout.root
-        self.hashes = HashBook(self.layout.state / "hashes.sqlite")
-        self.leases = Leases(self.layout.state / "leases.sqlite")
+        self._leases = self.layout.state / "leases.sqlite"
+        if not reading:
+            self.layout.create()
+        self.hashes = HashBook(self.layout.state / "hashes.sqlite", reading=reading)
+        if not reading:
+            _ = self.leases
+
+    @cached_property
+    def leases(self) -> Leases:
+        check_table(self._leases, _LOST_LEASES)
+        with in_words(self._leases, _LOST_LEASES):
+            return Leases(self._leases)
+
+    def being_built(self) -> list[str]:
+        """`stage/fingerprint` of all that somebody builds right now."""
+        return self.leases.living() if self._leases.exists() else []
 
     def find(self, stage: str, fingerprint: str) -> Manifest | None:
         """The manifest of a finished artifact, None if there is none; its files are not looked at."""
