@@ -13,6 +13,7 @@ import click
 from cli.answer import CANCELLED, answer, cancelled
 from infra.errors import Problem, StemmaError
 from infra.interrupts import asked
+from infra.project import name_user
 
 
 def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,6 +27,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--debug", is_flag=True, help="Show tracebacks.")
     @wraps(function)
     def command(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
+        name_user()
         try:
             document, code = function(*args, as_json=as_json, **kwargs)
         except (click.UsageError, SystemExit):

@@ -21,12 +21,15 @@ from typing import Any, Literal
 from infra.run import read_journal
 from infra.store.ballast import Ballast
 from infra.store.store import is_full
+from infra.tables import damaged, read_state
 
 WHOLE = "pipeline"
 """The deployment of a whole pipeline: `<pipeline>/pipeline`."""
 
 PRIVATE = "STEMMA_PRIVATE_SERVER"
 """Set in the environment of a run whose Prefect server goes when it ends, and so has no page to link to."""
+
+_LOST = "delete the folder it is in: that run is then forgotten, and what only it used may go with `stemma gc`"
 
 Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
 HAS_ARTIFACT = frozenset({"built", "reused"})
@@ -103,11 +106,12 @@ class RunJournal:
         return line if isinstance(line, dict) else {}
 
     def result(self) -> dict[str, Any] | None:
-        try:
-            result = json.loads((self.folder / "result.json").read_text(encoding="utf8"))
-        except FileNotFoundError:
-            return self._unwritten
-        return result if isinstance(result, dict) else None
+        """How the run ended, None while it goes on. Raises StageError `damaged_state`."""
+        path = self.folder / "result.json"
+        result = read_state(path, _LOST, self._unwritten)
+        if result is not None and not (isinstance(result, dict) and {"status", "errors", "stages"} <= result.keys()):
+            raise damaged(path, "not as expected", _LOST)
+        return result
 
     def read(self) -> list[dict[str, Any]]:
         return read_journal(self.path) if self.path.exists() else []

@@ -1,7 +1,8 @@
-"""The project's own folder: where the code, the configs and, by default, the store are."""
+"""The project's own folder, where the code, the configs and, by default, the store are; and who runs it."""
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import subprocess
@@ -14,6 +15,20 @@ PROJECT = Path(__file__).resolve().parent.parent
 def default_root() -> Path:
     """Where artifacts go unless --root says otherwise: STEMMA_ROOT, else .stemma/ in the project."""
     return Path(os.environ.get("STEMMA_ROOT") or PROJECT / ".stemma").absolute()
+
+
+def user_name() -> str:
+    """The user's name, or `uid 1234` where a container's user has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def name_user() -> None:
+    """Gives a user without a name one in the environment, for torch and others that ask for it and stop at an error."""
+    if user_name() == f"uid {os.getuid()}":
+        os.environ["LOGNAME"] = f"uid-{os.getuid()}"
 
 
 @cache

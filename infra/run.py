@@ -198,13 +198,15 @@ def json_number(value: float) -> float | str:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a journal; one that a crash cut short is left out."""
+    """All whole lines of a journal; one that a crash cut short, or that is no line of a journal, is left out."""
     lines = []
-    for line in path.read_text(encoding="utf8").splitlines():
+    for text in path.read_text(encoding="utf8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except ValueError:
             continue
+        if isinstance(line, dict) and "kind" in line:
+            lines.append(line)
     return lines
 
 

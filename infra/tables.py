@@ -1,13 +1,15 @@
-"""The small SQLite files of a store: what is wrong with one is said in words, with its path and what to do."""
+"""The small files of a store beside its artifacts: what is wrong with one is said in words, and what to do."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from infra.errors import StageError, stage_error
 
@@ -34,7 +36,7 @@ def in_words(path: Path, lost: str) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         if is_damaged(error):
-            raise stage_error("damaged_state", str(path), f"this file is damaged: {error}", lost) from error
+            raise damaged(path, str(error), lost) from error
         if cannot_write(error):
             number = errno.ENOSPC if _code(error) == sqlite3.SQLITE_FULL else errno.EIO
             raise unwritable(OSError(number, str(error)), path) from error
@@ -53,7 +55,22 @@ def check(path: Path, lost: str) -> None:
             finally:
                 connection.close()
         if found != "ok":
-            raise stage_error("damaged_state", str(path), f"this file is damaged: {found}", lost)
+            raise damaged(path, str(found), lost)
+
+
+def damaged(path: Path, told: str, lost: str) -> StageError:
+    """lost: what to do, and what is lost by it."""
+    return stage_error("damaged_state", str(path), f"this file is damaged: {told}", lost)
+
+
+def read_state(path: Path, lost: str, otherwise: Any) -> Any:
+    """What stands in a JSON file, `otherwise` if there is none. Raises StageError `damaged_state`."""
+    try:
+        return json.loads(path.read_text(encoding="utf8"))
+    except FileNotFoundError:
+        return otherwise
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error), lost) from error
 
 
 def set_aside(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import shutil
 import socket
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from infra.errors import ConfigError, Problem, stage_error
 from infra.identity import adopted_fingerprint, digest_files
 from infra.lineage.messages import new_build_id
-from infra.project import code_state, lock_hash
+from infra.project import code_state, lock_hash, user_name
 from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import File, Manifest, SourceRecord
 from infra.store.store import Store, disk_error
@@ -136,19 +135,11 @@ def _manifest(
         adopted={
             "from": str(source),
             "host": socket.gethostname(),
-            "user": _user(),
+            "user": user_name(),
             "when": _iso(started),
             "note": note,
         },
     )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user may have no name.
-        return ""
 
 
 def _iso(seconds: float) -> str:

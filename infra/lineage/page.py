@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import pwd
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from infra.lineage.messages import PipelineStarted, StageFinished, StageStarted
+from infra.project import user_name
 
 # Without it the page shows what belongs to chatbots instead of training.
 VIEW = "?workflowType=machine_learning"
@@ -117,7 +116,7 @@ def _flow(message: PipelineStarted | StageStarted) -> dict[str, str]:
         "prefect.flow_run_url": message.flow_run_url,
         "mlflow.source.name": f"stemma run ({message.pipeline})",
         "mlflow.source.type": "JOB",
-        "mlflow.user": pwd.getpwuid(os.getuid()).pw_name,
+        "mlflow.user": user_name(),
     }
 
 

@@ -18,7 +18,9 @@ from infra.servers.credentials import AUTH, OFF, credentials, how_to_set
 from infra.servers.database import SQLITE, Postgres, asked, database, described
 from infra.servers.ports import HOST
 from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, write_private
+from infra.tables import damaged, read_state
 
+_LOST = "delete it: `stemma up` then sets the servers up anew, on its usual ports"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -80,10 +82,12 @@ class Settings:
 
 def settings_of(root: Path | str) -> Settings:
     """What the store was last set up with, the defaults for a new one."""
+    path = servers_folder(root) / "settings.json"
+    found = read_state(path, _LOST, {})
     try:
-        return Settings(**json.loads((servers_folder(root) / "settings.json").read_text()))
-    except FileNotFoundError:
-        return Settings()
+        return Settings(**found)
+    except TypeError as error:
+        raise damaged(path, f"not as expected: {error}", _LOST) from error
 
 
 def prefect_page(root: Path | str) -> str | None:

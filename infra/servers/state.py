@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.process import started_at
+from infra.tables import damaged, read_state
 
 # The kernel's clock of process starts drifts from ours by less than this; no pid comes round again that fast.
 START_TOLERANCE_S = 5.0
+_LOST = "delete it and say `stemma up` again; servers that still run have to be ended by hand"
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,12 @@ def servers_folder(root: Path | str) -> Path:
 
 def recorded(root: Path | str) -> dict[str, Service]:
     """What was started, by name, whether or not it still lives."""
+    path = servers_folder(root) / "services.json"
+    content = read_state(path, _LOST, [])
     try:
-        content = (servers_folder(root) / "services.json").read_text()
-    except FileNotFoundError:
-        return {}
-    return {item["name"]: Service(**item) for item in json.loads(content)}
+        return {item["name"]: Service(**item) for item in content}
+    except (TypeError, KeyError) as error:
+        raise damaged(path, f"not as expected: {error}", _LOST) from error
 
 
 def record(root: Path | str, services: Iterable[Service]) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,8 @@ class Layout:
                 hidden = self.root / f".{MARKER}.{os.getpid()}"
                 hidden.write_text(f"{FORMAT}\n")
                 hidden.replace(marker)
+            if not os.access(self.root, os.W_OK):
+                raise OSError(errno.EROFS, "read-only, or not this user's to write")
         except OSError as error:
             raise unwritable(error, marker) from error
 

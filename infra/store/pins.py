@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from infra.tables import damaged, read_state
+
+_LOST = "correct it, or delete it: then nothing is pinned"
+
 
 class Pins:
     """The pinned artifacts of a store, by their place in it: `clean/2f20dd552d78493b`."""
@@ -13,12 +17,10 @@ class Pins:
         self._path = root / "pins.json"
 
     def read(self) -> list[str]:
-        """Raises ValueError for a damaged file: nothing may be taken for unpinned then."""
-        if not self._path.exists():
-            return []
-        pins = json.loads(self._path.read_text(encoding="utf8"))
+        """Raises StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
+        pins = read_state(self._path, _LOST, [])
         if not isinstance(pins, list) or not all(isinstance(pin, str) for pin in pins):
-            raise ValueError(f"{self._path}: a list of artifacts was expected")
+            raise damaged(self._path, "a list of artifacts was expected", _LOST)
         return pins
 
     def add(self, artifact: str) -> None:

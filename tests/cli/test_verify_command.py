@@ -84,3 +84,6 @@ def test_a_manifest_that_was_edited_contradicts_itself(run: Run, data_pipeline: 
     answer = run("verify", "tokenizer", "--root", store)
     assert answer.code == 1
     assert [name for name, _ in found(answer)] == ["manifest.json"]
+    told = run("check", data_pipeline / "config.yaml", "--root", store).rows()["tokenizer"]
+    assert told["status"] == "build"
+    assert "manifest.json is changed" in told["because"][0]
