@@ -109,7 +109,7 @@ class RunJournal:
         """How the run ended, None while it goes on. Raises StageError `damaged_state`."""
         path = self.folder / "result.json"
         result = read_state(path, _LOST, self._unwritten)
-        if result is not None and not (isinstance(result, dict) and {"status", "errors", "stages"} <= result.keys()):
+        if result is not None and not (isinstance(result, dict) and {"status", "stages"} <= result.keys()):
             raise damaged(path, "not as expected", _LOST)
         return result
 
