@@ -62,6 +62,7 @@ def _sizes(place: Place) -> Iterator[list[int]]:
 
 
 _process: subprocess.Popen[bytes] | None = None
+_environment: dict[str, str] = {}
 
 
 class _DiedError(Exception):
@@ -107,9 +108,12 @@ def _explained(code: int, place: Place, where: str) -> StageError:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    global _process
-    if _process is None or _process.poll() is not None:
+    global _process, _environment
+    # Credentials and servers of object stores are in the environment, and may change in the life of a long process.
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "STEMMA_"))}
+    if _process is None or _process.poll() is not None or _environment != environment:
         _end()
+        _environment = environment
         _process = subprocess.Popen(
             [sys.executable, "-m", "corpus.readers.table_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
