@@ -116,7 +116,7 @@ def test_a_worker_s_run_ends_well_without_its_server_and_says_so_when_it_is_back
         services = stemma("up", "--root", store, *ports, env=env).document["services"]
         (server,) = [service for service in services if service["name"] == "prefect"]
         process = start("run", config, "--root", store, env=env)
-        wait_until(lambda: running_stage(store, "ingest"))
+        wait_until(lambda: running_stage(store, "ingest"), timeout_s=300)
         signal_group(os.getpgid(server["pid"]), signal.SIGKILL)
         answer = finish(process)
         assert (answer.code, answer.document["status"]) == (0, "done"), (answer.document["errors"], answer.stderr)
