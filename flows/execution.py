@@ -49,7 +49,12 @@ STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
 """Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
 
 
-TOLD_AT_ONCE: dict[str, Kind] = {"correction": "corrected", "drift": "drifted"}
+TOLD_AT_ONCE: dict[str, Kind] = {
+    "correction": "corrected",
+    "rate_cut": "slowed",
+    "stuck": "stuck",
+    "drift": "drifted",
+}
 """Events of stages that people want to hear of, whatever becomes of the run."""
 
 TOLD_AT_THE_END: dict[str, Kind] = {"failed": "failed", "refused": "refused"}

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from infra.secrets import hide
 
 NOTICE = "stemma.notice"
-Kind = Literal["failed", "refused", "corrected", "drifted"]
+Kind = Literal["failed", "refused", "corrected", "slowed", "stuck", "drifted"]
 Name = Literal["slack", "webhook", "email"]
 NAMES: tuple[Name, ...] = ("slack", "webhook", "email")
 OFF = "off"

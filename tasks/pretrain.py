@@ -18,7 +18,7 @@ def build(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
 
 STAGE = Stage(
     "pretrain",
-    version=5,
+    version=6,
     config=PretrainConfig,
     build=build,
     inputs=("shards", "tokenizer"),

@@ -18,7 +18,7 @@ def build(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
 STAGE = Stage(
     "reward_model",
-    version=3,
+    version=4,
     config=RewardModelConfig,
     build=build,
     inputs=("model", "preferences"),

@@ -18,7 +18,7 @@ def build(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Ru
 
 STAGE = Stage(
     "rlhf",
-    version=3,
+    version=4,
     config=RlhfConfig,
     build=build,
     inputs=("model", "reward_model", "prompts"),

@@ -18,7 +18,7 @@ def build(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 STAGE = Stage(
     "sft",
-    version=4,
+    version=5,
     config=SftConfig,
     build=build,
     inputs=("model", "instructions"),

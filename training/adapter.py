@@ -12,7 +12,7 @@ import logging
 import platform
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +22,11 @@ from composer.core import Callback, DataSpec, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils import collect_env
+from torch import nn
 
 from infra.run import Run
 from training import ranks
+from training.activations import ActivationNorm
 from training.batch_size import Growth
 from training.callbacks import Callbacks
 from training.checkpoint_folder import drop_after
@@ -34,6 +36,7 @@ from training.config import TrainerConfig, batches
 from training.guard.callback import Alarmed, Guard
 from training.guard.corrections import Correction, Corrections
 from training.guard.loss_scale import LossScale
+from training.guard.unmoved import WeightsMove
 from training.hardware import Hardware
 from training.liveness import SignsOfLife, SlowRanks
 from training.loaders import data_fingerprint
@@ -82,6 +85,7 @@ class Fit:
     mfu: model FLOPs utilisation at that speed, where peak and FLOPs are known.
     corrections: what the guard did, in order.
     skipped: batches that were passed over by corrections.
+    lr_multiplier: what corrections leave of the schedule's learning rate for good; 1 where nothing was cut, or healed.
     """
 
     batches: int
@@ -90,9 +94,20 @@ class Fit:
     mfu: float | None = None
     corrections: Sequence[Correction] = ()
     skipped: int = 0
+    lr_multiplier: float = 1.0
 
     def guard_figures(self) -> dict[str, float]:
-        return {"corrections": float(len(self.corrections)), "skipped_batches": float(self.skipped)}
+        return {
+            "corrections": float(len(self.corrections)),
+            "skipped_batches": float(self.skipped),
+            "lr_multiplier": self.lr_multiplier,
+        }
+
+    def headline(self, said: str) -> str:
+        """A stage's headline, with what everyone who reads it must know."""
+        if self.lr_multiplier == 1:
+            return said
+        return f"{said}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
 
 
 def fit(
@@ -104,12 +119,16 @@ def fit(
     hardware: Hardware,
     run: Run,
     callbacks: Sequence[Callback] = (),
+    networks: Mapping[str, nn.Module] | None = None,
 ) -> Fit:
     """Trains `model` in place with Composer and returns when `plan.batches` are done.
 
     Continues from the newest whole checkpoint in `run.work_dir`. When the guard (training/guard) raises an alarm it
     goes back to a healthy checkpoint and on with a correction. Raises infra.errors.Cancelled after the running batch,
-    once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help.
+    once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help, and
+    `no_update` when the weights do not move.
+
+    networks: parts of the model whose gradients are clipped apart.
     """
     run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
     recompute(model, run.launch.recompute)
@@ -131,7 +150,8 @@ def fit(
         plan.batches,
         plan.whole_epochs,
     )
-    clip = GradientClip(config.optimizer.gradient_clip)
+    clip = GradientClip(config.optimizer.gradient_clip, networks)
+    activations = ActivationNorm(model)
     scale = LossScale(corrections.skips) if hardware.fp16 else None
     guards: list[Callback] = []
     rollback = replace(
@@ -143,7 +163,7 @@ def fit(
         for_rollback=True,
     )
     if config.guard.enabled:
-        guards = [Guard(config.guard, corrections, clip, scale), Checkpointer(rollback, run)]
+        guards = [Guard(config.guard, corrections, model, clip, activations, scale), Checkpointer(rollback, run)]
     resumption = Resumption(checkpoints, run, [rollback.folder])
     peak = hardware.peak_flops() if plan.flops_per_token else None
     peak = peak and peak * ranks.world_size()
@@ -156,7 +176,9 @@ def fit(
             learning_rate,
             *([scale] if scale else []),
             clip,
-            _Voice(plan, throughput, clip, corrections, run),
+            activations,
+            WeightsMove(stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)),
+            _Voice(plan, throughput, clip, activations, scale, corrections, run),
             *callbacks,
             *guards,
             Checkpointer(checkpoints, run),
@@ -195,11 +217,18 @@ def fit(
                 made = corrections.answer(alarmed.alarm)
                 throughput.restart()
                 run.event("correction", f"{stage}: {made}", **made.as_json())
+                if not made.recover:
+                    run.event(
+                        "rate_cut",
+                        f"{stage}: the learning rate is cut for good, to {made.factor:.3g} of the schedule's, from "
+                        f"batch {made.back_to:,} on: look whether optimizer.learning_rate is right",
+                    )
         gather_outer(model)
         clock, speed = trainer.state.timestamp, throughput.mean()
         mfu = throughput.mfu(speed) if speed else None
         skipped = corrections.skipped(plan.batches)
-        return Fit(clock.batch.value, clock.token.value, speed, mfu, tuple(corrections.made), skipped)
+        made_all = tuple(corrections.made)
+        return Fit(clock.batch.value, clock.token.value, speed, mfu, made_all, skipped, corrections.healed)
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
@@ -225,7 +254,7 @@ class _LearningRate(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch.value
-        share = self._schedule.share(batch) * self._corrections.share(batch)
+        share = self._schedule.share(batch) * self._corrections.lr_multiplier(batch)
         for group in state.optimizers[0].param_groups:
             group["lr"] = share * group["scale"] * self._peak
 
@@ -234,11 +263,20 @@ class _Voice(Callback):
     """Tells metrics and progress."""
 
     def __init__(
-        self, plan: Plan, throughput: Throughput, clip: GradientClip, corrections: Corrections, run: Run
+        self,
+        plan: Plan,
+        throughput: Throughput,
+        clip: GradientClip,
+        activations: ActivationNorm,
+        scale: LossScale | None,
+        corrections: Corrections,
+        run: Run,
     ) -> None:
         self._plan = plan
         self._throughput = throughput
         self._clip = clip
+        self._activations = activations
+        self._scale = scale
         self._corrections = corrections
         self._run = run
         self._said = 0.0
@@ -257,6 +295,11 @@ class _Voice(Callback):
             return
         loss = float(state.total_loss_dict["loss/train/total"])
         values = {"train/loss": loss, "train/lr": self._learning_rate, "train/grad_norm": self._clip.norm}
+        values |= {f"train/grad_norm_{name}": norm for name, norm in self._clip.norms.items()}
+        if self._activations.norm is not None:
+            values["train/activation_norm"] = self._activations.norm
+        if self._scale is not None:
+            values["train/loss_scale"] = self._scale.scale
         if self._plan.growth:
             values["train/batch_tokens"] = float(state.timestamp.token.value - state.previous_timestamp.token.value)
         values |= self._throughput.values() | corrected

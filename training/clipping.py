@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from composer.core import Callback, State
 from composer.loggers import Logger
+from torch import nn
 
 from training.parallel import gradient_norm
 
 
 class GradientClip(Callback):
-    """Scales all gradients of a batch so that their global norm is at most `limit` (Pascanu et al. 2013)."""
+    """Scales all gradients of a batch so that their global norm is at most `limit` (Pascanu et al. 2013).
 
-    def __init__(self, limit: float) -> None:
+    networks: parts of the model, by name, that share no weights and no loss: each is clipped by a norm of its own, so
+    that none of them takes from the others' updates.
+    """
+
+    def __init__(self, limit: float, networks: Mapping[str, nn.Module] | None = None) -> None:
         self._limit = limit
+        self._networks = dict(networks or {})
         self.norm = 0.0
+        """Of all gradients of the last batch, before clipping."""
+        self.norms: dict[str, float] = {}
+        """Of each network's."""
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        self.norm = gradient_norm(state.model, self._limit)
+        if not self._networks:
+            self.norm = gradient_norm(state.model, self._limit)
+            return
+        self.norms = {name: gradient_norm(part, self._limit) for name, part in self._networks.items()}
+        self.norm = math.hypot(*self.norms.values())

@@ -20,6 +20,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from corpus.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
+from training.activations import last_stack
 from training.attention import ADDED_MASKS, FLEX, is_flash
 from training.config import ModelConfig
 from training.documents import additive, block_mask, document_bounds, within_documents
@@ -162,6 +163,9 @@ class LanguageModel(ComposerModel):
     `decoder_input_ids (B, S)` for a decoder, which then bears the labels, with `decoder_documents (B, S)`.
     """
 
+    chance_loss = 0.0
+    """Guessing says nothing of when a language model falls apart; see training.guard.judge."""
+
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
         super().__init__()
         self.model = model
@@ -176,6 +180,10 @@ class LanguageModel(ComposerModel):
         self._plain_head = (
             family is not None and family.plain_head and getattr(model.get_output_embeddings(), "bias", None) is None
         )
+
+    def last_stack(self) -> nn.Module | None:
+        """The module that gives the last hidden state; None where that is what `forward` gives."""
+        return None if self._plain_head else last_stack(self.model)
 
     def compile_training(self) -> None:
         """Compiles forward, backward and loss of training batches; measuring stays uncompiled."""
@@ -287,8 +295,16 @@ class LanguageModel(ComposerModel):
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
         """Cross-entropy (B, T) in nats of each labelled token, 0 elsewhere."""
-        outputs, labels = self.forward(batch), batch["labels"]
-        flat = (outputs[0] if isinstance(outputs, tuple) else outputs).flatten(0, 1)
+        return self._token_losses(self.forward(batch), batch["labels"])
+
+    @torch.no_grad()
+    def example_losses(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Each sequence's summed cross-entropy (B,) and labelled tokens (B,), from what `forward` gave."""
+        labels = batch["labels"]
+        return self._token_losses(outputs, labels).sum(1), (labels != IGNORE).sum(1)
+
+    def _token_losses(self, outputs: Outputs, labels: Tensor) -> Tensor:
+        flat = (outputs[0] if isinstance(outputs, tuple) else outputs).detach().flatten(0, 1)
         if self._plain_head:
             return token_losses(flat, self.model.get_output_embeddings().weight, labels.flatten()).view_as(labels)
         return cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="none").view_as(labels)

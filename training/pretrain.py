@@ -219,7 +219,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if done.mfu is not None:
         figures["mfu"] = done.mfu
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
-    return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
+    return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
 
 
 def _growth(config: PretrainConfig, length: int, batch_size: int, epoch_batches: int) -> Growth | None:

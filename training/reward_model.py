@@ -23,6 +23,7 @@ from corpus.pretrained import load_pretrained_model
 from evaluation.statistics import binomial_p_value, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
+from training.activations import last_stack
 from training.adapter import Plan, fit
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, pad, read_rows
@@ -72,6 +73,9 @@ class Scorer(nn.Module):
 class RewardModel(ComposerModel):
     """A scorer with the Bradley–Terry loss; a batch has `input_ids (B, 2, T)` (chosen, rejected) and `last (B, 2)`."""
 
+    chance_loss = math.log(2)
+    """That of guessing."""
+
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
         self.scorer = scorer
@@ -83,6 +87,15 @@ class RewardModel(ComposerModel):
 
     def loss(self, outputs: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         return bradley_terry(outputs[:, 0], outputs[:, 1])
+
+    def last_stack(self) -> nn.Module:
+        """The module that gives the last hidden state."""
+        return last_stack(self.scorer.model)
+
+    def example_losses(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Each pair's loss (B,), and its weight (B,) in the batch's mean, 1."""
+        each = -logsigmoid(outputs[:, 0] - outputs[:, 1]).detach()
+        return each, torch.ones_like(each)
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -157,7 +170,8 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         "batches": float(done.batches),
         **done.guard_figures(),
     }
-    return Result(figures, f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})")
+    headline = f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
+    return Result(figures, done.headline(headline))
 
 
 def pairs_of(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int) -> list[Pair]:

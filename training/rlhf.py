@@ -16,13 +16,14 @@ import torch
 from composer.core import Callback, DataSpec, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from evaluation.statistics import wilson
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from training.activations import last_stack
 from training.adapter import Plan, fit
 from training.attention import choose_attention
 from training.chat import Chat, read_rows
@@ -66,6 +67,14 @@ class PolicyAndValue(ComposerModel):
         """Stays in evaluation mode: dropout would make the ratio to the sampling policy a matter of luck
         ("N implementation details of RLHF", section 2.5)."""
         return super().train(False)
+
+    def last_stack(self) -> nn.Module:
+        """The module that gives the policy's last hidden state."""
+        return last_stack(self.policy)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The two, which share no weights."""
+        return {"policy": self.policy, "value": self.value}
 
     def values(self, ids: Tensor) -> Tensor:
         """Expected normalised reward (B, T) at each token of ids (B, T)."""
@@ -157,7 +166,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     )
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)
-    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)])
+    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)], networks=model.networks())
     export(policy, inputs["model"], out_dir, chat.stops)
 
     prompts = [ids for _, ids in heldout]

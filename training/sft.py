@@ -98,7 +98,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         f"held-out loss {figures['heldout_loss_base']:.2f} → {figures['heldout_loss_sft']:.2f}, "
         f"{ends['sft'].value:.0%} of answers end"
     )
-    return Result(figures, headline)
+    return Result(figures, done.headline(headline))
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def _corrections(made: list[dict[str, Any]]) -> list[Table]:
             f"{float(one['alarm']['value']):.3g}",
             f"{float(one['alarm']['usual']):.3g}",
             compact(one["back_to"]),
-            f"× {one['factor']:.3g}",
+            f"× {one['factor']:.3g}" + (", for good" if one.get("recover") == 0 else ""),
             f"{one['skip_first']:,} to {one['skip_end'] - 1:,}" if one["skip_end"] > one["skip_first"] else "none",
         ]
         for one in made

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModel
 
 from infra.errors import StageError
+from infra.launch.config import LaunchConfig
 from infra.run import Run
-from training.chat import Chat
+from training.chat import Chat, pad
 from training.chat_session import answer
+from training.clipping import GradientClip
 from training.config import RewardModelConfig, RlhfConfig, SftConfig
 from training.reward_model import reward_model
 from training.rlhf import rlhf
@@ -130,8 +135,50 @@ def test_ppo_moves_the_policy_towards_reward_and_says_how_far(
     assert figures["kl_per_token"] == pytest.approx(figures["kl_to_sft"] / figures["answer_tokens_rlhf"], rel=1e-3)
     assert journal.metric("rlhf/kl")[0] == pytest.approx(0, abs=1e-3)
     assert len(journal.metric("rlhf/clip_share")) == 80
+    for name in ("activation_norm", "grad_norm_policy", "grad_norm_value"):
+        assert len(journal.metric(f"train/{name}")) == 80
     lines = _lines(tmp_path / "out" / "aux" / "samples.jsonl")
     assert lines[0]["answers"].keys() == lines[0]["rewards"].keys() == {"sft", "rlhf"}
+
+
+def test_ppo_runs_in_fp16_and_logs_its_loss_scale(prompts: dict[str, Path], tmp_path: Path, journal: Any) -> None:
+    launch = LaunchConfig(device="cpu", threads=1, precision="fp16")
+    config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "heldout_prompts": 2})
+    result = rlhf(config, prompts, tmp_path / "out", Run(tmp_path / "half", launch, journal=journal))
+    assert result.figures["batches"] == 2
+    assert math.isfinite(result.figures["kl_to_sft"])
+    scales = journal.metric("train/loss_scale")
+    assert len(scales) == 2 and all(scale > 0 for scale in scales)
+
+
+def test_policy_and_value_are_clipped_by_their_own_norms() -> None:
+    """By one norm of both, a value loss that is large early on takes the policy's update away."""
+    networks = {name: torch.nn.Linear(3, 1, bias=False) for name in ("policy", "value")}
+    gradients = {"policy": torch.tensor([[0.3, 0.0, 0.4]]), "value": torch.tensor([[300.0, 400.0, 0.0]])}
+    for name, network in networks.items():
+        network.weight.grad = gradients[name].clone()
+    clip = GradientClip(1.0, networks)
+    clip.after_train_batch(SimpleNamespace(model=torch.nn.ModuleDict(networks)), None)  # type: ignore[arg-type]
+    assert clip.norms == pytest.approx({"policy": 0.5, "value": 500.0})
+    assert networks["policy"].weight.grad is not None and networks["value"].weight.grad is not None
+    assert torch.equal(networks["policy"].weight.grad, gradients["policy"])
+    assert float(networks["value"].weight.grad.norm()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
+    base_dir: Path, preferences_dir: Path, tmp_path: Path, run: Run, journal: Any
+) -> None:
+    settings = {"duration": "1 batches", "global_batch_pairs": 32, "max_length": 64, "optimizer": FAST}
+    inputs = {"model": base_dir, "preferences": preferences_dir}
+    reward_model(RewardModelConfig.model_validate(settings), inputs, tmp_path / "out", run)
+    chat, rows = Chat.load(base_dir), _lines(preferences_dir / "train.jsonl")
+    prompts = [row["prompt"] for row in rows]
+    sides = [chat.conversations(prompts, [row[key] for row in rows], 64) for key in ("chosen", "rejected")]
+    with torch.no_grad():
+        ids = pad([one.ids for side in sides for one in side], chat.pad)
+        hidden = AutoModel.from_pretrained(base_dir, local_files_only=True)(input_ids=ids).last_hidden_state
+    (found,) = journal.metric("train/activation_norm")
+    assert found == pytest.approx(float(hidden.norm(dim=-1).mean()), rel=1e-2)
 
 
 def test_a_stopped_ppo_run_continues_at_a_round_with_the_same_weights(

@@ -19,13 +19,16 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Result, Run, open_journal, read_journal
 from tests.points import points_of
+from training import adapter
 from training import pretrain as pretrain_module
 from training.batch_size import Growth
 from training.config import PretrainConfig
+from training.guard.callback import noise_of_mean
 from training.guard.config import GuardConfig
 from training.guard.corrections import Alarm, Corrections
+from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
-from training.guard.watch import Watch, robust_z
+from training.guard.watch import Watch, spread_of
 from training.pretrain import pretrain
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -125,31 +128,30 @@ def train(
     return train
 
 
-def test_the_robust_z_score_is_the_one_of_scipy_s_mad() -> None:
-    values = np.random.default_rng(3).standard_t(2, 101).tolist()
-    expected = (9.0 - np.median(values)) / median_abs_deviation(values, scale="normal")
-    assert robust_z(9.0, values) == pytest.approx(expected, rel=1e-4)
+def test_the_spread_is_scipy_s_mad_where_the_upper_tail_is_light() -> None:
+    values = (-np.random.default_rng(3).exponential(1.0, 101)).tolist()
+    assert spread_of(values) == pytest.approx(median_abs_deviation(values, scale="normal"), rel=1e-4)
 
 
 def test_noise_is_usual_and_a_spike_is_not() -> None:
     random = np.random.default_rng(4)
-    watch = Watch("loss", window=100, least=20, limit=6.0, least_deviation=0.01)
+    watch = Watch("loss", window=100, least=20, least_spread=0.01)
     falls = [3 + 2 * math.exp(-step / 50) + random.normal(0, 0.05) for step in range(400)]
     for value in falls:
-        assert not watch.suspicious(value)
+        assert watch.z(value) < 6
         watch.accept(value)
-    assert watch.suspicious(4.0)
+    assert watch.z(4.0) > 6
 
 
 def test_corrections_lower_the_rate_from_where_they_go_back_to_and_cut_ever_deeper(tmp_path: Path) -> None:
-    config = GuardConfig(rollback_every=10, healthy_after=5, cut=0.5, skip_before=1, skip_after=2, tries=4)
+    config = GuardConfig(rollback_every=10, healthy_after=5, cut=0.5, recover=0, skip_before=1, skip_after=2, tries=4)
     log = Corrections(tmp_path, config)
     for batch in (52, 53, 53, 53):
         log.answer(Alarm(batch, batch, "loss", 9.0, 3.0))
     first, second, *_ = log.made
     assert (first.back_to, first.skip_first, first.skip_end) == (40, 51, 54)
     assert (second.back_to, second.skip_first, second.skip_end) == (40, 52, 57)
-    assert [log.share(batch) for batch in (39, 40, 99)] == [1.0, 0.5**8, 0.5**8]
+    assert [log.lr_multiplier(batch) for batch in (39, 40, 99)] == [1.0, 0.5**8, 0.5**8]
     assert [log.skips(batch) for batch in (50, 51, 56, 68, 69)] == [False, True, True, True, False]
     with pytest.raises(StageError, match="after 4 corrections") as told:
         log.answer(Alarm(55, 55, "loss", 9.0, 3.0))
@@ -160,10 +162,130 @@ def test_corrections_lower_the_rate_from_where_they_go_back_to_and_cut_ever_deep
 def test_the_learning_rate_may_recover(tmp_path: Path) -> None:
     log = Corrections(tmp_path, GuardConfig(rollback_every=10, healthy_after=0, recover=10, skip_after=5))
     one = log.answer(Alarm(100, 100, "loss", 9.0, 3.0))
-    assert log.share(99) == 1.0
-    assert log.share(one.skip_end - 1) == pytest.approx(0.5)
-    assert log.share(one.skip_end + 4) == pytest.approx(0.75)
-    assert log.share(one.skip_end + 9) == log.share(one.skip_end + 500) == pytest.approx(1.0)
+    assert log.lr_multiplier(99) == 1.0
+    assert log.lr_multiplier(one.skip_end - 1) == pytest.approx(0.5)
+    assert log.lr_multiplier(one.skip_end + 4) == pytest.approx(0.75)
+    assert log.lr_multiplier(one.skip_end + 9) == log.lr_multiplier(one.skip_end + 500) == pytest.approx(1.0)
+
+
+class HeavyTailed:
+    """Losses of examples as the stages have them, by batch number: a reward model's are near 0 but for a few."""
+
+    def __init__(self, kind: str, size: int, seed: int) -> None:
+        self._kind, self._size = kind, size
+        self._random = np.random.default_rng([seed, size])
+
+    def figures(self, batch: int, broken: bool = False) -> Figures:
+        """broken: a language model's losses are four times as high, a reward model is sure of anything."""
+        random, size = self._random, self._size
+        if self._kind == "sft":
+            weights = random.geometric(1 / 16, size) + 1.0
+            losses = weights * random.lognormal(math.log(3.5), 0.5, size) + random.exponential(8, size)
+            losses *= 4 if broken else 1
+        else:
+            learnt = min(1.0, batch / 100)
+            margins = random.normal(0.05 + 2.5 * learnt, 0.3 + 2.5 * learnt, size)
+            if self._kind == "overfitted":
+                margins = np.where(random.random(size) < 0.03, -3.0, 6.0)
+            if broken:
+                margins = random.normal(0.0, 60.0, size)
+            losses, weights = np.logaddexp(0, -margins), np.ones(size)
+        noise, count = noise_of_mean([(torch.from_numpy(losses), torch.from_numpy(weights))])
+        return Figures(float(losses.sum() / weights.sum()), noise, count)
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model", "overfitted"])
+@pytest.mark.parametrize("size", [4, 8])
+def test_small_batches_with_heavy_tails_are_not_called_ill(kind: str, size: int) -> None:
+    """A fifth above the first batch's loss, three times in a row, came in up to 63 of 100 healthy runs of this size.
+
+    Bounds on recorded losses: benchmarks/bench_guard.py.
+    """
+    for seed in range(15):
+        judge, told = Judge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)
+        assert [judge.look(batch, told.figures(batch)) for batch in range(150)] == [None] * 150
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+@pytest.mark.parametrize("size", [4, 32])
+@pytest.mark.parametrize(("from_batch", "within"), [(6, 30), (60, 30)], ids=["at the start", "later"])
+def test_what_falls_apart_is_seen_at_small_batches_too(kind: str, size: int, from_batch: int, within: int) -> None:
+    for seed in range(10):
+        judge, told = Judge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)
+        for batch in range(from_batch):
+            assert judge.look(batch, told.figures(batch)) is None
+        found = [
+            judge.look(batch, told.figures(batch, broken=True)) for batch in range(from_batch, from_batch + within)
+        ]
+        assert any(found)
+
+
+def test_what_was_lost_slowly_goes_back_to_where_the_loss_was_that_of_the_start() -> None:
+    """SFT of a good model, whose loss climbs from 2 to 7 within the batches from which the window is made."""
+    judge, random = Judge(GuardConfig()), np.random.default_rng(5)
+    for batch in range(300):
+        level = 2.0 + 5.0 * min(1.0, max(0, batch - 8) / 30)
+        alarm = judge.look(batch, Figures(level + random.normal(0, 0.05), 0.05, 32))
+        if alarm:
+            break
+    assert alarm is not None
+    assert alarm.first < 20
+    assert alarm.usual == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_loss_of_a_reward_model_that_is_no_worse_than_guessing_is_no_alarm() -> None:
+    judge = Judge(GuardConfig(), math.log(2))
+    for batch in range(100):
+        loss = 0.01 if batch < 50 else 0.8
+        assert judge.look(batch, Figures(loss, 0.001, 32)) is None
+
+
+def test_a_norm_far_above_the_usual_counts_beside_a_loss_that_rises() -> None:
+    def alarm(loss: float, gradient: float) -> Alarm | None:
+        judge, random = Judge(GuardConfig()), np.random.default_rng(6)
+        for batch in range(60):
+            noise = random.normal(0, 0.05, 2)
+            assert judge.look(batch, Figures(3.0 + noise[0], 0.05, 32, math.exp(noise[1]))) is None
+        return [judge.look(batch, Figures(loss, 0.05, 32, gradient)) for batch in range(60, 65)][-1]
+
+    assert alarm(3.0, 100.0) is None
+    assert alarm(3.25, 1.0) is None
+    found = alarm(3.25, 100.0)
+    assert found is not None and (found.cause, found.first) == ("gradient norm", 60)
+
+
+def test_the_noise_of_a_mean_is_what_other_batches_show() -> None:
+    random = np.random.default_rng(7)
+    losses, noises = [], []
+    for _ in range(2000):
+        told = HeavyTailed("sft", 32, int(random.integers(1 << 30))).figures(0)
+        losses.append(told.loss)
+        noises.append(told.noise)
+    assert float(np.mean(noises)) == pytest.approx(float(np.std(losses)), rel=0.1)
+
+
+def test_cuts_at_two_places_are_not_multiplied_and_heal(tmp_path: Path) -> None:
+    log = Corrections(tmp_path, GuardConfig(rollback_every=10, healthy_after=5, skip_after=5, recover=50))
+    first = log.answer(Alarm(100, 100, "loss", 9.0, 3.0))
+    second = log.answer(Alarm(200, 200, "loss", 9.0, 3.0))
+    assert (first.attempt, second.attempt) == (1, 1)
+    assert log.lr_multiplier(second.skip_end - 1) == first.factor == second.factor == 0.5
+    assert log.lr_multiplier(second.skip_end + 50) == log.healed == 1.0
+    third = log.answer(Alarm(220, 220, "loss", 9.0, 3.0))
+    assert (third.attempt, third.factor) == (2, 0.25), "it had not healed: the same place"
+
+
+def test_a_training_that_never_got_going_is_cut_for_good_and_no_deeper_than_it_helps(tmp_path: Path) -> None:
+    log = Corrections(tmp_path, GuardConfig())
+    factors = [log.answer(Alarm(7, 3, "loss", 90.0, 3.0)).factor for _ in range(4)]
+    assert factors == pytest.approx([1e-2, 1e-3, 1e-4, 1e-5])
+    later = Corrections(tmp_path / "later", GuardConfig())
+    (tmp_path / "later").mkdir()
+    later.answer(Alarm(7, 3, "loss", 90.0, 3.0))
+    assert later.healed == 0.01
+    again = later.answer(Alarm(500, 500, "loss", 9.0, 3.0))
+    assert again.factor == pytest.approx(0.005), "half of what was healthy"
+    assert later.lr_multiplier(2000) == pytest.approx(0.01)
 
 
 def test_a_quiet_training_is_the_same_with_and_without_a_guard(
@@ -292,3 +414,28 @@ def test_infinite_gradients_halve_the_loss_scale_and_leave_the_update_out() -> N
         scale.after_train_batch(state, None)  # type: ignore[arg-type]
         found.append((None if weight.grad is None else weight.grad.tolist(), scale.scale))
     assert found == [([2.0, 3.0], 8.0), (None, 4.0), ([2.0, 3.0], 4.0), ([2.0, 3.0], 8.0)]
+
+
+class IgnoresTheClosure(torch.optim.AdamW):
+    """Steps at once, as an optimizer may that was written for a plain loop."""
+
+    def step(self, closure: Any = None) -> None:
+        torch.optim.AdamW.step(self)
+
+
+def test_weights_that_do_not_move_stop_the_training_at_once(
+    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, journal: Any
+) -> None:
+    adamw = adapter.adamw
+    monkeypatch.setattr(adapter, "adamw", lambda model, config: _ignoring(adamw(model, config)))
+    with pytest.raises(
+        StageError, match=r"pretrain\.optimizer: the weights are the same to the bit after 3 updates"
+    ) as told:
+        train("unmoved")
+    assert told.value.problems[0].code == "no_update"
+    assert "closure" in told.value.problems[0].fix
+    assert len(journal.metric("train/loss")) <= 3
+
+
+def _ignoring(made: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return IgnoresTheClosure(made.param_groups)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from training.activations import ActivationNorm
 from training.clipping import GradientClip
 from training.guard.config import GuardConfig
 from training.guard.corrections import Alarm, Corrections
+from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
-from training.guard.watch import Watch
 
-# A loss that moves by less than 1 % of itself, a norm by less than a tenth, is never a spike.
-_LEAST_LOSS_SPREAD = 0.01
-_LEAST_NORM_SPREAD = 0.1
-# Gradient norms double often and harmlessly: with the default limit of 6 this asks for more than four times the usual.
-_LEAST_GRADIENT_SPREAD = 0.25
+
+@runtime_checkable
+class TellsOfExamples(Protocol):
+    """A model that knows the losses of single examples; see Judge for `chance_loss`."""
+
+    chance_loss: float
+
+    def example_losses(self, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        """Each example's summed loss (B,) and its weight (B,) in the batch's mean, from what `forward` gave."""
+        ...
 
 
 class Alarmed(Exception):
@@ -35,36 +40,35 @@ class Alarmed(Exception):
 class Guard(Callback):
     """Raises `Alarmed` at the end of the batch that makes the alarm; passes over the batches of past corrections.
 
-    Every rank sees the same figures, and so decides the same.
+    Every rank sees the same figures, and so decides the same. clip and activations come before it.
     """
 
     def __init__(
-        self, config: GuardConfig, corrections: Corrections, clip: GradientClip, scale: LossScale | None = None
+        self,
+        config: GuardConfig,
+        corrections: Corrections,
+        model: nn.Module,
+        clip: GradientClip,
+        activations: ActivationNorm,
+        scale: LossScale | None = None,
     ) -> None:
-        self._config = config
+        self._model = model if isinstance(model, TellsOfExamples) else None
+        self._judge = Judge(config, self._model.chance_loss if self._model else 0.0)
         self._scale = scale
         self._corrections = corrections
         self._clip = clip
-        window = config.window, config.window_least, config.limit
-        self._loss = Watch("loss", *window, _LEAST_LOSS_SPREAD)
-        self._gradient = Watch("gradient norm", *window, _LEAST_GRADIENT_SPREAD, logarithmic=True)
-        self._activation = Watch("activation norm", *window, _LEAST_NORM_SPREAD, logarithmic=True)
-        self._first_loss = math.nan
-        self._row, self._row_began = 0, 0
-        self._activations: list[Tensor] = []
-        self.activation_norm = math.nan
-        """Mean length of the last layer's activation vectors in the last batch."""
+        self._activations = activations
+        self._examples: list[tuple[Tensor, Tensor]] = []
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        self._activations = []
+        self._examples = []
         if self._corrections.skips(state.timestamp.batch.value):
             # One sequence goes through, so that no rank waits for another; its gradients are dropped.
             state.batch = _first_row(state.batch)
 
     def after_forward(self, state: State, logger: Logger) -> None:
-        if isinstance(state.outputs, Tensor):
-            with torch.no_grad():
-                self._activations.append(torch.linalg.vector_norm(state.outputs.detach().float(), dim=-1).mean())
+        if self._model is not None and self._judge.learns_the_noise:
+            self._examples.append(self._model.example_losses(state.outputs, state.batch))
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         if self._corrections.skips(state.timestamp.batch.value):
@@ -74,69 +78,46 @@ class Guard(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch.value - 1
-        self.activation_norm = self._mean_of_ranks()
         if self._corrections.skips(batch):
             return
-        loss = float(state.total_loss_dict["loss/train/total"])
         overflowed = self._scale.overflowed if self._scale else 0
-        gradient = math.nan if overflowed else self._clip.norm
-        figures = [(self._loss, loss), (self._gradient, gradient), (self._activation, self.activation_norm)]
-        if math.isnan(self._first_loss):
-            self._first_loss = loss
-        cause = self._not_finite(figures) or self._suspicious(figures)
-        if cause is None:
-            self._row = 0
-            for watch, value in figures:
-                if math.isfinite(value):
-                    watch.accept(value)
-            return
-        name, value, usual, at_once = cause
-        if not self._row:
-            self._row_began = batch - max(0, overflowed - 1)
-        self._row += 1
-        if at_once or self._row >= self._config.patience:
-            raise Alarmed(Alarm(batch, self._row_began, name, value, usual))
-
-    def _not_finite(self, figures: list[tuple[Watch, float]]) -> tuple[str, float, float, bool] | None:
-        if self._scale is not None and self._scale.scale < self._config.least_loss_scale:
-            return "loss scale", self._scale.scale, math.nan, True
-        for watch, value in figures:
-            # With a loss scale an infinite gradient is how the scale finds its size; the update is left out.
-            if watch is self._gradient and self._scale is not None:
-                continue
-            if not math.isfinite(value) and not (watch is self._activation and not self._activations):
-                return watch.name, value, watch.usual(), True
-        return None
-
-    def _suspicious(self, figures: list[tuple[Watch, float]]) -> tuple[str, float, float, bool] | None:
-        loss = figures[0][1]
-        if loss > self._config.divergence * self._first_loss:
-            return "loss", loss, self._first_loss, False
-        for watch, value in figures:
-            if math.isfinite(value) and watch.suspicious(value):
-                return watch.name, value, watch.usual(), False
-        return None
-
-    def _mean_of_ranks(self) -> float:
-        if not self._activations:
-            return math.nan
-        mean = torch.stack(self._activations).mean()
-        dist.all_reduce(mean)
-        return float(mean) / dist.get_world_size()
+        noise, examples = noise_of_mean(self._examples)
+        figures = Figures(
+            float(state.total_loss_dict["loss/train/total"]),
+            noise,
+            examples,
+            # An infinite gradient is how a loss scale finds its size; the update is left out.
+            None if overflowed else self._clip.norm,
+            self._activations.norm,
+            self._scale.scale if self._scale else None,
+        )
+        alarm = self._judge.look(batch, figures, first=batch - max(0, overflowed - 1))
+        if alarm is not None:
+            raise Alarmed(alarm)
 
     def state_dict(self) -> dict[str, Any]:
-        watches = (self._loss, self._gradient, self._activation)
-        return {
-            "watches": [watch.state_dict() for watch in watches],
-            "first_loss": self._first_loss,
-            "row": [self._row, self._row_began],
-        }
+        return self._judge.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for watch, saved in zip((self._loss, self._gradient, self._activation), state["watches"], strict=True):
-            watch.load_state_dict(saved)
-        self._first_loss = state["first_loss"]
-        self._row, self._row_began = state["row"]
+        self._judge.load_state_dict(state)
+
+
+def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, int]:
+    """The standard error of a batch's mean loss as the spread of its examples gives it, and how many these are, over
+    all ranks; None of fewer than two. Of means with weights, the error of a ratio (Cochran 1977, equation 2.39)."""
+    if not examples:
+        return None, 0
+    losses, weights = (torch.cat(part).double() for part in zip(*examples, strict=True))
+    ones = torch.ones_like(losses)
+    products = [losses, weights, losses**2, losses * weights, weights**2, ones]
+    sums = torch.stack([one.sum() for one in products])
+    dist.all_reduce(sums)
+    loss, weight, squared, both, weight_squared, count = sums.tolist()
+    if count < 2 or not weight:
+        return None, int(count)
+    mean = loss / weight
+    rest = max(0.0, squared - 2 * mean * both + mean**2 * weight_squared)
+    return float((rest * count / (count - 1)) ** 0.5 / weight), int(count)
 
 
 def _first_row(batch: Any) -> Any:

@@ -19,16 +19,20 @@ class GuardConfig(Config):
     window: int = Field(100, ge=10)
     """Batches whose median absolute deviation says what is usual."""
     window_least: int = Field(20, ge=3)
-    """Batches that the window needs before it says anything, until then only `divergence` and NaN count; and the last
-    batches whose median a loss is held against."""
+    """Batches that the window needs before it says anything; until then the spread of the examples of each batch says
+    how far a batch's loss may lie from the next one's. Also the last batches whose median a loss is held against."""
     limit: float = Field(6.0, gt=0)
-    """Robust z-score from which a batch is suspicious: deviation from the median over 1.4826 times the MAD (Iglewicz &
-    Hoaglin 1993 take 3.5 for one sample; a training looks at millions)."""
-    patience: int = Field(3, ge=1)
-    """Suspicious batches in a row that make an alarm; NaN and infinity need one. A single odd batch is no spike."""
+    """Spreads above the usual at which a batch counts in full for an alarm; half of it counts nothing, and less counts
+    against one. Half is enough where the gradient norm or the activation norm is so far above its own. A spread is
+    1.4826 × MAD (Iglewicz & Hoaglin 1993 take 3.5 of them for one sample; a training looks at millions), or more where
+    the upper tail is heavier than a normal one's."""
+    patience: int = Field(5, ge=1)
+    """Batches in a row that make an alarm if each counts in full; NaN and infinity need one. A single odd batch is no
+    spike."""
     divergence: float = Field(1.2, gt=1)
-    """Multiple of the first batch's loss that is suspicious whatever the window says: a fresh model's loss is that of
-    guessing, and worse than guessing by a fifth is no noise."""
+    """Multiple of the mean loss of the first five batches above which a loss is held against that mean at any time, in
+    spreads of its noise: worse by a fifth than before training. Of a reward model no loss below this multiple of
+    guessing's, log 2, is suspicious at all."""
     least_loss_scale: float = Field(1.0e-4, gt=0)
     """fp16 only: a loss scale below this is an alarm; 1e-4 is fairseq's `min_loss_scale`, by which OPT was trained."""
     rollback_every: int = Field(100, ge=1)
@@ -36,14 +40,15 @@ class GuardConfig(Config):
     healthy_after: int = Field(20, ge=0)
     """A checkpoint is healthy if no suspicious batch came within so many batches after it."""
     cut: float = Field(0.5, gt=0, lt=1)
-    """Learning rate after a correction as a multiple of the one before. Each further try at the same place cuts as much
-    as all tries there before it together."""
+    """Learning rate after a correction as a multiple of the healthy one. Each further try at the same place cuts as
+    much as all tries there before it together; cuts at other places are not multiplied with each other."""
     cut_at_start: float = Field(0.01, gt=0, lt=1)
     """The same where the alarm came before `window_least`: a training that never got going has a learning rate that is
-    wrong by far, by a hundred times and more where it was tried. Its first try leaves out no data."""
-    recover: int = Field(0, ge=0)
-    """Batches over which the learning rate climbs back to the schedule after a correction; 0: it stays cut, as in
-    OPT, figure 1."""
+    wrong by far, by a hundred times and more where it was tried. This one is for good, its first try leaves out no
+    data, and each further one cuts by the square root of it."""
+    recover: int = Field(100, ge=0)
+    """Batches over which the learning rate climbs back after a correction: PaLM passed over the data and left its rate
+    as it was. 0: it stays cut, as in OPT, figure 1. A new alarm before that counts as one at the same place."""
     skip_before: int = Field(2, ge=0)
     """Batches before the first suspicious one whose data is left out."""
     skip_after: int = Field(5, ge=0)

@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -43,15 +44,26 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Correction:
-    """One answer to an alarm: from batch `back_to` on the learning rate is `factor` times what it was, and the batches
-    from `skip_first` to `skip_end` (not included) are passed over without an update."""
+    """One answer to an alarm: from batch `back_to` on the learning rate is `factor` times the schedule's, and the
+    batches from `skip_first` to `skip_end` (not included) are passed over without an update. From there on the rate
+    climbs to `heals_to` times the schedule's, over `recover` batches; where the two are equal, the cut is for good.
+    """
 
     alarm: Alarm
     back_to: int
     factor: float
+    heals_to: float
+    recover: int
     skip_first: int
     skip_end: int
     attempt: int
+
+    def lr_multiplier(self, batch: int) -> float:
+        """What a batch's learning rate is multiplied by."""
+        if batch < self.back_to:
+            return 1.0
+        climbed = min(1.0, max(0, batch - self.skip_end + 1) / self.recover) if self.recover else 0.0
+        return self.factor + (self.heals_to - self.factor) * climbed
 
     def as_json(self) -> dict[str, Any]:
         alarm = {**asdict(self.alarm), "value": json_number(self.alarm.value), "usual": json_number(self.alarm.usual)}
@@ -67,8 +79,9 @@ class Correction:
         skipped = "leaving out none"
         if self.skip_first < self.skip_end:
             skipped = f"leaving out batches {self.skip_first:,} to {self.skip_end - 1:,}"
+        healed = f"back to × {self.heals_to:.3g} over {self.recover:,} batches" if self.recover else "for good"
         return (
-            f"{self.alarm}: back to batch {self.back_to:,}, learning rate × {self.factor:.3g}, {skipped} "
+            f"{self.alarm}: back to batch {self.back_to:,}, learning rate × {self.factor:.3g} ({healed}), {skipped} "
             f"(try {self.attempt})"
         )
 
@@ -88,17 +101,14 @@ class Corrections:
             self.made = [Correction.from_json(one) for one in state["made"]]
             self.unfinished = state["unfinished"]
 
-    def share(self, batch: int) -> float:
-        """What a batch's learning rate is multiplied by."""
-        share = 1.0
-        for one in self.made:
-            if batch < one.back_to:
-                continue
-            climbed = 0.0
-            if self._config.recover:
-                climbed = min(1.0, max(0, batch - one.skip_end + 1) / self._config.recover)
-            share *= one.factor + (1 - one.factor) * climbed
-        return share
+    def lr_multiplier(self, batch: int) -> float:
+        """What a batch's learning rate is multiplied by: the lowest of what the corrections say, not their product."""
+        return min((one.lr_multiplier(batch) for one in self.made), default=1.0)
+
+    @property
+    def healed(self) -> float:
+        """What the learning rate is multiplied by in the end: below 1 it was cut for good."""
+        return min((one.heals_to for one in self.made), default=1.0)
 
     def before(self, batch: int) -> int:
         """How many of them bear on the first `batch` batches."""
@@ -118,9 +128,10 @@ class Corrections:
         Raises StageError `diverged` when the tries are used up.
         """
         config = self._config
-        attempt = 1
-        if self.made and alarm.first <= self.made[-1].skip_end + config.healthy_after:
-            attempt = self.made[-1].attempt + 1
+        before = self.made[-1] if self.made else None
+        if before is not None and alarm.first > before.skip_end + before.recover + config.healthy_after:
+            before = None  # healed since
+        attempt = before.attempt + 1 if before is not None else 1
         if attempt > config.tries or len(self.made) >= config.corrections:
             raise stage_error(
                 "diverged",
@@ -131,13 +142,19 @@ class Corrections:
         back_to = max(0, alarm.first - config.healthy_after) // config.rollback_every * config.rollback_every
         skip_first = max(back_to, alarm.first - config.skip_before)
         skip_end = max(skip_first, alarm.first + config.skip_after * 2 ** (attempt - 1))
-        cut = config.cut
+        recover = config.recover if before is None or before.recover else 0
+        # Beside this multiple of the schedule's rate the training was healthy.
+        healed = before.heals_to if before is not None and before.recover else self.healed
         if alarm.first < config.window_least:
-            cut = config.cut_at_start
-            if attempt == 1:
-                skip_end = skip_first  # a training that never got going: the warm-up stays whole
-        factor = cut ** (2 ** max(0, attempt - 2))
-        correction = Correction(alarm, back_to, factor, skip_first, skip_end, attempt)
+            # It never got going: the rate is wrong by far. The first try leaves the warm-up whole.
+            recover = 0
+            factor = before.factor * math.sqrt(config.cut_at_start) if before else config.cut_at_start
+            skip_end = skip_end if before else skip_first
+        else:
+            factor = before.factor * config.cut ** (2 ** (attempt - 2)) if before else healed * config.cut
+        correction = Correction(
+            alarm, back_to, factor, healed if recover else factor, recover, skip_first, skip_end, attempt
+        )
         self.made.append(correction)
         self._write(unfinished=True)
         return correction

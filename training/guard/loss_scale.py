@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,12 @@ class LossScale(Callback):
         """Batches in a row whose gradients were infinite."""
 
     def before_backward(self, state: State, logger: Logger) -> None:
-        if not isinstance(state.loss, torch.Tensor):
-            raise TypeError("expected one loss, not several")
+        # Of several losses Composer goes backward from their total, PPO's for one.
+        loss = state.loss["total"] if isinstance(state.loss, Mapping) else state.loss
+        if not isinstance(loss, Tensor):
+            raise TypeError("expected one loss, or several with their total")
         # The loss itself stays as it is, for whoever logs it.
-        state.loss.register_hook(lambda gradient: gradient * self.scale)
+        loss.register_hook(lambda gradient: gradient * self.scale)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]

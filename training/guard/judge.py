@@ -1,0 +1,208 @@
+"""Says from the figures of each batch whether a training goes wrong: plain numbers in, an alarm out.
+
+What is usual comes from the run itself. As soon as the first batch is done, the spread of its examples' losses says how
+far the mean of a batch may lie from another's; once there are batches enough, their own spread does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from scipy.stats import norm as normal
+from scipy.stats import t
+
+from training.guard.config import GuardConfig
+from training.guard.corrections import Alarm
+from training.guard.watch import Watch
+
+# A loss that moves by less than 1 % of itself, an activation norm by less than a tenth, is never a spike.
+_LEAST_LOSS_SPREAD = 0.01
+_LEAST_ACTIVATION_SPREAD = 0.1
+# Gradient norms double often and harmlessly: with the default limit of 6 this asks for more than four times the usual.
+_LEAST_GRADIENT_SPREAD = 0.25
+# A batch counts for an alarm by how far beyond this share of `limit` it lies, and against one by how far below: a sum
+# that begins anew at 0 (Page 1954). What lies beyond it beside a norm that is suspicious counts in full.
+_HALF = 0.5
+# Batches whose mean is the loss at the start.
+_FIRST = 5
+# A spread of few examples is uncertain: Student's t at this tail probability says by how much.
+_TAIL = 1.0e-3
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One batch, the same numbers on every rank; None is what nobody knows.
+
+    loss: mean over what bears loss.
+    noise: standard error of `loss`, as the spread of the batch's own examples says.
+    examples: how many these are.
+    gradient: global norm before clipping.
+    activation: mean length of the last hidden states.
+    loss_scale: of fp16.
+    """
+
+    loss: float
+    noise: float | None = None
+    examples: int = 0
+    gradient: float | None = None
+    activation: float | None = None
+    loss_scale: float | None = None
+
+
+@dataclass
+class _Start:
+    """The loss at the start, from the first healthy batches: each one's loss, noise and examples."""
+
+    batches: list[tuple[float, float, int]]
+
+    def level(self) -> float:
+        return fmean(loss for loss, _, _ in self.batches[:_FIRST])
+
+    def noise(self) -> float:
+        """Standard error of a batch's loss: the larger of what the first and what the latest of these batches say."""
+        return max(_pooled(self.batches[:_FIRST]), _pooled(self.batches[-_FIRST:]))
+
+    def room(self, noise: float) -> float:
+        """What one spread counts for: the level's own noise is in it, and how little is known of the spread."""
+        freedom = max(1, sum(examples - 1 for _, _, examples in self.batches[:_FIRST]))
+        return noise * math.sqrt(1 + 1 / min(len(self.batches), _FIRST)) * _widening(freedom)
+
+
+@cache
+def _widening(freedom: int) -> float:
+    return float(t.isf(_TAIL, freedom) / normal.isf(_TAIL))
+
+
+def _pooled(batches: list[tuple[float, float, int]]) -> float:
+    return math.sqrt(fmean(noise**2 for _, noise, _ in batches))
+
+
+class _Suspicion(NamedTuple):
+    """What speaks against a batch: a share of `limit`, by which figure, and whether it is held against the start."""
+
+    share: float
+    cause: str
+    value: float
+    usual: float
+    since_start: bool
+
+
+class Judge:
+    """Looks at each batch in turn; raises nothing, changes nothing, and may be asked on any rank.
+
+    chance: a loss that is never called wrong, however low it was before: that of guessing, for a reward model. A
+        language model has none: it may fall apart and still guess better than all tokens alike.
+    """
+
+    def __init__(self, config: GuardConfig, chance: float = 0.0) -> None:
+        self._config = config
+        self._chance = chance
+        self._loss = Watch("loss", config.window, config.window_least, _LEAST_LOSS_SPREAD)
+        self._norms = (
+            Watch("gradient norm", config.window, config.window_least, _LEAST_GRADIENT_SPREAD, logarithmic=True),
+            Watch("activation norm", config.window, config.window_least, _LEAST_ACTIVATION_SPREAD, logarithmic=True),
+        )
+        self._start = _Start([])
+        self._evidence = 0.0
+        self._row: list[Figures] = []
+        self._row_began = 0
+        self._above: int | None = None
+
+    @property
+    def learns_the_noise(self) -> bool:
+        """Whether the next batch's `noise` is asked for; later the batches' own spread says more."""
+        return len(self._start.batches) < self._config.window_least
+
+    def look(self, batch: int, figures: Figures, *, first: int | None = None) -> Alarm | None:
+        """What to do about batch number `batch`; None is nothing.
+
+        first: where its trouble began, if that was before.
+        """
+        if self._start.batches and figures.loss <= self._config.divergence * self._start.level():
+            self._above = None
+        elif self._above is None:
+            self._above = batch
+        began = batch if first is None else first
+        if broken := self._broken(figures):
+            return Alarm(batch, self._row_began if self._evidence else began, *broken)
+        found = self._suspicious(figures)
+        if not self._evidence:
+            self._row_began = began
+        self._evidence = max(0.0, self._evidence + (min(1.0, found.share) if found else 0.0) - _HALF)
+        if found and found.share > _HALF:
+            self._row.append(figures)
+            if self._evidence >= (1 - _HALF) * self._config.patience:
+                began = self._row_began
+                if found.since_start and self._above is not None:
+                    began = min(began, self._above)
+                return Alarm(batch, began, found.cause, found.value, found.usual)
+            return None
+        if not self._evidence:
+            # What came to nothing is what healthy batches look like, too.
+            for one in self._row:
+                self._accept(one)
+            self._row = []
+        self._accept(figures)
+        return None
+
+    def _watched(self, figures: Figures) -> list[tuple[Watch, float]]:
+        values = (figures.loss, figures.gradient, figures.activation)
+        watches = (self._loss, *self._norms)
+        return [(watch, value) for watch, value in zip(watches, values, strict=True) if value is not None]
+
+    def _broken(self, figures: Figures) -> tuple[str, float, float] | None:
+        """What needs no second batch: by what, its value, and what is usual."""
+        if figures.loss_scale is not None and figures.loss_scale < self._config.least_loss_scale:
+            return "loss scale", figures.loss_scale, math.nan
+        for watch, value in self._watched(figures):
+            if not math.isfinite(value):
+                return watch.name, value, watch.usual()
+        return None
+
+    def _suspicious(self, figures: Figures) -> _Suspicion | None:
+        """What speaks most against this batch."""
+        loss, limit = figures.loss, self._config.limit
+        if loss <= self._config.divergence * self._chance:
+            return None
+        found = _Suspicion(self._loss.z(loss) / limit, "loss", loss, self._loss.usual(), False)
+        if self._start.batches and loss > self._config.divergence * (level := self._start.level()):
+            noise = max(self._start.noise(), self._loss.spread() if self._loss.knows else 0.0)
+            share = (loss - level) / max(1e-12, limit * self._start.room(noise))
+            if share > found.share:
+                found = _Suspicion(share, "loss", loss, level, True)
+        if _HALF < found.share < 1 and (norm := self._beside_a_norm(figures)):
+            return _Suspicion(1.0, *norm, False)
+        return found
+
+    def _beside_a_norm(self, figures: Figures) -> tuple[str, float, float] | None:
+        """The norm that is far above the usual, if one is."""
+        for watch, value in self._watched(figures)[1:]:
+            if watch.z(value) > self._config.limit:
+                return watch.name, value, watch.usual()
+        return None
+
+    def _accept(self, figures: Figures) -> None:
+        if self.learns_the_noise and figures.noise is not None:
+            self._start.batches.append((figures.loss, figures.noise, figures.examples))
+        for watch, value in self._watched(figures):
+            watch.accept(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "watches": [watch.state_dict() for watch in (self._loss, *self._norms)],
+            "start": [list(one) for one in self._start.batches],
+            "row": [self._evidence, self._row_began, [asdict(one) for one in self._row]],
+            "above": self._above,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for watch, saved in zip((self._loss, *self._norms), state["watches"], strict=True):
+            watch.load_state_dict(saved)
+        self._start.batches = [(loss, noise, examples) for loss, noise, examples in state["start"]]
+        self._evidence, self._row_began, row = state["row"]
+        self._row = [Figures(**one) for one in row]
+        self._above = state["above"]
