@@ -13,6 +13,7 @@ from infra.lineage.courier_lock import CourierLock
 from infra.lineage.rebuild import rebuild
 from infra.lineage.tracking import database_uri
 from infra.servers.environment import server_environ
+from infra.store.layout import Layout
 from infra.store.manifest import File, Input, Manifest, SourceRecord
 
 
@@ -48,6 +49,7 @@ def write_artifact(root: Path, stage: str, fingerprint: str, letter: str, inputs
 
 @pytest.fixture
 def store(root: Path) -> Path:
+    Layout(root).create()
     source = SourceRecord("ingest.sources.0", "e" * 64, {"/data/book.txt": "f" * 64})
     ingest = write_artifact(root, "ingest", "aaaa", "a", {}, sources=(source,), started="2026-11-21T06:00:00+00:00")
     write_artifact(root, "pretrain", "bbbb", "b", {"documents": ingest.as_input()}, started="2026-11-21T06:30:00+00:00")
