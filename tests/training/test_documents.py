@@ -91,7 +91,7 @@ def test_a_document_s_loss_has_no_gradient_in_another_document(name: str, attent
         assert torch.equal(moved, inside)
 
 
-@pytest.mark.parametrize(("name", "attention"), product(MODELS, KERNELS))
+@pytest.mark.parametrize(("name", "attention"), list(product(MODELS, KERNELS)))
 def test_packed_logits_are_those_of_each_document_alone(name: str, attention: str) -> None:
     model = _model(name, attention)
     tokens = _tokens()

@@ -115,7 +115,8 @@ def test_a_cancelled_run_stops_at_the_next_batch(inputs: dict[str, Path], tmp_pa
     [
         ({"global_batch_tokens": 100}, {}, "not_divisible"),
         ({"global_batch_tokens": 32 * 10_000}, {}, "too_few_sequences"),
-        ({"model": {"transformers": {"model_type": "no_such_model"}}}, {}, "bad_model"),
+        ({"model": {"transformers": {"model_type": "no_such_model"}}}, {}, "unproven_family"),
+        ({"model": {"transformers": {"model_type": "no_such_model"}}, "attention": "sequence"}, {}, "bad_model"),
         ({"model": SETTINGS["model"] | {"positions": 16}}, {}, "too_few_positions"),
         ({"model": {"transformers": {"model_type": "llama", "vocab_size": 100}}}, {}, "vocabulary_too_small"),
     ],
