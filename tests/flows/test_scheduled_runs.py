@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Scheduled
@@ -136,6 +137,16 @@ def test_a_schedule_stays_through_deploys_and_runs_and_can_be_paused_and_resumed
     assert again.document["schedules"] == paused.document["schedules"]
     assert house.ask("resume", config).document["schedules"] == first.document["schedules"]
     assert house.ask("schedule", config).document["schedules"] == first.document["schedules"]
+
+
+@pytest.mark.cluster
+def test_the_server_itself_plans_the_runs_of_a_schedule(house: House) -> None:
+    deployment = house.deploy("planned", Schedule("0 2 * * *", timezone="Europe/Berlin"))
+    of_it = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    planned: Any = wait_until(lambda: house.client.read_flow_runs(deployment_filter=of_it))
+    assert all(run.auto_scheduled for run in planned)
+    dates = sorted(run.expected_start_time for run in planned if run.expected_start_time)
+    assert dates == next_dates("0 2 * * *", "Europe/Berlin", len(planned))
 
 
 @pytest.mark.cluster
