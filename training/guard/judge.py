@@ -142,11 +142,14 @@ class Judge:
                 return Alarm(batch, began, found.cause, found.value, found.usual)
             return None
         if not self._evidence:
-            # What came to nothing is what healthy batches look like, too.
+            # What came to nothing is what healthy batches look like, too; but one that fell apart in between must not
+            # teach the start how much noise to bear.
             for one in self._row:
-                self._accept(one)
+                self._see(one)
             self._row = []
-        self._accept(figures)
+        if self.learns_the_noise and figures.noise is not None:
+            self._start.batches.append((figures.loss, figures.noise, figures.examples))
+        self._see(figures)
         return None
 
     def _watched(self, figures: Figures) -> list[tuple[Watch, float]]:
@@ -185,9 +188,7 @@ class Judge:
                 return watch.name, value, watch.usual()
         return None
 
-    def _accept(self, figures: Figures) -> None:
-        if self.learns_the_noise and figures.noise is not None:
-            self._start.batches.append((figures.loss, figures.noise, figures.examples))
+    def _see(self, figures: Figures) -> None:
         for watch, value in self._watched(figures):
             watch.accept(value)
 
