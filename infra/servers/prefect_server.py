@@ -36,13 +36,15 @@ async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False
 
 
 def _guard(host: str, port: int) -> None:
-    """Has Prefect make its app behind the rules of `Callers`: outermost, before its own CORS and its API."""
+    """Puts the rules of `Callers` before the app that is served, outside of its own CORS and its API.
+
+    Prefect asks for its app again to send notices, without a network and by a name of its own: that one has no rules.
+    """
     create_app, callers = server.create_app, Settings(host).callers(port)
 
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        app = create_app(*args, **kwargs)
-        app.add_middleware(OwnCallersOnly, callers=callers)
-        return app
+    def guarded(*args: Any, final: bool = False, **kwargs: Any) -> Any:
+        app = create_app(*args, final=final, **kwargs)
+        return OwnCallersOnly(app, callers) if final else app
 
     server.create_app = guarded
 
