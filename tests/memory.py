@@ -1,7 +1,8 @@
-"""A real limit on a process's memory, by a control group of its own; needs root."""
+"""The memory of a process: its peak, and a real limit on it by a control group of its own, which needs root."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,13 @@ from tests.processes import wait_until
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
+
+
+def own_peak_mb() -> float:
+    """The most that this process ever held. Not ru_maxrss: that begins with the peak of the process that started it."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1000
 
 
 @contextmanager

@@ -223,11 +223,12 @@ from corpus.ingest import ingest
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from corpus.readers import table_process
+from tests.memory import own_peak_mb
 read, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 out.mkdir()
 ingest(IngestConfig(read=read, max_quarantine_share=1), {}, out, Run(out.with_suffix(".work"), LaunchConfig(workers=1)))
 table_process._end()
-print(*(resource.getrusage(who).ru_maxrss / 1000 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+print(own_peak_mb(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000)
 """
 
 

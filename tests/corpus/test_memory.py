@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import environment
+from tests.command import REPOSITORY, environment
 from tests.pipelines import SENTENCES
 
 pytestmark = pytest.mark.slow
@@ -21,25 +21,25 @@ MEGABYTES = (40, 160)
 GROWTH_MB = 60
 
 PROGRAM = """
-import resource, sys
+import sys
 from pathlib import Path
 from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
 from corpus.{stage} import {stage}
 from infra.launch.config import LaunchConfig
 from infra.run import Run
+from tests.memory import own_peak_mb
 source, out = map(Path, sys.argv[1:])
 out.mkdir()
 {stage}({config}, {inputs}, out, Run(out.with_suffix(".work"), LaunchConfig(workers=1)))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
+print(own_peak_mb())
 """
 
 
 def peak_mb(stage: str, config: str, inputs: str, source: Path, out: Path) -> float:
     program = PROGRAM.format(stage=stage, config=config, inputs=inputs)
-    done = subprocess.run(
-        [sys.executable, "-c", program, source, out], env=environment(), capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program, source, out]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, cwd=REPOSITORY)
     return float(done.stdout)
 
 
