@@ -103,6 +103,8 @@ def choose_attention(
         raise _none_here(
             model, wanted, f"it keeps documents apart in causal training of {able} alone, elsewhere it would cross them"
         )
+    if wanted == "flex_attention" and hardware.device.type == "cpu":
+        raise _none_here(model, wanted, "torch trains with it on a GPU alone")
     if wanted == "flex_attention" and family:
         wanted = FLEX
     if wanted == FLEX and (reason := _no_flex(model)):
