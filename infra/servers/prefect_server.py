@@ -42,11 +42,11 @@ def _guard(host: str, port: int) -> None:
     """
     create_app, callers = server.create_app, Settings(host).callers(port)
 
-    def guarded(*args: Any, final: bool = False, **kwargs: Any) -> Any:
-        app = create_app(*args, final=final, **kwargs)
+    def guarded(*, final: bool = False, **options: Any) -> Any:
+        app = create_app(final=final, **options)
         return OwnCallersOnly(app, callers) if final else app
 
-    server.create_app = guarded
+    server.create_app = guarded  # type: ignore[assignment]
 
 
 if __name__ == "__main__":
