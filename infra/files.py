@@ -1,4 +1,4 @@
-"""Files under a second name."""
+"""Files: a second name, and the way to the disk."""
 
 from __future__ import annotations
 
@@ -13,3 +13,12 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def sync(path: Path) -> None:
+    """Returns once a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

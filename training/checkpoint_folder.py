@@ -6,7 +6,6 @@ ba000000200/manifest.json    size and xxh3-128 of every other file; written last
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from infra.errors import stage_error
+from infra.files import sync
 from training import ranks
 
 MANIFEST = "manifest.json"
@@ -81,7 +81,7 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
     failure = ""
     try:
         for file in write_files(aside):
-            _sync(file)
+            sync(file)
             sums[file.name] = file.stat().st_size, _digest(file)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
@@ -91,11 +91,11 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
         try:
             files = {name: entry for sums, _ in everyone for name, entry in sums.items()}
             (aside / MANIFEST).write_text(json.dumps(files), encoding="utf8")
-            _sync(aside / MANIFEST)
-            _sync(aside)
+            sync(aside / MANIFEST)
+            sync(aside)
             shutil.rmtree(path, ignore_errors=True)  # one that was passed over as damaged
             aside.rename(path)
-            _sync(folder)
+            sync(folder)
         except OSError as error:
             failure = f"{type(error).__name__}: {error}"
     failure = ranks.from_first(failure)
@@ -151,11 +151,3 @@ def _digest(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

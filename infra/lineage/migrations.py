@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
-from infra.files import link_or_copy
+from infra.files import link_or_copy, sync
 from infra.lineage.tracking import database_path, exclusive
 
 COPIES_KEPT = 3
@@ -220,19 +219,11 @@ def _put(aside: Path, path: Path) -> None:
     for companion in _COMPANIONS:
         if not path.exists():  # what an earlier database of this name left
             path.with_name(path.name + companion).unlink(missing_ok=True)
-    _sync(aside)
+    sync(aside)
     aside.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _remove(path: Path) -> None:
     for name in (path.name, *(path.name + companion for companion in _COMPANIONS)):
         path.with_name(name).unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
+from infra.files import sync
 from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
 from infra.store.layout import MANIFEST, Layout
@@ -132,9 +133,9 @@ class Store:
         try:
             manifest.write(unfinished)
             for file in manifest.files:
-                _sync(unfinished / file.path)
-            _sync(unfinished / MANIFEST)
-            _sync(unfinished)
+                sync(unfinished / file.path)
+            sync(unfinished / MANIFEST)
+            sync(unfinished)
         except OSError as error:
             raise disk_error(error, manifest.stage, unfinished) from error
         old = self.read(place)
@@ -144,7 +145,7 @@ class Store:
         if place.exists():
             self._retire(place, old)
         os.rename(unfinished, place)
-        _sync(place.parent)
+        sync(place.parent)
         # A rename leaves each file's times alone, so what was hashed a moment ago is known under its new path too.
         self.hashes.moved(unfinished, place)
         return place
@@ -201,11 +202,3 @@ def full_disk(stage: str, folder: Path, path: str = "") -> StageError:
         f"the disk is full ({free_mb:.0f} MB free) while {stage} was being written",
         "free some space and run again: finished stages are reused",
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -146,7 +146,7 @@ def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixt
         temporary_settings({PREFECT_API_URL: nobody}),
         maintain_concurrency_lease(uuid4(), 300, raise_on_lease_renewal_failure=True),
     ):
-        wait_until(lambda: LOST in caplog.text)
+        assert wait_until(lambda: LOST in caplog.text)
 
 
 def keys(client: SyncPrefectClient) -> set[str]:

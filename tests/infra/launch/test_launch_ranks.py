@@ -72,7 +72,7 @@ def test_a_node_leaves_the_signs_of_life_of_another_in_their_shared_work_folder_
         node = {"NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1"}
         nodes.append(launch(tmp_path, program, environment=node, nodes=2))
         expected = [f"beat{rank}" for rank in range(2 * number + 2)]
-        wait_until(lambda expected=expected: beats() == expected)
+        assert wait_until(lambda expected=expected: beats() == expected)
     (tmp_path / "stop").touch()
     for node in nodes:
         node.communicate(timeout=60)
