@@ -1,4 +1,4 @@
-"""What it costs to tell MLflow: for the sender, and for the courier.
+"""What it costs to tell MLflow: for the sender, and for the relay.
 
 python benchmarks/lineage_delivery.py --lines 2000
 """

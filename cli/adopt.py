@@ -31,8 +31,8 @@ def command(stage: str, folder: Path, note: str, root: Path | None, as_json: boo
     place, manifest, new = adopt(store, stage, folder, note)
     lines = f'adopted:\n  {stage}: "{manifest.fingerprint}"'
     if not as_json:
-        told = "copied in as" if new else "was there already:"
-        click.echo(f"{told} {place}\n\nin the config:\n\n{lines}")
+        message = "copied in as" if new else "was there already:"
+        click.echo(f"{message} {place}\n\nin the config:\n\n{lines}")
     document = {
         "status": "done",
         "root": str(store.root),

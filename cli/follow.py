@@ -82,8 +82,8 @@ class _Lines:
                 self._shown[stage] = line["time"]
             case "stage" if line["status"] != "waiting":
                 seconds = f" in {line['seconds']:.1f} s" if line["status"] == "built" else ""
-                told = f": {line['headline']}" if line["headline"] else ""
-                self._say(f"{stage}: {line['status']}{seconds}{told}")
+                message = f": {line['headline']}" if line["headline"] else ""
+                self._say(f"{stage}: {line['status']}{seconds}{message}")
             case "event":
                 self._say(f"{stage}: {line['message']}")
             case "traceback" if self._debug:

@@ -34,8 +34,8 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
         reverse=True,
     )
     if not journals:
-        told = f"{stage} has no log in {folder}" if stage else f"no stage has a log in {folder}"
-        raise ConfigError(Problem("no_log", stage or "", told, "stemma logs lists the stages that have one"))
+        message = f"{stage} has no log in {folder}" if stage else f"no stage has a log in {folder}"
+        raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have one"))
     if stage is None:
         found = [{"stage": path.parts[-4], "path": str(path.parent)} for path in journals]
         if not as_json:

@@ -28,13 +28,13 @@ def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for flag, told in (
+    for flag, message in (
         ("force", "Build these stages even if their artifacts are there."),
         ("until", "These stages and all that they need."),
         ("from", "These stages and all that hang on them."),
         ("only", "Just these stages."),
     ):
-        function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=told)(function)
+        function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=message)(function)
     return function
 
 
@@ -68,13 +68,13 @@ def reach_server(root: Path) -> None:
     Raises ConfigError if there is none, or if it does not let us in.
     """
     from infra.errors import ConfigError, Problem
+    from infra.servers.access import check_credentials
     from infra.servers.credentials import client_variables
-    from infra.servers.door import check_door
     from infra.servers.environment import QUIET
     from infra.servers.state import prefect_api_url
 
     url = prefect_api_url(root)
     if url is None:
         raise ConfigError(Problem("no_server", str(root), "no Prefect server runs for this store", "stemma up"))
-    check_door(root)
+    check_credentials(root)
     os.environ.update(QUIET | client_variables() | {"PREFECT_API_URL": url})

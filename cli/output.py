@@ -60,9 +60,9 @@ def failure(error: StemmaError) -> dict[str, Any]:
 
 def print_problems(problems: Any) -> None:
     for problem in problems:
-        told = problem if isinstance(problem, Problem) else Problem(**problem)
+        message = problem if isinstance(problem, Problem) else Problem(**problem)
         click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        click.echo(str(told), err=True)
+        click.echo(str(message), err=True)
 
 
 def fail_usage(error: click.UsageError) -> int:

@@ -23,8 +23,8 @@ def command(
     config: Path | None, settings: tuple[str, ...], root: Path | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """What runs now, where and since when; with CONFIG also each of its stages."""
-    from infra.lineage.courier_lock import lineage_problem
     from infra.lineage.outbox import Outbox
+    from infra.lineage.relay_lock import lineage_problem
     from infra.servers.disk import disk
     from infra.servers.services import states
     from infra.servers.settings import settings_of as servers_of
@@ -107,9 +107,9 @@ def _print(document: dict[str, Any]) -> None:
     click.echo(f"disk:  {space['free_gb']:.0f} of {space['total_gb']:.0f} GB free; in GB: {used}")
     for service in document["services"]:
         up = f"up {service['up_s'] // 3600} h {service['up_s'] % 3600 // 60} min, since {service['since']}"
-        told = {"answers": up, "silent": f"does not answer us; {up}", "gone": "ended; `stemma up` starts it again"}
+        message = {"answers": up, "silent": f"does not answer us; {up}", "gone": "ended; `stemma up` starts it again"}
         link = service["page"] or "in the background"
-        click.echo(f"{service['name']:<10} {link:<56} pid {service['pid']}, {told[service['state']]}")
+        click.echo(f"{service['name']:<10} {link:<56} pid {service['pid']}, {message[service['state']]}")
     if document["services"]:
         door = "credentials asked for" if document["guarded"] else "open to this machine"
         click.echo(f"database:  {document['database']}; {door}")

@@ -48,8 +48,8 @@ def print_tree(document: Mapping[str, Any], *, down: bool) -> None:
 
 def _edge(edge: Mapping[str, Any], down: bool) -> str:
     name = f"gate {edge['name']}" if edge["gate"] else edge["name"]
-    told = f"as {name}:" if down else f"{name}:"
-    return f"{told[:-1]}, from equal bytes at another address:" if edge["same_bytes"] else told
+    message = f"as {name}:" if down else f"{name}:"
+    return f"{message[:-1]}, from equal bytes at another address:" if edge["same_bytes"] else message
 
 
 def _name(node: Mapping[str, Any]) -> str:
@@ -67,9 +67,9 @@ def _label(node: Mapping[str, Any]) -> str:
     if node["kind"] == "artifact":
         return f"{_name(node)}  {escape(node['headline'])}".rstrip()
     count = len(node["files"])
-    told = f"{count:,} file{'s' * (count != 1)}" if count else "text of the installed packages"
+    message = f"{count:,} file{'s' * (count != 1)}" if count else "text of the installed packages"
     documents = f", {node['documents']:,} documents" if "documents" in node else ""
-    return f"{_name(node)}  {told}{documents}"
+    return f"{_name(node)}  {message}{documents}"
 
 
 def _details(node: Mapping[str, Any]) -> list[str]:

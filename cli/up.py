@@ -21,7 +21,7 @@ from cli.output import as_json
 def command(
     root: Path | None, prefect_port: int | None, mlflow_port: int | None, host: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """Start the Prefect server, the MLflow server, a worker and the lineage courier, and wait until they answer.
+    """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
 
     Starts only what does not run yet, as it was set up last time: after a reboot, say it again.
 

@@ -48,8 +48,8 @@ def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> 
             }
         )
         if not as_json:
-            told = f"{len(found)} differ" if found else "whole"
-            click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {told}")
+            message = f"{len(found)} differ" if found else "whole"
+            click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {message}")
     for member, item in gone(store, family):
         problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG builds it again"))
         rows.append(

@@ -70,8 +70,8 @@ def read_suite(path: Path, limits: Mapping[str, float], key: str) -> Suite:
     try:
         checks = [_check(item, values) for item in content["expectations"]]
     except (KeyError, TypeError, ValueError) as error:
-        told = f"each expectation needs type, kwargs, and names of limits that are there: {error!r}"
-        raise stage_error("bad_suite", str(path), told) from None
+        message = f"each expectation needs type, kwargs, and names of limits that are there: {error!r}"
+        raise stage_error("bad_suite", str(path), message) from None
     return Suite(str(content.get("name", path.stem)), checks)
 
 
@@ -81,8 +81,8 @@ def _check(item: Mapping[str, Any], limits: Mapping[str, float]) -> Check:
         for name, value in item["kwargs"].items()
     }
     sentence = (item.get("meta") or {}).get("sentence")
-    told = sentence.format(**limits) if sentence else f"{item['type'].replace('_', ' ')} ({_listed(kwargs)})"
-    return Check(str(item["type"]), kwargs, told)
+    message = sentence.format(**limits) if sentence else f"{item['type'].replace('_', ' ')} ({_listed(kwargs)})"
+    return Check(str(item["type"]), kwargs, message)
 
 
 def _listed(kwargs: Mapping[str, Any]) -> str:

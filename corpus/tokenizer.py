@@ -36,21 +36,21 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
     documents = inputs["documents"]
     compared = {f"{Path(folder).name}": _adopted(Path(folder)).backend_tokenizer for folder in config.baselines}
     if config.pretrained is not None:
-        size, told = _take_over(Path(config.pretrained), out_dir), "taken over"
+        size, message = _take_over(Path(config.pretrained), out_dir), "taken over"
     else:
         trained = train(config.kind, config, documents, run)
         trained.save(str(out_dir / "tokenizer.json"))
         settings = _settings(config.kind)
         _write_json(out_dir / "tokenizer_config.json", settings)
         _write_json(out_dir / "special_tokens_map.json", {key: settings[key] for key in settings if key in _ROLE_KEYS})
-        size, told = trained.get_vocab_size(), config.kind
+        size, message = trained.get_vocab_size(), config.kind
     if config.compare and (config.kind != "bpe" or config.pretrained is not None):
         compared[GPT2_STYLE] = train("bpe", config.model_copy(update={"vocab_size": size}), documents, run)
     sample = heldout_sample(documents, config.heldout_share)
     found = report({OURS: load_tokenizer(out_dir), **compared}, sample)
     _write_json(out_dir / "aux" / "compression.json", found)
     figures = {"vocab_size": size, **{name: found[OURS]["all"][name] for name in _FIGURES}}
-    return Result(figures, f"{size:,} entries, {told}, {figures['bytes_per_token']:.2f} bytes a token")
+    return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes a token")
 
 
 _FIGURES = ("bytes_per_token", "fertility", "unknown_share")

@@ -35,13 +35,13 @@ class TrainedSequences:
 
     def write(self, folder: Path) -> None:
         """Leaves it in a model folder: a byte for every eight sequences, as base64 in JSON."""
-        told = {
+        message = {
             "shards": self.shards,
             "sequences": len(self.seen),
             "trained": int(self.seen.sum()),
             "seen": base64.b64encode(np.packbits(self.seen).tobytes()).decode(),
         }
-        (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf8")
+        (folder / FILE).write_text(json.dumps(message, indent=1) + "\n", encoding="utf8")
 
     @classmethod
     def read(cls, folder: Path) -> TrainedSequences | None:
@@ -50,9 +50,9 @@ class TrainedSequences:
         if not path.exists():
             return None
         try:
-            told = json.loads(path.read_text(encoding="utf8"))
-            bits = np.frombuffer(base64.b64decode(told["seen"], validate=True), np.uint8)
-            return cls(str(told["shards"]), np.unpackbits(bits, count=int(told["sequences"])).astype(bool))
+            message = json.loads(path.read_text(encoding="utf8"))
+            bits = np.frombuffer(base64.b64decode(message["seen"], validate=True), np.uint8)
+            return cls(str(message["shards"]), np.unpackbits(bits, count=int(message["sequences"])).astype(bool))
         except (ValueError, KeyError, TypeError) as error:
             raise stage_error(
                 "bad_model", str(path), f"expected what pretraining wrote: {error}", "take the file out of the folder"

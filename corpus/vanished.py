@@ -50,5 +50,7 @@ def tell_of_vanished(
 
 def warning(vanished: Mapping[str, Mapping[str, int | str]]) -> str:
     """What is added to a stage's headline; "" where no source vanished."""
-    told = [f"{'nothing' if not row['kept'] else 'hardly anything'} left of {name}" for name, row in vanished.items()]
-    return f"; WARNING: {', '.join(told)}" if told else ""
+    message = [
+        f"{'nothing' if not row['kept'] else 'hardly anything'} left of {name}" for name, row in vanished.items()
+    ]
+    return f"; WARNING: {', '.join(message)}" if message else ""

@@ -41,8 +41,8 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     for id in corpus.artifacts:
         if verdict := corpus.json(id, "verdict.json"):
             count, suite = len(verdict["expectations"]), verdict["suite"]
-            told = f"{count} expectations of the suite {suite} of {verdict['rows']:,} rows"
-            claims.append(Claim("holds" if verdict["success"] else "fails", id.replace("_", " "), told))
+            message = f"{count} expectations of the suite {suite} of {verdict['rows']:,} rows"
+            claims.append(Claim("holds" if verdict["success"] else "fails", id.replace("_", " "), message))
     made = [
         text.sources(corpus),
         text.funnel(corpus),

@@ -56,9 +56,9 @@ def measure_memorisation(
     for split, among in (("train", trained.seen), ("validation", None)):
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
         if not sequences:
-            told = "trained" if split == "train" else split
+            message = "trained" if split == "train" else split
             return {
-                "skipped": f"prefix and continuation need {length} tokens, the documents in {told} text are shorter"
+                "skipped": f"prefix and continuation need {length} tokens, the documents in {message} text are shorter"
             }
         recited = recited_tokens(lm, sequences, config.prefix_tokens, run)
         exact[split] = int((recited == config.continuation_tokens).sum())
@@ -145,12 +145,12 @@ class _Split:
 
         shards = np.searchsorted(self._ends, numbers, "right")
         for shard in np.unique(shards):
-            told = self._shards[shard]
-            place, unpacked = self._unpacked(told)
+            message = self._shards[shard]
+            place, unpacked = self._unpacked(message)
             try:
-                reader = reader_from_json(str(place), "", told)
+                reader = reader_from_json(str(place), "", message)
                 for number in numbers[shards == shard]:
-                    sample = reader[int(number - self._ends[shard] + told["samples"])]
+                    sample = reader[int(number - self._ends[shard] + message["samples"])]
                     tokens = sample.get("tokens")
                     if not isinstance(tokens, np.ndarray):
                         raise stage_error(

@@ -103,6 +103,6 @@ def _ours() -> Sequence[Automation]:
 
 
 def _meaning(automation: Automation) -> dict[str, Any]:
-    told = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions", "enabled"})
-    told["trigger"].pop("id", None)
-    return told
+    message = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions", "enabled"})
+    message["trigger"].pop("id", None)
+    return message

@@ -174,8 +174,10 @@ DOCUMENT_STAGES = {"clean", "dedupe", "decontaminate", "mix"}
 
 def _contradictions(config: PipelineConfig) -> Iterator[Problem]:
     """What is wrong between sections that are each right."""
-    for path, told in recognised(dump(config)):
-        yield Problem("secret_in_config", path, f"{told} was found; configs are kept and shown", "use the environment")
+    for path, message in recognised(dump(config)):
+        yield Problem(
+            "secret_in_config", path, f"{message} was found; configs are kept and shown", "use the environment"
+        )
     present = {name for name in section_classes() if config.section(name) is not None} | set(config.adopted)
     if DOCUMENT_STAGES & set(config.adopted):
         present.add("ingest")  # what reads documents has them

@@ -44,8 +44,8 @@ def _why_never(cron: str) -> str:
     days, months = _numbers(fields[2]), _numbers(fields[3]) or list(LONGEST_MONTH)
     longest = max(LONGEST_MONTH[month] for month in months)
     if days and min(days) > longest:
-        told = ", ".join(datetime(2000, month, 1).strftime("%B") for month in months)
-        return f"{cron!r} never fires: it asks for day {min(days)}, and {told} has at most {longest} days"
+        message = ", ".join(datetime(2000, month, 1).strftime("%B") for month in months)
+        return f"{cron!r} never fires: it asks for day {min(days)}, and {message} has at most {longest} days"
     return f"{cron!r} never fires: no date within 50 years fits all of its fields"
 
 

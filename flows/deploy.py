@@ -48,8 +48,8 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "and_below": False,
             "root": str(root),
         }
-        told = f"The stage {node.id} of {config.name} alone, with what its form says."
-        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, told, Timing())
+        message = f"The stage {node.id} of {config.name} alone, with what its form says."
+        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, message, Timing())
     return made
 
 

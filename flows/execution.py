@@ -28,16 +28,16 @@ from flows.stop import Stop
 from flows.verdict import verdict
 from infra.errors import Cancelled, Problem, StemmaError
 from infra.lineage import messages
-from infra.lineage.courier import ensure_courier
+from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
 from infra.store.manifest import Manifest
 from infra.store.store import Store
-from tasks.build import Done, Surroundings
+from tasks.build import BuildContext, Done
 from tasks.failures import failure_of, traceback_of
+from tasks.semaphore import PrioritySemaphore
 from tasks.task import stage_task
-from tasks.turns import Turns
 
-COURIER = "STEMMA_COURIER"
+RELAY = "STEMMA_RELAY"
 """Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
 
 ON_WORKER = "PREFECT__FLOW_RUN_ID"
@@ -46,7 +46,7 @@ ON_WORKER = "PREFECT__FLOW_RUN_ID"
 keep_slots()
 
 STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
-"""Threads only wait: each stage works in a process of its own, and `Turns` says how many at once."""
+"""Threads only wait: each stage works in a process of its own, and `PrioritySemaphore` says how many at once."""
 
 
 TOLD_AT_ONCE: dict[str, Kind] = {
@@ -78,7 +78,7 @@ class PipelineRun:
         self.unreached: set[str] = set()
         self.page = RunPage(config.name, flow_run.get_id() or "", flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
-        self.around = Surroundings(
+        self.context = BuildContext(
             store=store,
             pipeline=config.name,
             run_id=run_id,
@@ -88,7 +88,7 @@ class PipelineRun:
             read_all=verify,
             is_cancelled=self.stop.is_set,
             patience_s=self.stop.patience_s,
-            turn=Turns(config.launch.stages_at_once, weights, self.stop.is_set),
+            turn=PrioritySemaphore(config.launch.stages_at_once, weights, self.stop.is_set),
         )
 
     def run(self) -> State:
@@ -201,36 +201,36 @@ class PipelineRun:
             pipeline=self.config.name,
             config=self.config_path,
             selection=self.selection.model_dump(mode="json"),
-            flow_run_id=self.around.flow_run_id,
-            flow_run_url=self.around.flow_run_url,
+            flow_run_id=self.context.flow_run_id,
+            flow_run_url=self.context.flow_run_url,
         )
         code = code_state()
-        self.around.outbox.send(
+        self.context.outbox.send(
             messages.PipelineStarted(
                 self.journal.run_id,
                 self.config.name,
                 begun,
                 dump(self.config),
-                self.around.flow_run_id,
-                self.around.flow_run_url,
+                self.context.flow_run_id,
+                self.context.flow_run_url,
                 {"commit": str(code["commit"]), "dirty": str(code["dirty"]), "lock": lock_hash()},
             )
         )
-        if os.environ.get(COURIER) != "off":
-            ensure_courier(self.store.root)
+        if os.environ.get(RELAY) != "off":
+            ensure_relay(self.store.root)
 
     def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
         told: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
         error = "; ".join(map(str, problems))
-        self.around.tell(messages.PipelineFinished(self.journal.run_id, told, time.time(), error))
+        self.context.tell(messages.PipelineFinished(self.journal.run_id, told, time.time(), error))
         document = {
             "status": status,
             "errors": [problem.as_json() for problem in problems],
             "config": self.config_path,
             "root": str(self.store.root),
             "run_id": self.journal.run_id,
-            "flow_run_id": self.around.flow_run_id,
-            "flow_run_url": self.around.flow_run_url,
+            "flow_run_id": self.context.flow_run_id,
+            "flow_run_url": self.context.flow_run_url,
             "mlflow_run_id": None,
             "seconds": round(seconds, 3),
             "stages": [asdict(row) for row in self.journal.rows.values()],

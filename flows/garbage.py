@@ -67,8 +67,8 @@ def survey(store: Store, *, spare_adopted: bool = True) -> Survey:
             # Another artifact of its address was asked for with the same inputs: its ancestors are those of the lost.
             if member.stand_in is None:
                 child = next(link.child for link in family.links if link.parent == member.id)
-                told = f"is not in the store, so that nobody can tell what else {child} descends from"
-                found.problems.append(Problem("broken_lineage", member.input.path, told, f"build {child} again"))
+                message = f"is not in the store, so that nobody can tell what else {child} descends from"
+                found.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
     found.needed = ancestors | found.needed
     for folder, manifest in everything:
         member = artifact_member(store, folder, manifest)
@@ -107,8 +107,10 @@ def refuse_if_unsure(found: Survey) -> None:
     """Raises StageError if what is needed cannot be told for certain."""
     if found.problems:
         first = found.problems[0]
-        told = f"nothing was removed: {first.message}" + (f" ({len(found.problems)} such)" * (len(found.problems) > 1))
-        raise stage_error(first.code, first.path, told, first.fix)
+        message = f"nothing was removed: {first.message}" + (
+            f" ({len(found.problems)} such)" * (len(found.problems) > 1)
+        )
+        raise stage_error(first.code, first.path, message, first.fix)
 
 
 def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterator[tuple[str, list[Place]]]:
@@ -199,8 +201,10 @@ def _unreadable(store: Store) -> Iterator[Problem]:
     for stage in store.layout.stages():
         for folder in store.layout.artifacts(stage):
             if store.read(folder) is None:
-                told = "cannot be read, so that nobody can tell what its artifact descends from"
-                yield Problem("unreadable_manifest", str(folder / MANIFEST), told, "move the folder out of the store")
+                message = "cannot be read, so that nobody can tell what its artifact descends from"
+                yield Problem(
+                    "unreadable_manifest", str(folder / MANIFEST), message, "move the folder out of the store"
+                )
 
 
 def _stale_work(store: Store) -> Iterator[Garbage]:

@@ -12,30 +12,8 @@ from evaluation.config import CorpusReportConfig, RegisterConfig, ReportConfig
 from flows.config import PipelineConfig
 from infra.config import StageConfig
 from infra.errors import ConfigError, Problem
-from tasks import (
-    base_model,
-    benchmark_text,
-    benchmarks,
-    clean,
-    corpus_report,
-    decontaminate,
-    dedupe,
-    ingest,
-    instructions,
-    mix,
-    preferences,
-    pretrain,
-    register,
-    report,
-    reward_model,
-    rlhf,
-    safety,
-    sft,
-    shard,
-    tokenizer,
-    validate,
-)
-from tasks.stage import Node, Stage
+from tasks.stage import Node
+from tasks.stages import CORPUS_STEPS, STAGES
 
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
@@ -48,7 +26,7 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
     """
     nodes = _adopting(_wired(_asking(config)), config.adopted)
     if config.report is not None:
-        nodes["report"] = Node("report", report.STAGE, config.report, {name: name for name in nodes})
+        nodes["report"] = Node("report", STAGES["report"], config.report, {name: name for name in nodes})
     return {name: _named(node, config, command) for name, node in nodes.items()}
 
 
@@ -64,14 +42,14 @@ def _wired(config: PipelineConfig) -> Graph:
     """Every node but the report, which reads all others."""
     nodes: Graph = {}
 
-    def add(stage: Stage, *, id: str = "", after: Iterable[str] = (), **inputs: str) -> str:
+    def add(stage: str, *, id: str = "", after: Iterable[str] = (), **inputs: str) -> str:
         """Adds a node if the config has its section or adopts it; inputs and gates that are not there are left out."""
-        name = id or stage.name
-        section = StageConfig() if name in config.adopted else config.section(stage.name)
+        name = id or stage
+        section = StageConfig() if name in config.adopted else config.section(stage)
         if section is None:
             return ""
         wired = {key: node for key, node in inputs.items() if node in nodes}
-        nodes[name] = Node(name, stage, section, wired, tuple(node for node in after if node in nodes))
+        nodes[name] = Node(name, STAGES[stage], section, wired, tuple(node for node in after if node in nodes))
         return name
 
     def check(data: str, kind: DataKind, **limits: float) -> str:
@@ -79,40 +57,40 @@ def _wired(config: PipelineConfig) -> Graph:
         if data not in nodes or config.validate_ is None or getattr(config.validate_, kind) is None:
             return ""
         name = "validate" if kind == "documents" else f"validate_{kind}"
-        nodes[name] = Node(name, validate.STAGE, config.validate_.of(kind, **limits), {"data": data})
+        nodes[name] = Node(name, STAGES["validate"], config.validate_.of(kind, **limits), {"data": data})
         return name
 
-    add(ingest.STAGE)
+    add("ingest")
     gate = check("ingest", "documents")
-    documents = add(clean.STAGE, documents="ingest", after=[gate]) or "ingest"
-    documents = add(dedupe.STAGE, documents=documents, after=[gate]) or documents
-    test_items = add(benchmark_text.STAGE)
-    documents = add(decontaminate.STAGE, documents=documents, benchmark_text=test_items, after=[gate]) or documents
-    documents = add(mix.STAGE, documents=documents, after=[gate]) or documents
+    documents = add("clean", documents="ingest", after=[gate]) or "ingest"
+    documents = add("dedupe", documents=documents, after=[gate]) or documents
+    test_items = add("benchmark_text")
+    documents = add("decontaminate", documents=documents, benchmark_text=test_items, after=[gate]) or documents
+    documents = add("mix", documents=documents, after=[gate]) or documents
     # A mixture repeats documents on purpose, up to its cap.
     copies = {"max_copies": math.ceil(config.mix.max_epochs)} if config.mix else {}
     if documents != "ingest":
         gate = check(documents, "clean", **copies) or gate
-    add(tokenizer.STAGE, documents=documents, after=[gate])
-    shards = add(shard.STAGE, documents=documents, tokenizer="tokenizer", after=[gate])
+    add("tokenizer", documents=documents, after=[gate])
+    shards = add("shard", documents=documents, tokenizer="tokenizer", after=[gate])
     shards_gate = check(shards, "shards", **copies)
-    add(corpus_report.STAGE, **{name: name for name in corpus_report.READS})
-    base = add(pretrain.STAGE, shards="shard", tokenizer="tokenizer", after=[shards_gate]) or add(base_model.STAGE)
-    add(instructions.STAGE)
+    add("corpus_report", **{name: name for name in CORPUS_STEPS})
+    base = add("pretrain", shards="shard", tokenizer="tokenizer", after=[shards_gate]) or add("base_model")
+    add("instructions")
     instructions_gate = check("instructions", "instructions")
-    tuned = add(sft.STAGE, model=base, instructions="instructions", after=[instructions_gate])
-    add(preferences.STAGE)
+    tuned = add("sft", model=base, instructions="instructions", after=[instructions_gate])
+    add("preferences")
     preferences_gate = check("preferences", "preferences")
-    add(reward_model.STAGE, model=tuned, preferences="preferences", after=[preferences_gate])
-    aligned = add(rlhf.STAGE, model=tuned, reward_model="reward_model", prompts="instructions")
+    add("reward_model", model=tuned, preferences="preferences", after=[preferences_gate])
+    aligned = add("rlhf", model=tuned, reward_model="reward_model", prompts="instructions")
     judged = []
     for label, model in (("base", base), ("sft", tuned), ("rlhf", aligned)):
         if model:
-            judged.append(add(benchmarks.STAGE, id=f"benchmarks_{label}", model=model))
-            judged.append(add(safety.STAGE, id=f"safety_{label}", model=model, shards="shard"))
+            judged.append(add("benchmarks", id=f"benchmarks_{label}", model=model))
+            judged.append(add("safety", id=f"safety_{label}", model=model, shards="shard"))
     final = aligned or tuned or base
     made = [name for name in dict.fromkeys([base, tuned, "reward_model"]) if name in nodes and name != final]
-    add(register.STAGE, model=final, **{name: name for name in [*made, *judged] if name})
+    add("register", model=final, **{name: name for name in [*made, *judged] if name})
     return nodes
 
 

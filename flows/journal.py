@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infra.run import read_journal
-from infra.store.ballast import Ballast
 from infra.store.store import is_full
 from infra.tables import damaged, read_state
 
@@ -52,6 +51,27 @@ class StageRow:
     bookkeeping_s: Mapping[str, float] = field(default_factory=dict)
 
 
+RESERVED_BYTES = 1_000_000
+
+
+class ReservedSpace:
+    """A file of RESERVED_BYTES that is removed when the disk is full, so that it can still be said what went wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def take(self) -> None:
+        """Raises OSError if there is no room for it."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
 class RunJournal:
     """The folder of one pipeline run. Writing is safe from several threads."""
 
@@ -61,14 +81,14 @@ class RunJournal:
         self.path = self.folder / "journal.jsonl"
         self.rows: dict[str, StageRow] = {}
         self._lock = threading.Lock()
-        self._ballast = Ballast(self.folder / "ballast")
+        self._reserved = ReservedSpace(self.folder / "reserved")
         self._unwritten: dict[str, Any] | None = None
 
     def begin(self, **facts: Any) -> None:
         """A new run, or a retry of one: what it is about."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
-        self._ballast.take()
+        self._reserved.take()
         self._write({"kind": "begin", "pid": os.getpid(), **facts})
 
     def row(self, row: StageRow) -> None:
@@ -86,7 +106,7 @@ class RunJournal:
 
     def end(self, document: Mapping[str, Any]) -> None:
         """How it ended: written whole, last; where it cannot be written this process alone remembers it."""
-        self._ballast.give_up()
+        self._reserved.release()
         hidden = self.folder / ".result.json"
         try:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
@@ -124,7 +144,7 @@ class RunJournal:
             except OSError as error:
                 if not is_full(error):
                     raise
-                self._ballast.give_up()
+                self._reserved.release()
                 # What still finds no room is known to this process, and told at the end.
                 with suppress(OSError):
                     self._append(text)

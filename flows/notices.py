@@ -43,13 +43,13 @@ class Channel:
         if self.name == "email":
             # Of the blocks that every Prefect server knows, the one that hands any other Apprise address on.
             return SlackWebhook(url=SecretStr(self.address))
-        told = (
+        message = (
             {"text": "*{{subject}}*\n{{body}}"}
             if self.name == "slack"
             else {"title": "{{subject}}", "text": "{{body}}"}
         )
         secrets = SecretDict({"address": self.address})
-        return CustomWebhookNotificationBlock(name=self.name, url="{{address}}", json_data=told, secrets=secrets)
+        return CustomWebhookNotificationBlock(name=self.name, url="{{address}}", json_data=message, secrets=secrets)
 
 
 def channels() -> list[Channel]:

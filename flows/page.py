@@ -56,8 +56,8 @@ class RunPage:
             for row in self._journal.rows.values()
         ]
         if rows and self._url:
-            told = f"Stages of {self._pipeline}"
-            self.queue.tell(lambda: create_table_artifact(table=rows, key="stages", description=told))
+            message = f"Stages of {self._pipeline}"
+            self.queue.tell(lambda: create_table_artifact(table=rows, key="stages", description=message))
         if url := run_url(store.root, self._journal.run_id):
             self.queue.tell(lambda: _link(url))
         if report and self._url:

@@ -11,7 +11,7 @@ from infra.errors import MissingUpstream, Problem, StageError, StemmaError
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.adopted import adopted_artifact
-from tasks.build import ask
+from tasks.build import build_request
 from tasks.explain import Change, changes
 from tasks.known import find
 from tasks.stage import Node
@@ -71,20 +71,20 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
     if waits_for:
         for source in node.sources():
             store.hashes.digest(source)  # says that it is missing now, not when its turn comes
-        told = ", ".join(waits_for)
-        return Row(node, "build", (Change("upstream", f"{told} will be built; reused if that comes out the same"),))
+        message = ", ".join(waits_for)
+        return Row(node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),))
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
-    asked = ask(node, {key: manifest for key, manifest in inputs.items() if manifest}, store)
-    manifest = find(node, asked, store)
+    request = build_request(node, {key: manifest for key, manifest in inputs.items() if manifest}, store)
+    manifest = find(node, request, store)
     if manifest is None:
-        because = tuple(changes(asked, (other for _, other in store.manifests(node.id))))
-        return Row(node, "build", because, asked.fingerprint)
+        because = tuple(changes(request, (other for _, other in store.manifests(node.id))))
+        return Row(node, "build", because, request.fingerprint)
     place = store.path(manifest)
     if damage := store.differences(place, manifest, read_all=read_all):
-        told = f"its artifact is damaged: {damage[0]}"
-        return Row(node, "build", (Change("damaged", told),), asked.fingerprint)
+        message = f"its artifact is damaged: {damage[0]}"
+        return Row(node, "build", (Change("damaged", message),), request.fingerprint)
     if forced:
-        return Row(node, "build", (Change("forced", "forced"),), asked.fingerprint, None, None)
+        return Row(node, "build", (Change("forced", "forced"),), request.fingerprint, None, None)
     return Row(node, "reuse", (), manifest.fingerprint, manifest, place)
 
 

@@ -108,8 +108,8 @@ def _deployment(client: SyncPrefectClient, pipeline: str) -> DeploymentResponse:
     try:
         return client.read_deployment_by_name(f"{pipeline}/{WHOLE}")
     except ObjectNotFound:
-        told = "this pipeline is not deployed"
-        raise ConfigError(Problem("not_deployed", pipeline, told, "stemma deploy CONFIG")) from None
+        message = "this pipeline is not deployed"
+        raise ConfigError(Problem("not_deployed", pipeline, message, "stemma deploy CONFIG")) from None
 
 
 def _rows(found: DeploymentResponse) -> list[dict[str, Any]]:

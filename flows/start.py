@@ -18,8 +18,8 @@ from flows.selection import Selection
 from infra.errors import Problem, StemmaError
 from infra.interrupts import NUMBERS, asked
 from infra.project import code_state
+from infra.servers.access import check_credentials
 from infra.servers.credentials import client_variables
-from infra.servers.door import check_door
 from infra.servers.environment import OFFLINE, QUIET
 from infra.servers.state import prefect_api_url, recorded, works_elsewhere
 
@@ -72,7 +72,7 @@ def start(request: Request, journal: RunJournal, tell: Callable[[str], None]) ->
     # The journal's follower tells a person what happens; Prefect's own lines go to its page.
     os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
     if url:
-        check_door(request.root)
+        check_credentials(request.root)
         os.environ.update(client_variables())
     if url and runs_on_worker(request.root):
         os.environ["PREFECT_API_URL"] = url
@@ -161,7 +161,7 @@ def _follow(
 
     from flows.page_queue import is_unreachable
 
-    cancelling, told, away = False, "", False
+    cancelling, message, away = False, "", False
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
@@ -182,9 +182,9 @@ def _follow(
             asked_at = time.monotonic()
             if state is not None and state.is_final():
                 return journal.result() or _lost(request, f"{state.name}: {state.message or 'no message'}")
-            if state is not None and state.name != told and state.name in WAITS:
-                told = state.name
-                tell(f"waiting: {WAITS[told]}")
+            if state is not None and state.name != message and state.name in WAITS:
+                message = state.name
+                tell(f"waiting: {WAITS[message]}")
         time.sleep(POLL_S)
     return result
 

@@ -35,8 +35,8 @@ def verdict(
         return "done", ()
     problems = tuple(
         problem if problem.path else Problem(problem.code, name, problem.message, problem.fix)
-        for name, told in found.items()
-        for problem in told
+        for name, message in found.items()
+        for problem in message
     )
     words = {errors[name].status if name in errors else "failed" for name in found}
     return min(words, key=URGENCY.index), problems

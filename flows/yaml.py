@@ -18,8 +18,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             Problem("missing_config", str(path), "no such file", "name a config, e.g. configs/quickstart.yaml")
         ) from None
     except (OSError, ValueError) as error:
-        told = str(error) if isinstance(error, BadYaml) else f"cannot be read as UTF-8 text: {error}"
-        raise ConfigError(Problem("unreadable_config", str(path), told)) from None
+        message = str(error) if isinstance(error, BadYaml) else f"cannot be read as UTF-8 text: {error}"
+        raise ConfigError(Problem("unreadable_config", str(path), message)) from None
     try:
         data = read_plain(text)
     except BadYaml as error:

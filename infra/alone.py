@@ -23,7 +23,7 @@ from infra.errors import StemmaError, stage_error
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import own_process_group
 from infra.launch.training import run_ranks
-from infra.process import hold_lifeline
+from infra.process import die_with_parent
 from infra.run import Result, Run
 from infra.yaml import BadYaml, read_plain, read_text
 
@@ -49,7 +49,7 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
             sys.exit(_all_ranks(launch, _work(options.out), is_cancelled))
         section = read_plain(read_text(options.config)) if options.config else {}
         config = config_class.model_validate(section or {})
-        hold_lifeline()
+        die_with_parent()
         work = _work(options.out)
         out = options.out if rank == 0 else work / f"rank{rank}.out"
         out.mkdir(parents=True, exist_ok=True)

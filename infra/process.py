@@ -1,10 +1,15 @@
-"""Processes that we start: alive or not, ended together, and never outliving who started them."""
+"""Processes that we start: alive or not, ended together, and never outliving who started them.
+
+python -m infra.process MODULE …   runs a module as a program that dies with its parent, see `die_with_parent`
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +18,7 @@ from pathlib import Path
 import psutil
 
 GRACE_S = 8.0
-LIFELINE = "STEMMA_LIFELINE_FD"
+PARENT_FD = "STEMMA_PARENT_FD"
 
 
 def started_at(pid: int) -> float | None:
@@ -74,23 +79,23 @@ def end_group(group: int, has_ended: Callable[[], bool], grace_s: float = GRACE_
 
 
 def end_orphans(group: int) -> None:
-    """SIGKILL to what is left of a group whose starter is gone. A lifeline ends it by itself, but not while it is
-    stopped; only processes that were started with one are ours."""
+    """SIGKILL to what is left of a group whose parent is gone. It ends by itself (`die_with_parent`), but not while it
+    is stopped; only processes that were started with PARENT_FD are ours."""
     for process in psutil.process_iter():
         try:
-            if os.getpgid(process.pid) == group and LIFELINE in process.environ():
+            if os.getpgid(process.pid) == group and PARENT_FD in process.environ():
                 process.kill()
         except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
             continue
 
 
-def hold_lifeline() -> None:
-    """In a process started with a lifeline: end the whole process group as soon as the starter is gone.
+def die_with_parent() -> None:
+    """Ends this process and its group as soon as the process that started it is gone.
 
-    The lifeline is the read end of a pipe whose write end only the starter holds, so it breaks however the starter
-    dies, by SIGKILL too.
+    PARENT_FD names the read end of a pipe whose write end only the starter holds, so that it breaks however the
+    starter dies, by SIGKILL too. Nothing happens in a process that was started without one.
     """
-    descriptor = os.environ.get(LIFELINE)
+    descriptor = os.environ.get(PARENT_FD)
     if descriptor is None:
         return
 
@@ -98,4 +103,10 @@ def hold_lifeline() -> None:
         os.read(int(descriptor), 1)
         signal_group(os.getpgrp(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

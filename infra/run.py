@@ -174,8 +174,8 @@ def _undo(path: Path, place: int | None, step: int) -> bool:
         for line in file:
             if line.startswith(_UNDONE[0][0]) and _is_undone(line, None if place is not None else step):
                 undone = line
-                for told, instead in _UNDONE:
-                    undone = undone.replace(told, instead, 1)
+                for message, instead in _UNDONE:
+                    undone = undone.replace(message, instead, 1)
                 os.pwrite(file.fileno(), undone, at)
                 found = True
             at += len(line)
@@ -185,10 +185,10 @@ def _undo(path: Path, place: int | None, step: int) -> bool:
 
 def _is_undone(line: bytes, step: int | None) -> bool:
     try:
-        told = json.loads(line)["step"]
+        message = json.loads(line)["step"]
     except (ValueError, KeyError):
         return False  # a crash cut it short
-    return told is not None and (step is None or told > step)
+    return message is not None and (step is None or message > step)
 
 
 def json_number(value: float) -> float | str:

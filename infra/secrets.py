@@ -141,7 +141,7 @@ def recognised(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for number, item in enumerate(value):
             yield from recognised(item, f"{path}.{number}")
     elif isinstance(value, str):
-        yield from ((path, told) for pattern, told in _RECOGNISED if pattern.search(value))
+        yield from ((path, message) for pattern, message in _RECOGNISED if pattern.search(value))
 
 
 def names_secret(name: str, value: str = "") -> bool:

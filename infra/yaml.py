@@ -71,8 +71,8 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     try:
         return int(text, 0) if node.tag.endswith(":int") else float(text.replace(".inf", "inf").replace(".nan", "nan"))
     except (ValueError, OverflowError):
-        told = text if len(text) <= 40 else f"{text[:40]}… of {len(text):,} characters"
-        raise yaml.MarkedYAMLError(problem=f"{told} is no number", problem_mark=node.start_mark) from None
+        message = text if len(text) <= 40 else f"{text[:40]}… of {len(text):,} characters"
+        raise yaml.MarkedYAMLError(problem=f"{message} is no number", problem_mark=node.start_mark) from None
 
 
 _KEPT = ("null", "bool", "str", "seq")
@@ -147,8 +147,8 @@ def read_text(path: Path) -> str:
     if not stat.S_ISREG(found.st_mode):
         raise BadYaml("a file was expected, this is a device, a pipe or a socket")
     if found.st_size > LONGEST_BYTES:
-        told = (
+        message = (
             f"a file of at most {LONGEST_BYTES / 1e6:.0f} MB was expected, this one has {found.st_size / 1e6:,.0f} MB"
         )
-        raise BadYaml(told)
+        raise BadYaml(message)
     return path.read_text(encoding="utf8")

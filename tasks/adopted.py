@@ -96,8 +96,10 @@ def _compare_with_own_manifest(source: Path, copy: Path, files: tuple[File, ...]
         return
     payload = [file for file in files if file.is_payload]
     if digest_files((file.path, file.sha256) for file in payload) != theirs.digest:
-        told = "its files are not those that its manifest names"
-        raise ConfigError(Problem("damaged", str(source), told, "stemma verify names them, in the store it comes from"))
+        message = "its files are not those that its manifest names"
+        raise ConfigError(
+            Problem("damaged", str(source), message, "stemma verify names them, in the store it comes from")
+        )
 
 
 def _manifest(

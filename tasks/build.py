@@ -35,7 +35,7 @@ from infra.store.manifest import Manifest, SourceRecord
 from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
-from tasks.explain import Asked, Change, changes
+from tasks.explain import BuildRequest, Change, changes
 from tasks.known import find
 from tasks.stage import Node
 from tasks.supervisor import LOG, lease_lost, run_child
@@ -45,7 +45,7 @@ LOW_DISK_BYTES = 200_000_000
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class BuildContext:
     """What all builds of one pipeline run share.
 
     say: told of each event and progress line, as (node id, message), see `infra.run`.
@@ -70,7 +70,7 @@ class Surroundings:
         return Outbox(self.store.root)
 
     def tell(self, message: messages.Message) -> None:
-        """Sends the end of something, if the disk has room for it; the courier ends what nobody did."""
+        """Sends the end of something, if the disk has room for it; the relay ends what nobody did."""
         try:
             self.outbox.send(message)
         except OSError as error:
@@ -89,20 +89,22 @@ class Done:
     because: tuple[Change, ...] = ()
 
 
-def ask(node: Node, inputs: Mapping[str, Manifest], store: Store) -> Asked:
+def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> BuildRequest:
     """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
     identity = canonical(node.config, node.id)
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     sources = {source.key: store.hashes.digest(source) for source in node.sources()}
     name = fingerprint(node.id, node.stage.version, identity, digests, sources)
-    return Asked(node.id, node.stage.version, identity, digests, sources, name, node.config.model_dump(mode="json"))
+    return BuildRequest(
+        node.id, node.stage.version, identity, digests, sources, name, node.config.model_dump(mode="json")
+    )
 
 
 def ensure(
     node: Node,
     inputs: Mapping[str, Manifest],
     gates: Mapping[str, Manifest],
-    around: Surroundings,
+    context: BuildContext,
     *,
     force: bool = False,
 ) -> Done:
@@ -111,71 +113,71 @@ def ensure(
     Raises StageError and the other errors of `infra.errors`; a failed build leaves no artifact.
     """
     begun = time.monotonic()
-    store = around.store
+    store = context.store
     if node.adopted:
-        return _reuse(adopted_artifact(node.id, node.adopted, store, read_all=around.read_all), around, begun)
+        return _reuse(adopted_artifact(node.id, node.adopted, store, read_all=context.read_all), context, begun)
     clock = _Clock()
     with clock("fingerprint"):
-        asked = ask(node, inputs, store)
+        request = build_request(node, inputs, store)
     because: list[Change] = [Change("forced", "forced")]
     if not force:
         with clock("verify"):
-            found, because = _reusable(node, asked, around)
+            found, because = _reusable(node, request, context)
         if found:
-            return _reuse(found, around, begun, node, inputs)
-    key = f"{node.id}/{asked.fingerprint}"
+            return _reuse(found, context, begun, node, inputs)
+    key = f"{node.id}/{request.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
-            key, on_wait=lambda holder: _say_waiting(node, holder, around), stop_if=around.is_cancelled
+            key, on_wait=lambda holder: _say_waiting(node, holder, context), stop_if=context.is_cancelled
         )
     if lease is None:
         raise Cancelled
     try:
         if lease.taken_from is not None:
-            _event(around, node.id, "lease_taken", f"taking over from {lease.taken_from}, which is gone")
+            _event(context, node.id, "lease_taken", f"taking over from {lease.taken_from}, which is gone")
         if not force:
             # A second look: the artifact may have been finished while we waited for the lease.
             with clock("verify"):
-                found, because = _reusable(node, asked, around)
+                found, because = _reusable(node, request, context)
             if found:
-                return _reuse(found, around, begun, node, inputs)
-        manifest, path = _Build(node, asked, inputs, gates, around, lease, clock).run()
+                return _reuse(found, context, begun, node, inputs)
+        manifest, path = _Build(node, request, inputs, gates, context, lease, clock).run()
     finally:
         lease.release()
     return Done("built", manifest, path, time.monotonic() - begun, tuple(because))
 
 
-def _reusable(node: Node, asked: Asked, around: Surroundings) -> tuple[Manifest | None, list[Change]]:
-    store = around.store
-    manifest = find(node, asked, store)
+def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:
+    store = context.store
+    manifest = find(node, request, store)
     if manifest is None:
-        return None, changes(asked, (other for _, other in store.manifests(asked.stage)))
-    differences = store.differences(store.path(manifest), manifest, read_all=around.read_all)
+        return None, changes(request, (other for _, other in store.manifests(request.stage)))
+    differences = store.differences(store.path(manifest), manifest, read_all=context.read_all)
     if not differences:
         return manifest, []
     damage = f"its artifact is damaged: {differences[0]}"
     if len(differences) > 1:
         damage += f" and {len(differences) - 1} more"
-    _event(around, asked.stage, "damaged", f"{damage}; it will be built again")
+    _event(context, request.stage, "damaged", f"{damage}; it will be built again")
     return None, [Change("damaged", damage)]
 
 
 def _reuse(
     manifest: Manifest,
-    around: Surroundings,
+    context: BuildContext,
     begun: float,
     node: Node | None = None,
     inputs: Mapping[str, Manifest] = MappingProxyType({}),
 ) -> Done:
     """node, inputs: of an artifact that was built here."""
-    path = around.store.path(manifest)
-    if node and ended_unheard(around.store.root, manifest.build_id):
+    path = context.store.path(manifest)
+    if node and ended_unheard(context.store.root, manifest.build_id):
         # Its builder was killed between the artifact's last rename and these messages; they count once.
-        for message in _end_of(node, inputs, manifest, path, around):
-            around.outbox.send(message)
-    around.outbox.send(
+        for message in _end_of(node, inputs, manifest, path, context):
+            context.outbox.send(message)
+    context.outbox.send(
         messages.StageReused(
-            around.run_id,
+            context.run_id,
             manifest.stage,
             manifest.fingerprint,
             manifest.digest,
@@ -187,7 +189,7 @@ def _reuse(
 
 
 def _end_of(
-    node: Node, inputs: Mapping[str, Manifest], manifest: Manifest, path: Path, around: Surroundings
+    node: Node, inputs: Mapping[str, Manifest], manifest: Manifest, path: Path, context: BuildContext
 ) -> Iterator[messages.Message]:
     """What lineage hears of a build once its artifact is there; its end comes last, and so stands for all of it."""
     if node.stage.registers:
@@ -195,7 +197,7 @@ def _end_of(
         tags = {"stage": model.stage, "fingerprint": model.fingerprint, "digest": model.digest}
         name, note = str(manifest.config["name"]), str(manifest.result["headline"])
         yield messages.RegisterModel(
-            model.build_id, name, str(around.store.path(model)), model.digest, time.time(), note, tags
+            model.build_id, name, str(context.store.path(model)), model.digest, time.time(), note, tags
         )
     kind: Literal["model", "dataset"] = "model" if node.stage.makes == "model" else "dataset"
     yield messages.StageFinished(
@@ -215,12 +217,12 @@ def _shown(node: Node, folder: Path) -> tuple[str, ...]:
     return tuple(str(folder / name) for name in node.stage.shows if (folder / name).exists())
 
 
-def _event(around: Surroundings, node: str, name: str, message: str) -> None:
-    around.say(node, {"kind": "event", "time": time.time(), "name": name, "message": message})
+def _event(context: BuildContext, node: str, name: str, message: str) -> None:
+    context.say(node, {"kind": "event", "time": time.time(), "name": name, "message": message})
 
 
-def _say_waiting(node: Node, holder: Holder, around: Surroundings) -> None:
-    _event(around, node.id, "waiting", f"{holder} is building the same artifact; waiting for it")
+def _say_waiting(node: Node, holder: Holder, context: BuildContext) -> None:
+    _event(context, node.id, "waiting", f"{holder} is building the same artifact; waiting for it")
 
 
 class _Clock:
@@ -243,25 +245,25 @@ class _Build:
     """One build under a lease."""
 
     node: Node
-    asked: Asked
+    request: BuildRequest
     inputs: Mapping[str, Manifest]
     gates: Mapping[str, Manifest]
-    around: Surroundings
+    context: BuildContext
     lease: Lease
     clock: _Clock
     build_id: str = field(default_factory=messages.new_build_id)
 
     def run(self) -> tuple[Manifest, Path]:
-        self.store = self.around.store
-        self.work = self.store.layout.work(self.node.id, self.asked.fingerprint)
+        self.store = self.context.store
+        self.work = self.store.layout.work(self.node.id, self.request.fingerprint)
         self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
         started = time.time()
         try:
             self._prepare()
             self._send_started(started)
-            with self.around.turn(self.node.id):
+            with self.context.turn(self.node.id):
                 outcome = run_child(
-                    self._job(), self.lease, self._pass_on, self.around.is_cancelled, self.around.patience_s
+                    self._job(), self.lease, self._pass_on, self.context.is_cancelled, self.context.patience_s
                 )
             with self.clock("journal"):
                 self._keep_records()
@@ -277,8 +279,8 @@ class _Build:
         except Exception as error:
             self._send_failed(str(error))
             raise
-        for message in _end_of(self.node, self.inputs, manifest, path, self.around):
-            self.around.tell(message)
+        for message in _end_of(self.node, self.inputs, manifest, path, self.context):
+            self.context.tell(message)
         shutil.rmtree(self.work, ignore_errors=True)
         return manifest, path
 
@@ -306,7 +308,7 @@ class _Build:
         others = (
             (manifest.finished, str(folder))
             for folder, manifest in self.store.manifests(self.node.id)
-            if manifest.pipeline == self.around.pipeline and manifest.fingerprint != self.asked.fingerprint
+            if manifest.pipeline == self.context.pipeline and manifest.fingerprint != self.request.fingerprint
         )
         newest = max(others, default=None)
         return {"previous": newest[1]} if newest else {}
@@ -316,7 +318,7 @@ class _Build:
             node=self.node.id,
             stage=self.node.stage.name,
             config=self.node.config.model_dump(mode="json"),
-            launch=self.around.launch.model_dump(mode="json"),
+            launch=self.context.launch.model_dump(mode="json"),
             inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._previous()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
@@ -326,7 +328,7 @@ class _Build:
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:
         if message["kind"] in ("progress", "event", "log"):
-            self.around.say(self.node.id, message)
+            self.context.say(self.node.id, message)
 
     def _keep_records(self) -> None:
         """What the stage said and printed goes into aux/; events and metrics also apart, for whoever reads them."""
@@ -348,25 +350,25 @@ class _Build:
         return Manifest(
             stage=self.node.id,
             version=self.node.stage.version,
-            fingerprint=self.asked.fingerprint,
+            fingerprint=self.request.fingerprint,
             digest=self.store.content_digest(files),
             build_id=self.build_id,
             config=self.node.config.model_dump(mode="json"),
-            identity=self.asked.identity,
+            identity=self.request.identity,
             inputs={name: manifest.as_input() for name, manifest in self.inputs.items()},
             gates={name: manifest.as_input() for name, manifest in self.gates.items()},
             sources=records,
             files=files,
             result={"figures": outcome.figures, "headline": outcome.headline},
-            pipeline=self.around.pipeline,
-            run_id=self.around.run_id,
+            pipeline=self.context.pipeline,
+            run_id=self.context.run_id,
             code=code_state(),
             lock_hash=lock_hash(),
             versions=_versions(),
             host=socket.gethostname(),
             device=outcome.device,
             mlflow_run_id=mlflow_run_id(self.store.root, self.build_id),
-            flow_run_id=self.around.flow_run_id or None,
+            flow_run_id=self.context.flow_run_id or None,
             started=_iso(started),
             finished=_iso(finished),
             seconds=round(finished - started, 3),
@@ -376,7 +378,7 @@ class _Build:
     def _source_record(self, source: Source) -> SourceRecord:
         """Raises StageError `source_changed` if it is another than the one that this build is named by."""
         digest = self.store.hashes.digest(source)
-        if digest != self.asked.sources.get(source.key):
+        if digest != self.request.sources.get(source.key):
             raise StageError(
                 Problem("source_changed", source.key, "the source was changed while it was read", "run again")
             )
@@ -385,13 +387,13 @@ class _Build:
 
     def _send_started(self, started: float) -> None:
         code = code_state()
-        self.around.outbox.send(
+        self.context.outbox.send(
             messages.StageStarted(
                 self.build_id,
-                self.around.run_id,
-                self.around.pipeline,
+                self.context.run_id,
+                self.context.pipeline,
                 self.node.id,
-                self.asked.fingerprint,
+                self.request.fingerprint,
                 started,
                 self.node.stage.version,
                 self.node.config.model_dump(mode="json"),
@@ -399,23 +401,23 @@ class _Build:
                     messages.Input(name, manifest.stage, manifest.digest, manifest.fingerprint)
                     for name, manifest in self.inputs.items()
                 ),
-                tuple(messages.SourceFile(key, digest) for key, digest in self.asked.sources.items()),
+                tuple(messages.SourceFile(key, digest) for key, digest in self.request.sources.items()),
                 str(code["commit"]),
                 bool(code["dirty"]),
                 lock_hash(),
                 socket.gethostname(),
-                self.around.launch.device,
-                self.around.flow_run_id,
-                self.around.flow_run_url,
+                self.context.launch.device,
+                self.context.flow_run_id,
+                self.context.flow_run_url,
             )
         )
-        self.around.outbox.send(messages.MetricsFile(self.build_id, str(self.scratch / JOURNAL)))
+        self.context.outbox.send(messages.MetricsFile(self.build_id, str(self.scratch / JOURNAL)))
 
     def _send_failed(self, error: str) -> None:
-        status: messages.Status = "KILLED" if self.around.is_cancelled() else "FAILED"
+        status: messages.Status = "KILLED" if self.context.is_cancelled() else "FAILED"
         shown = _shown(self.node, self.unfinished)
         finished = messages.StageFinished(self.build_id, status, time.time(), artifacts=shown, error=error)
-        self.around.tell(finished)
+        self.context.tell(finished)
 
 
 def _versions() -> dict[str, str]:

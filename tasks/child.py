@@ -9,7 +9,6 @@ ranks, this process starts them, each running this program too, and says how the
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -28,14 +27,14 @@ from infra.errors import Cancelled, StemmaError
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
-from infra.process import hold_lifeline
-from infra.run import Result, Run, open_journal
+from infra.process import die_with_parent
+from infra.run import Run, open_journal
 from infra.secrets import HidingStream
 from infra.store.lease import Claim
 from infra.workers import Mapper
-from tasks.deaths import death, out_of_memory_kills
+from tasks.exits import diagnose_exit, out_of_memory_kills
 from tasks.failures import failure_of
-from tasks.stage import Stage
+from tasks.stages import STAGES
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
@@ -87,7 +86,7 @@ class Outcome:
 
 
 def main(job_path: Path) -> int:
-    hold_lifeline()
+    die_with_parent()
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     cancelled = False
 
@@ -105,7 +104,7 @@ def main(job_path: Path) -> int:
         Claim(**job.claim).hold()
     if "RANK" in os.environ:
         outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
-    elif _stage(job).trains and _launch_of(job).ranks > 1:
+    elif STAGES[job.stage].trains and _launch_of(job).ranks > 1:
         outcome = _all_ranks(job, job_path, lambda: cancelled)
         outcome.write(Path(job.scratch) / OUTCOME)
     else:
@@ -116,11 +115,6 @@ def main(job_path: Path) -> int:
 
 def _launch_of(job: Job) -> LaunchConfig:
     return LaunchConfig(**job.launch)
-
-
-def _stage(job: Job) -> Stage:
-    stage: Stage = importlib.import_module(f"tasks.{job.stage}").STAGE
-    return stage
 
 
 def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
@@ -188,7 +182,7 @@ def _first_failure(job: Job, ended: list[Ended], outcomes: dict[int, Outcome], o
     """
     silent = [one for one in ended if one.code and one.rank not in outcomes]
     if silent:
-        died = death(job.node, silent[0].code, out_of_memory)
+        died = diagnose_exit(job.node, silent[0].code, out_of_memory)
         return Outcome("failed", {}, "", [replace(died, message=f"rank {silent[0].rank}: {died.message}").as_json()])
     _, rank = min((outcome.time, rank) for rank, outcome in outcomes.items() if outcome.status != "built")
     first = outcomes[rank]
@@ -204,10 +198,10 @@ def _rank_outcome(scratch: Path, rank: int) -> Path:
 
 def _build(job: Job, run: Run) -> Outcome:
     try:
-        stage = _stage(job)
+        stage = STAGES[job.stage]
         config = stage.config.model_validate(job.config)
         inputs = {name: Path(folder) for name, folder in job.inputs.items()}
-        result: Result = stage.build(config, inputs, Path(job.out), run)
+        result = stage.load()(config, inputs, Path(job.out), run)
         figures = {name: float(value) for name, value in result.figures.items()}
         return Outcome("built", figures, result.headline, [], _device())
     except StemmaError as error:

@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BuildRequest:
     """What a build is asked for: all that enters its fingerprint."""
 
     stage: str
@@ -54,30 +54,30 @@ class Asked:
     """All keys, those at their defaults too."""
 
 
-def changes(asked: Asked, others: Iterable[Manifest]) -> list[Change]:
+def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
     """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
-    ranked = sorted(((_differences(asked, other), other) for other in others), key=lambda pair: pair[1].finished)
+    ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].finished)
     if not ranked:
         return [Change("none", "never built here")]
     fewest = min(reversed(ranked), key=lambda pair: len(pair[0]))
     return fewest[0] or [Change("none", "its artifact is gone")]
 
 
-def _differences(asked: Asked, other: Manifest) -> list[Change]:
+def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
     found = []
-    if asked.version != other.version:
-        found.append(Change("version", "version", other.version, asked.version))
-    old, new = flatten(other.identity), flatten(asked.identity)
-    old_all, new_all = flatten(other.config), flatten(asked.config)
+    if request.version != other.version:
+        found.append(Change("version", "version", other.version, request.version))
+    old, new = flatten(other.identity), flatten(request.identity)
+    old_all, new_all = flatten(other.config), flatten(request.config)
     for key in sorted(old.keys() | new.keys()):
         # A key at its default is no part of the identity: its value stands in the whole config.
         before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
         if not same(before, after):
-            found.append(Change("config", f"{asked.stage}.{key}", before, after))
+            found.append(Change("config", f"{request.stage}.{key}", before, after))
     before = {name: item.digest for name, item in other.inputs.items()}
-    found += [Change("input", name) for name, digest in asked.inputs.items() if before.get(name) != digest]
+    found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}
-    found += [Change("source", key) for key, digest in asked.sources.items() if sources.get(key) != digest]
+    found += [Change("source", key) for key, digest in request.sources.items() if sources.get(key) != digest]
     return found
 
 

@@ -7,11 +7,11 @@ from pydantic import ValidationError
 from infra.identity import canonical, same, within
 from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of
-from tasks.explain import Asked
+from tasks.explain import BuildRequest
 from tasks.stage import Node
 
 
-def find(node: Node, asked: Asked, store: Store) -> Manifest | None:
+def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
     """The manifest of the artifact, None if there is none; its files are not looked at.
 
     One config had several addresses once: a default that was spelled otherwise than its normal form (`1 epoch`) was
@@ -19,16 +19,18 @@ def find(node: Node, asked: Asked, store: Store) -> Manifest | None:
     page's form writes 1 for 1.0. So where the address is empty, the artifact of the same stage, version, inputs and
     sources is taken whose recorded config reads as the same today.
     """
-    if (manifest := store.find(asked.stage, asked.fingerprint)) is not None:
+    if (manifest := store.find(request.stage, request.fingerprint)) is not None:
         return manifest
-    others = (other for folder, other in store.manifests(asked.stage) if folder == store.path(other))
-    return max((other for other in others if _answers(node, asked, other)), key=lambda one: one.finished, default=None)
+    others = (other for folder, other in store.manifests(request.stage) if folder == store.path(other))
+    return max(
+        (other for other in others if _answers(node, request, other)), key=lambda one: one.finished, default=None
+    )
 
 
-def _answers(node: Node, asked: Asked, other: Manifest) -> bool:
+def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
     inputs = {name: item.digest for name, item in other.inputs.items()}
     sources = {record.key: record.digest for record in other.sources}
-    if (other.adopted, other.version, inputs, sources) != (None, asked.version, asked.inputs, asked.sources):
+    if (other.adopted, other.version, inputs, sources) != (None, request.version, request.inputs, request.sources):
         return False
     if address_of(other) != other.fingerprint:
         return False  # it was tampered with
@@ -37,4 +39,6 @@ def _answers(node: Node, asked: Asked, other: Manifest) -> bool:
     except (ValidationError, TypeError):
         return False  # keys that there are no more, or values that are not right any more
     # Besides what is asked for, its identity may hold only what its config says and is the default today.
-    return same(identity, asked.identity) and within(identity, other.identity) and within(other.identity, other.config)
+    return (
+        same(identity, request.identity) and within(identity, other.identity) and within(other.identity, other.config)
+    )

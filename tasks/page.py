@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 
 from infra.errors import StemmaError
 from infra.lineage.ledger import file_url, run_url
-from tasks.build import Done, Surroundings
+from tasks.build import BuildContext, Done
 from tasks.sheet import built_sheet, failed_sheet
 from tasks.stage import Node
 from tasks.supervisor import LOG
@@ -34,7 +34,7 @@ PROGRESS_EVERY_S = 2.0
 class PageOwner(Protocol):
     """What a stage's page asks of, and tells, the pipeline run that it belongs to."""
 
-    around: Surroundings
+    context: BuildContext
 
     def message(self, name: str, message: Mapping[str, Any]) -> None: ...
     def later(self, call: Callable[[], object], key: str = "") -> None: ...
@@ -83,8 +83,8 @@ class StagePage:
             self._leave(headline, lambda: self._built(done))
             return self._ended(Completed(message=headline or f"built in {done.seconds:.1f} s"))
         builder = done.manifest.flow_run_id
-        if builder and self._run.around.flow_run_url:
-            link = f"{self._run.around.flow_run_url.rsplit('/', 1)[0]}/{builder}"
+        if builder and self._run.context.flow_run_url:
+            link = f"{self._run.context.flow_run_url.rsplit('/', 1)[0]}/{builder}"
             key = f"built-by-{self._key}"
             show = partial(create_link_artifact, link, link_text="the run that built it", key=key, description=headline)
             self._run.later(show)
@@ -110,7 +110,7 @@ class StagePage:
 
     def _failed(self, error: StemmaError) -> str:
         """Of files that an earlier attempt left nothing is shown."""
-        works = self._run.around.store.layout.unfinished(self._node)
+        works = self._run.context.store.layout.unfinished(self._node)
         # Each attempt makes its folder for the artifact anew.
         work = next((work for work in works if self._is_new(work / "artifact")), None)
         log = work / "scratch" / LOG if work else None
@@ -121,18 +121,18 @@ class StagePage:
         return path.exists() and path.stat().st_mtime >= self._begun
 
     def _built(self, done: Done) -> str:
-        url = run_url(self._run.around.store.root, done.manifest.build_id)
+        url = run_url(self._run.context.store.root, done.manifest.build_id)
         return built_sheet(done.manifest, done.path, url, self._links(done.path))
 
     def _links(self, folder: Path) -> dict[str, str]:
         """The files that a person wants to open, and where MLflow's page shows them."""
-        around = self._run.around
+        context = self._run.context
         names = [Path(name).name for name in self._shows if (folder / name).exists()]
-        urls = {name: file_url(around.store.root, around.run_id, self._node, name) for name in names}
+        urls = {name: file_url(context.store.root, context.run_id, self._node, name) for name in names}
         return {name: url for name, url in urls.items() if url}
 
     def _leave(self, description: str, text: Callable[[], str]) -> None:
-        if self._run.around.flow_run_url:
+        if self._run.context.flow_run_url:
             self._run.later(lambda: create_markdown_artifact(text(), key=f"stage-{self._key}", description=description))
 
     def _show_correction(self, message: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ class StagePage:
         )
         rows = list(self._corrections)
         key, description = f"corrections-{self._key}", f"Corrections of {self._node} in flight"
-        if self._run.around.flow_run_url:
+        if self._run.context.flow_run_url:
             self._run.later(lambda: create_table_artifact(table=rows, key=key, description=description), key)
 
     def _show_progress(self, message: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +12,16 @@ from infra.config import StageConfig
 from infra.run import Result, Run
 from infra.sources import Source
 
-BuildFunction = Callable[[Any, Mapping[str, Path], Path, Run], Result]
+StageFunction = Callable[[Any, Mapping[str, Path], Path, Run], Result]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The declaration of one stage; its file in tasks/ holds nothing else.
+    """The declaration of one stage, see `tasks.stages`.
 
-    name: also its section in the config and its module in tasks/.
+    name: also its section in the config.
     version: raised when the stage's meaning or a default changes, so that old artifacts are not taken for new ones.
-    build: the domain function, imported only when it is called: it may pull in torch.
+    function: the import path of its domain function, `package.module:name`.
     inputs: the names of its input artifacts.
     makes: what its artifact is, which is how MLflow shows it.
     shows: files of the artifact that a person wants to open from the tracking page.
@@ -33,13 +34,19 @@ class Stage:
     name: str
     version: int
     config: type[StageConfig]
-    build: BuildFunction
+    function: str
     inputs: tuple[str, ...] = ()
     makes: Literal["dataset", "model", "report"] = "dataset"
     shows: tuple[str, ...] = ()
     compares: bool = False
     trains: bool = False
     registers: str = ""
+
+    def load(self) -> StageFunction:
+        """Imports the function, which may pull in torch."""
+        module, _, name = self.function.partition(":")
+        function: StageFunction = getattr(importlib.import_module(module), name)
+        return function
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
-from infra.process import GRACE_S, LIFELINE, end_group
+from infra.process import GRACE_S, PARENT_FD, end_group
 from infra.project import PROJECT
 from infra.servers.credentials import SERVERS_ONLY
 from infra.servers.environment import OFFLINE, QUIET
@@ -21,7 +21,7 @@ from infra.store.lease import Lease
 from infra.store.store import full_disk
 from infra.tail import Tail
 from tasks.child import JOURNAL, OUTCOME, Job, Outcome
-from tasks.deaths import death, out_of_memory_kills
+from tasks.exits import diagnose_exit, out_of_memory_kills
 
 LOG = "stage.log"
 # glibc gives memory back to the system and asks for it again at every training step, about a third of its time here.
@@ -83,7 +83,7 @@ def run_child(
     if outcome is None and shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES:
         raise full_disk(job.node, scratch)
     if outcome is None:
-        raise StageError(death(job.node, process.returncode, out_of_memory_kills() > kills))
+        raise StageError(diagnose_exit(job.node, process.returncode, out_of_memory_kills() > kills))
     if outcome.status != "built":
         error = _ERRORS.get(outcome.status, StageError)
         raise error(*(Problem(**problem) for problem in outcome.problems))
@@ -130,13 +130,13 @@ def _follow(
     return stopped
 
 
-def _environment(job: Job, lifeline: int) -> dict[str, str]:
+def _environment(job: Job, parent_fd: int) -> dict[str, str]:
     threads = job.launch.get("threads") or os.cpu_count() or 1
     return {
         **{name: value for name, value in os.environ.items() if name not in SERVERS_ONLY},
         **QUIET,
         **OFFLINE,
-        LIFELINE: str(lifeline),
+        PARENT_FD: str(parent_fd),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),

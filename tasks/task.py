@@ -36,7 +36,7 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
     """A Prefect task that makes sure of one node's artifact. Prefect's own cache is off: a hit there would skip our
     verification."""
 
-    launch = run.around.launch
+    launch = run.context.launch
     again = False
 
     @task(
@@ -58,9 +58,9 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
         run.running(node.id)
         page = StagePage(node, run)
         try:
-            around = replace(run.around, say=page.say)
+            context = replace(run.context, say=page.say)
             inputs, gates = run.inputs_of(node.id), run.gates_of(node.id)
-            done = ensure(node, inputs, gates, around, force=run.forced(node.id))
+            done = ensure(node, inputs, gates, context, force=run.forced(node.id))
             run.done(node.id, done)
         except Cancelled as error:
             run.failed(node.id, error)
@@ -71,7 +71,7 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
                 pause_s = back_off_s(attempt, launch.retry_wait_s)
                 page.retrying(failure, attempt, launch.retries, pause_s)
                 # Waited for here: no cancellation would end Prefect's own wait.
-                again = wait(pause_s, run.around.is_cancelled)
+                again = wait(pause_s, run.context.is_cancelled)
                 if again:
                     return Failed(message=str(failure))
                 run.failed(node.id, Cancelled())

@@ -35,7 +35,7 @@ class Answer:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "STEMMA_COURIER": "off", "PYTHONPATH": str(REPOSITORY), **variables}
+    return {**os.environ, "STEMMA_RELAY": "off", "PYTHONPATH": str(REPOSITORY), **variables}
 
 
 def start(*arguments: str | Path, env: Mapping[str, str] | None = None, **kwargs: Any) -> subprocess.Popen[str]:

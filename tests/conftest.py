@@ -80,14 +80,14 @@ def built_data(session_folder: Path, env: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def built_full(session_folder: Path, env: dict[str, str]) -> Path:
-    """A folder with `config.yaml` and the finished `store` of the whole tiny pipeline, built with MLflow's courier at
+    """A folder with `config.yaml` and the finished `store` of the whole tiny pipeline, built with MLflow's relay at
     work and no way off this machine; `connections` notes who tried. Read only."""
     folder = session_folder / "full-pipeline"
     with built_once(folder) as mine:
         if mine:
             config = write_config(folder / "config.yaml", full_config())
             guard = {
-                "STEMMA_COURIER": "on",
+                "STEMMA_RELAY": "on",
                 "STEMMA_TEST_CONNECTIONS": str(folder / "connections"),
                 "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "tests" / "offline_guard"), str(REPOSITORY)]),
             }

@@ -34,7 +34,7 @@ def project(built_data: Path, tmp_path: Path) -> Iterator[tuple[Path, dict[str, 
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
         program.chmod(0o755)
-    env = environment(STEMMA_ROOT=str(folder / ".stemma"), STEMMA_COURIER="on")
+    env = environment(STEMMA_ROOT=str(folder / ".stemma"), STEMMA_RELAY="on")
     try:
         yield folder, env
     finally:

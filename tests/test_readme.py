@@ -55,7 +55,7 @@ def after_demo(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     shutil.copytree(built_full / "store", folder / "store", ignore=shutil.ignore_patterns("lineage", "mlflow"))
     (folder / "configs").mkdir()
     (folder / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(full_config(), sort_keys=False))
-    env = environment(STEMMA_ROOT=str(folder / "store"), STEMMA_COURIER="on")
+    env = environment(STEMMA_ROOT=str(folder / "store"), STEMMA_RELAY="on")
     stemma = [sys.executable, "-m", "cli.main"]
     try:
         subprocess.run([*stemma, "up"], env=env, cwd=folder, check=True, capture_output=True)

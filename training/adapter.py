@@ -27,7 +27,7 @@ from torch import nn
 from infra.run import Run
 from training import ranks
 from training.activations import ActivationNorm
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.callbacks import Callbacks
 from training.checkpoint_folder import drop_after
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
@@ -42,7 +42,7 @@ from training.liveness import SignsOfLife, SlowRanks
 from training.loaders import data_fingerprint
 from training.microbatch import choose, lower_limit, out_of_memory
 from training.optimizers import adamw
-from training.parallel import gather_outer, left_where_it_is, recompute, share_out
+from training.parallel import checkpoint_activations, parallelize, pin_device, unshard_root
 from training.schedules import Schedule
 from training.throughput import Throughput, clock_time
 
@@ -60,7 +60,7 @@ class Plan:
     epoch_batches: batches of one pass over the data.
     whole_epochs: the loader can only continue at an epoch's start.
     flops_per_token: of a training step, for MFU; 0 where nobody counted them.
-    growth: of batches that are smaller at first; `batch_size` and `batch_tokens` are of the full ones.
+    rampup: of batches that are smaller at first; `batch_size` and `batch_tokens` are of the full ones.
     """
 
     batches: int
@@ -69,11 +69,11 @@ class Plan:
     epoch_batches: int
     whole_epochs: bool = False
     flops_per_token: float = 0.0
-    growth: Growth | None = None
+    rampup: BatchSizeRampup | None = None
 
     def examples(self, batches: int) -> int:
         """Examples of the first so many batches together."""
-        return self.growth.examples(batches) if self.growth else batches * self.batch_size
+        return self.rampup.examples(batches) if self.rampup else batches * self.batch_size
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ def fit(
     networks: parts of the model whose gradients are clipped apart.
     """
     run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
-    recompute(model, run.launch.recompute)
+    checkpoint_activations(model, run.launch.recompute)
     # With batches that grow all microbatches are of the first one's size: shapes that change would be compiled anew.
-    smallest = plan.growth.first if plan.growth else plan.batch_size
-    microbatch = choose(model, loader, ranks.share(smallest), hardware, run)
-    share_out(model, run.launch, hardware)
+    smallest = plan.rampup.first if plan.rampup else plan.batch_size
+    microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
+    parallelize(model, run.launch, hardware)
     optimizer = adamw(model, config.optimizer)
     corrections = Corrections(run.work_dir, config.guard)
-    schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.growth)
+    schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
     learning_rate = _LearningRate(schedule, config.optimizer.learning_rate, corrections)
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
     checkpoints = CheckpointPlan(
@@ -178,14 +178,14 @@ def fit(
             clip,
             activations,
             WeightsMove(stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)),
-            _Voice(plan, throughput, clip, activations, scale, corrections, run),
+            _MetricsLogger(plan, throughput, clip, activations, scale, corrections, run),
             *callbacks,
             *guards,
             Checkpointer(checkpoints, run),
         ]
     )
     _quieten()
-    with left_where_it_is(model, run.launch):
+    with pin_device(model, run.launch):
         trainer = Trainer(
             model=model,
             optimizers=optimizer,
@@ -223,7 +223,7 @@ def fit(
                         f"{stage}: the learning rate is cut for good, to {made.factor:.3g} of the schedule's, from "
                         f"batch {made.back_to:,} on: look whether optimizer.learning_rate is right",
                     )
-        gather_outer(model)
+        unshard_root(model)
         clock, speed = trainer.state.timestamp, throughput.mean()
         mfu = throughput.mfu(speed) if speed else None
         skipped = corrections.skipped(plan.batches)
@@ -254,12 +254,12 @@ class _LearningRate(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch.value
-        share = self._schedule.share(batch) * self._corrections.lr_multiplier(batch)
+        share = self._schedule.lr_multiplier(batch) * self._corrections.lr_multiplier(batch)
         for group in state.optimizers[0].param_groups:
             group["lr"] = share * group["scale"] * self._peak
 
 
-class _Voice(Callback):
+class _MetricsLogger(Callback):
     """Tells metrics and progress."""
 
     def __init__(
@@ -300,7 +300,7 @@ class _Voice(Callback):
             values["train/activation_norm"] = self._activations.norm
         if self._scale is not None:
             values["train/loss_scale"] = self._scale.scale
-        if self._plan.growth:
+        if self._plan.rampup:
             values["train/batch_tokens"] = float(state.timestamp.token.value - state.previous_timestamp.token.value)
         values |= self._throughput.values() | corrected
         self._run.metrics(values, batch)

@@ -12,7 +12,7 @@ from training.duration import Duration
 
 
 @dataclass(frozen=True)
-class Growth:
+class BatchSizeRampup:
     """Batches that grow from `first` to `full` examples in equal steps of `first`, each over as many examples.
 
     So Megatron-LM's `--rampup-batch-size` counts; GPT-3 grew its batches linearly from 32k tokens (section 2.3).

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from corpus.trained import split_fingerprint
 from infra.errors import stage_error
 from training import ranks
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.documents import Packed, Starts, Tokens, document_numbers, positions_within
 from training.loss import IGNORE
 
@@ -65,7 +65,7 @@ class PackedShards(StreamingDataset):
             remote=str(folder) if compressed else None,
             shuffle=shuffle,
             shuffle_seed=seed,
-            batch_size=ranks.share(read_at_once or batch_size),
+            batch_size=ranks.per_rank_batch(read_at_once or batch_size),
             # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
             epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
@@ -143,17 +143,21 @@ def unpacked_bytes(shards: Path) -> int:
 
 
 def trained_sequences(
-    shards: PackedShards, batches: int, batch_size: int, growth: Growth | None = None, skipped: Collection[int] = ()
+    shards: PackedShards,
+    batches: int,
+    batch_size: int,
+    rampup: BatchSizeRampup | None = None,
+    skipped: Collection[int] = (),
 ) -> NDArray[np.bool_]:
     """For each sequence of `shards`, as a training reads them, whether it was in one of the first `batches` batches.
 
-    growth: of batches that are smaller at first.
+    rampup: of batches that are smaller at first.
     skipped: batches that were passed over without an update.
     """
     seen = np.zeros(shards.size, bool)
     epoch, order, read = 0, shards.order(0), 0
     for batch in range(batches):
-        size = growth.size(read) if growth and epoch == 0 else batch_size
+        size = rampup.size(read) if rampup and epoch == 0 else batch_size
         if read + size > len(order):
             epoch, read, size = epoch + 1, 0, batch_size
             order = shards.order(epoch)
@@ -230,14 +234,14 @@ def packed_loader(
     *,
     workers: int = 0,
     pin_memory: bool = False,
-    growth: Growth | None = None,
+    rampup: BatchSizeRampup | None = None,
 ) -> DataSpec:
     """Batches of packed sequences; the rest of an epoch that fills no batch is left out.
 
     batch: makes tensors of sequences, see training/objectives.
     count: total and loss-bearing tokens of such a batch.
     workers: processes that read ahead; the batches are the same for any number.
-    growth: of batches that are smaller at first; `shards` are then read `growth.first` at once.
+    rampup: of batches that are smaller at first; `shards` are then read `rampup.first` at once.
     """
 
     def collate(items: list[tuple[Tokens, Starts, tuple[int, int]]]) -> Batch:
@@ -253,29 +257,29 @@ def packed_loader(
         "multiprocessing_context": "fork" if workers else None,
     }
     loader: DataLoader[Any]
-    if growth is None:
-        loader = DataLoader(shards, ranks.share(batch_size), **settings)
+    if rampup is None:
+        loader = DataLoader(shards, ranks.per_rank_batch(batch_size), **settings)
     else:
-        loader = GrowingBatches(shards, growth, **settings)
+        loader = RampedBatches(shards, rampup, **settings)
     return DataSpec(loader, get_num_tokens_in_batch=count)
 
 
-class GrowingBatches(DataLoader[Any]):
-    """Joins parts of `growth.first` sequences to batches; how many follows from the place in the epoch alone."""
+class RampedBatches(DataLoader[Any]):
+    """Joins parts of `rampup.first` sequences to batches; how many follows from the place in the epoch alone."""
 
-    def __init__(self, shards: PackedShards, growth: Growth, **settings: Any) -> None:
-        super().__init__(shards, ranks.share(growth.first), **settings)
+    def __init__(self, shards: PackedShards, rampup: BatchSizeRampup, **settings: Any) -> None:
+        super().__init__(shards, ranks.per_rank_batch(rampup.first), **settings)
         self._shards = shards
-        self._growth = growth
+        self._rampup = rampup
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Before the workers start, which move the shards' epoch on.
         epoch, read = self._shards.position()
         parts = super().__iter__()
         while True:
-            size = self._growth.size(read) if epoch == 0 else self._growth.full
-            batch = list(islice(parts, size // self._growth.first))
-            if len(batch) * self._growth.first < size:
+            size = self._rampup.size(read) if epoch == 0 else self._rampup.full
+            batch = list(islice(parts, size // self._rampup.first))
+            if len(batch) * self._rampup.first < size:
                 return
             yield {name: torch.cat([part[name] for part in batch]) for name in batch[0]}
             read += size
@@ -324,7 +328,7 @@ def example_loader(
     batch_size = min(batch_size, len(examples))
     loader: DataLoader[E] = DataLoader(
         Examples(examples, seed),
-        ranks.share(batch_size),
+        ranks.per_rank_batch(batch_size),
         collate_fn=collate,
         drop_last=True,
         generator=torch.Generator().manual_seed(0),

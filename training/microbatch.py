@@ -103,15 +103,15 @@ def out_of_memory(microbatch: int, auto: bool = True) -> StageError:
     auto: whether the number is ours to choose; then half of it is taken by the next try, which is made at once
     (`microbatch_halved`).
     """
-    told = f"a device ran out of memory with {microbatch} examples at once"
+    message = f"a device ran out of memory with {microbatch} examples at once"
     less = f"continues from the last checkpoint with {microbatch // 2} at once"
     if microbatch > 1 and auto:
-        return stage_error("microbatch_halved", "launch.microbatch", told, f"run again: it {less}")
+        return stage_error("microbatch_halved", "launch.microbatch", message, f"run again: it {less}")
     if microbatch > 1:
         fix = f"set launch.microbatch: {microbatch // 2}, or auto; a run after this one {less} in any case"
     else:
         fix = "set launch.recompute: full, launch.sharding: fsdp with more processes, or shorten the sequences"
-    return stage_error("device_out_of_memory", "launch.microbatch", told, fix)
+    return stage_error("device_out_of_memory", "launch.microbatch", message, fix)
 
 
 def lower_limit(work_dir: Path, microbatch: int) -> None:

@@ -42,7 +42,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def share_out(model: ComposerModel, launch: LaunchConfig, hardware: Hardware) -> None:
+def parallelize(model: ComposerModel, launch: LaunchConfig, hardware: Hardware) -> None:
     """Applies `launch.sharding` and `launch.offload` in place, before the optimizer is made."""
     if launch.sharding == "fsdp" and (ranks.world_size() > 1 or launch.offload):
         shard(model, hardware, offload=launch.offload)
@@ -67,7 +67,7 @@ def shard(model: ComposerModel, hardware: Hardware, *, offload: bool) -> None:
             register_fsdp_forward_method(model, name)
 
 
-def gather_outer(model: nn.Module) -> None:
+def unshard_root(model: nn.Module) -> None:
     """Gathers what a sharded model has outside of its blocks, for good: then parts of it compute on their own, as when
     it writes answers. Every rank must call."""
     if isinstance(model, FSDPModule):
@@ -75,7 +75,7 @@ def gather_outer(model: nn.Module) -> None:
 
 
 @contextmanager
-def left_where_it_is(model: nn.Module, launch: LaunchConfig) -> Iterator[None]:
+def pin_device(model: nn.Module, launch: LaunchConfig) -> Iterator[None]:
     """While open, nobody can move the model to a device: offloaded weights belong on the CPU, Composer moves them."""
     if launch.offload:
         object.__setattr__(model, "to", lambda *_, **__: model)
@@ -86,7 +86,7 @@ def left_where_it_is(model: nn.Module, launch: LaunchConfig) -> Iterator[None]:
             object.__delattr__(model, "to")
 
 
-def recompute(model: nn.Module, how: str) -> None:
+def checkpoint_activations(model: nn.Module, how: str) -> None:
     """Activation checkpointing of every block, in place (`launch.recompute`).
 
     full: only a block's input is kept (Chen et al. 2016). selective: results of matrix products and of attention are
@@ -97,10 +97,10 @@ def recompute(model: nn.Module, how: str) -> None:
     contexts = partial(create_selective_checkpoint_contexts, _keep_products)
     extra = {"context_fn": contexts} if how == "selective" else {}
     for block in blocks(model):
-        block.forward = _recomputed(block.forward, extra)
+        block.forward = _checkpointed(block.forward, extra)
 
 
-def _recomputed(forward: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
     @wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

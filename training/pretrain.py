@@ -20,7 +20,7 @@ from infra.run import Result, Run
 from training import ranks
 from training.adapter import Plan, fit
 from training.attention import choose_attention
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
 from training.evaluate import Validation, bits_per_byte, sides
@@ -29,6 +29,7 @@ from training.guard.corrections import write_log
 from training.guard.stuck import Stuck
 from training.hardware import prepare
 from training.heldout import count_baselines, measure
+from training.in_loop import InLoopEvaluator, keep_samples
 from training.loaders import (
     PackedShards,
     count_sequences,
@@ -39,7 +40,6 @@ from training.loaders import (
     trained_sequences,
     unpacked_bytes,
 )
-from training.look import Look, keep_samples
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Unigram
@@ -80,7 +80,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         )
     epoch_batches = train_sequences // batch_size
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
-    growth = _growth(config, length, batch_size, epoch_batches)
+    rampup = _rampup(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
     objective = objective_of(config, tokenizer, length)
@@ -117,12 +117,12 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
     flops = flops_per_token(network, length) if whole else 0.0
     plan = Plan(
-        batches(config.duration, **scale, growth=growth),
+        batches(config.duration, **scale, rampup=rampup),
         batch_size,
         config.global_batch_tokens,
         epoch_batches,
         flops_per_token=flops,
-        growth=growth,
+        rampup=rampup,
     )
     layers = network.config.num_hidden_layers
     if wants_compile(run.launch, hardware, layers, flops * plan.examples(plan.batches) * length):
@@ -140,12 +140,12 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         held = count_sequences(shards / "validation")
         looked_at = spread(held, max(1, config.evaluate_tokens // length))
         watched = read_packed(shards / "validation", cache, looked_at, with_sources=bool(sources))
-        at_once = growth.first if growth else None
+        at_once = rampup.first if rampup else None
         watches: list[Callback] = []
         if causal and config.guard.enabled:
             first = range(min(train_sequences, max(1, _SAMPLE_TOKENS // length)))
             sample = read_packed(shards / "train", cache, first).tokens
-            warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, growth).warmup
+            warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, rampup).warmup
             usual = float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean())
             watches = [Stuck(usual, warmup, run)]
         train = PackedShards(shards / "train", cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
@@ -159,7 +159,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                 objective.count,
                 workers=hardware.loader_workers(run.launch),
                 pin_memory=hardware.device.type == "cuda",
-                growth=growth,
+                rampup=rampup,
             ),
             plan,
             config,
@@ -177,7 +177,11 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                     bytes_per_token=bytes_per_token if causal else 0.0,
                     sources=sources,
                 ),
-                *([Look(network, tokenizer, config, every, hardware, run)] if objective.continues_text else []),
+                *(
+                    [InLoopEvaluator(network, tokenizer, config, every, hardware, run)]
+                    if objective.continues_text
+                    else []
+                ),
             ],
         )
         # The model first: whatever happens while it is measured, it is there.
@@ -188,7 +192,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         keep_samples(run.work_dir, out_dir)
         if ranks.is_first():
             skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
-            seen = trained_sequences(train, done.batches, batch_size, growth, skipped)
+            seen = trained_sequences(train, done.batches, batch_size, rampup, skipped)
             TrainedSequences(train.fingerprint, seen).write(out_dir)
         limit = max(1, config.validation_tokens // length)
         counted, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
@@ -222,7 +226,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
 
 
-def _growth(config: PretrainConfig, length: int, batch_size: int, epoch_batches: int) -> Growth | None:
+def _rampup(config: PretrainConfig, length: int, batch_size: int, epoch_batches: int) -> BatchSizeRampup | None:
     """The batch-size warm-up in sequences. Raises StageError where it is longer than an epoch, or ranks
     cannot share the first batch."""
     if config.batch_warmup is None:
@@ -244,7 +248,7 @@ def _growth(config: PretrainConfig, length: int, batch_size: int, epoch_batches:
             f"expected {ranks.world_size()} ranks to share the {first} sequences of the first batch",
             f"make it a multiple of {length * ranks.world_size():,} tokens, or start fewer processes",
         )
-    return Growth(first, batch_size, over, epoch_batches * batch_size)
+    return BatchSizeRampup(first, batch_size, over, epoch_batches * batch_size)
 
 
 def _meta(shards: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def join(device: torch.device) -> None:
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
 
 
-def share(batch_size: int) -> int:
+def per_rank_batch(batch_size: int) -> int:
     """This rank's examples of a batch over all ranks. Raises StageError if they cannot be shared out evenly."""
     if batch_size % world_size():
         raise stage_error(

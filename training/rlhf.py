@@ -34,11 +34,11 @@ from training.models import limit_length, load
 from training.ppo import policy_loss, value_loss
 from training.reward_model import Scorer, load_scorer
 from training.rollouts import (
-    Answers,
+    Completions,
     RewardScale,
     Rollouts,
     answer_logits,
-    ask,
+    generate,
     kl_of,
     scores_of,
     token_logprobs,
@@ -171,7 +171,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
     prompts = [ids for _, ids in heldout]
     answers = {
-        name: ask(one, prompts, chat, config, hardware, seed=config.seed)
+        name: generate(one, prompts, chat, config, hardware, seed=config.seed)
         for name, one in (("sft", reference), ("rlhf", policy))
     }
     scores = {name: scores_of(reward, side, chat, hardware).double().numpy() for name, side in answers.items()}
@@ -221,7 +221,7 @@ def _write_samples(
     heldout: Sequence[tuple[str, list[int]]],
     rows: Sequence[Mapping[str, str]],
     chat: Chat,
-    answers: Mapping[str, Answers],
+    answers: Mapping[str, Completions],
     scores: Mapping[str, Any],
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

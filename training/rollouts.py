@@ -36,7 +36,7 @@ _BATCH = 64
 
 
 @dataclass(frozen=True)
-class Answers:
+class Completions:
     """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`."""
 
     prompts: list[list[int]]
@@ -57,7 +57,7 @@ class Batch:
     mask: Tensor
 
     @classmethod
-    def of(cls, answers: Answers, fill: int) -> Batch:
+    def of(cls, answers: Completions, fill: int) -> Batch:
         ids = pad([[*prompt, *answer] for prompt, answer in zip(answers.prompts, answers.ids, strict=True)], fill)
         lengths = torch.tensor([len(answer) for answer in answers.ids])
         starts = torch.tensor([len(prompt) for prompt in answers.prompts])
@@ -87,9 +87,9 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
 
 
-def ask(
+def generate(
     model: PreTrainedModel, prompts: Sequence[list[int]], chat: Chat, config: RlhfConfig, hardware: Hardware, seed: int
-) -> Answers:
+) -> Completions:
     """One sampled answer to each prompt."""
     ids = sample(
         model,
@@ -101,10 +101,10 @@ def ask(
         seed=seed,
         batch_size=128,
     )
-    return Answers(list(prompts), ids, torch.tensor([answer[-1:] == [chat.end] for answer in ids]))
+    return Completions(list(prompts), ids, torch.tensor([answer[-1:] == [chat.end] for answer in ids]))
 
 
-def scores_of(scorer: Scorer, answers: Answers, chat: Chat, hardware: Hardware) -> Tensor:
+def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
     """The reward model's raw scores (B,), read at each answer's last token."""
     batch = Batch.of(answers, chat.pad)
     with measuring(scorer):
@@ -117,7 +117,7 @@ def scores_of(scorer: Scorer, answers: Answers, chat: Chat, hardware: Hardware) 
 
 
 def kl_of(
-    model: PreTrainedModel, reference: PreTrainedModel, answers: Answers, chat: Chat, hardware: Hardware
+    model: PreTrainedModel, reference: PreTrainedModel, answers: Completions, chat: Chat, hardware: Hardware
 ) -> tuple[Tensor, Tensor]:
     """KL(model ‖ reference) summed over each answer's tokens (B,), from whole distributions, and the token counts."""
     batch = Batch.of(answers, chat.pad)
@@ -191,7 +191,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         random = np.random.default_rng([config.seed, round_number])
         enough = len(self._prompts) >= config.rollout_prompts
         chosen = random.choice(len(self._prompts), config.rollout_prompts, replace=not enough)
-        answers = ask(
+        answers = generate(
             self._policy,
             [self._prompts[number] for number in chosen],
             self._chat,
@@ -211,7 +211,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._round = state["round"]
 
-    def _experience(self, answers: Answers, round_number: int) -> dict[str, Tensor]:
+    def _experience(self, answers: Completions, round_number: int) -> dict[str, Tensor]:
         """Everything the loss needs, by name, each (B, …) on the CPU."""
         config, batch = self._config, Batch.of(answers, self._chat.pad)
         raw = scores_of(self._reward, answers, self._chat, self._hardware)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.config import ScheduleConfig, batches
 
 
@@ -24,15 +24,20 @@ class Schedule:
 
     @classmethod
     def of(
-        cls, config: ScheduleConfig, total: int, batch_tokens: int, epoch_batches: int, growth: Growth | None = None
+        cls,
+        config: ScheduleConfig,
+        total: int,
+        batch_tokens: int,
+        epoch_batches: int,
+        rampup: BatchSizeRampup | None = None,
     ) -> Schedule:
         """The lengths of a config in batches, none longer than the training; wsd's fall is one of full batches."""
         scale: dict[str, Any] = {"batch_tokens": batch_tokens, "epoch_batches": epoch_batches, "whole": total}
-        warmup, decay = batches(config.warmup, **scale, growth=growth), batches(config.decay_length, **scale)
+        warmup, decay = batches(config.warmup, **scale, rampup=rampup), batches(config.decay_length, **scale)
         return cls(config, total, min(total, warmup), min(total, decay))
 
-    def share(self, batch: int) -> float:
-        """Share of the peak at batch 0, 1, …
+    def lr_multiplier(self, batch: int) -> float:
+        """What the peak is multiplied by at batch 0, 1, …
 
         Warm-up rises in equal steps to 1 at batch `warmup` - 1. cosine and linear fall to `final_share` at the end;
         inverse_sqrt is sqrt(warmup / batch) (Vaswani et al. 2017, section 5.3), no lower than `final_share`; wsd stays

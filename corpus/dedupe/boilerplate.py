@@ -52,12 +52,12 @@ def cut_boilerplate(config: Boilerplate, passes: Passes) -> tuple[list[Path], di
     samples = {unit: text for summary in written for unit, text in summary["samples"].items()}
     documents = dict(zip(common.hashes.tolist(), common.documents.tolist(), strict=True))
     totals = ("units", "unit_bytes", "changed", "dropped")
-    told = {
+    message = {
         **{name: sum(summary[name] for summary in written) for name in totals},
         "samples": [{"text": samples[str(u)], "documents": documents[u]} for u in common.most_frequent()],
     }
     parts = [folder / "documents" / "part-00000.parquet" for folder in passes.folders("boilerplate")]
-    return [part for part in parts if pq.read_metadata(part).num_rows], told
+    return [part for part in parts if pq.read_metadata(part).num_rows], message
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         "repeated": repeated,
         **{f"share_{name}": row["share"] for name, row in rows.items()},
     }
-    told = ", ".join(f"{name} {100 * row['share']:.1f} %" for name, row in rows.items())
-    return Result(figures, f"{counts.bytes.total() / 1e6:.1f} MB: {told}")
+    message = ", ".join(f"{name} {100 * row['share']:.1f} %" for name, row in rows.items())
+    return Result(figures, f"{counts.bytes.total() / 1e6:.1f} MB: {message}")
 
 
 def _bins_by_source(folders: Sequence[Path], counted: Sequence[Summary]) -> dict[str, np.ndarray]:

@@ -64,9 +64,9 @@ def records_of(stream: io.BufferedReader) -> Iterator[Record]:
         head, headers = _headers(stream, line, number)
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdecimal() and len(length) < 20):
-            told = f"Content-Length is {length[:40]!r}" if length else "there is no Content-Length"
+            message = f"Content-Length is {length[:40]!r}" if length else "there is no Content-Length"
             _, line = _next_record(stream, b"")
-            yield Record(number, f"no valid WARC header: {told}; its content is passed over")
+            yield Record(number, f"no valid WARC header: {message}; its content is passed over")
             continue
         block = _Block(stream, head, int(length), number)
         if headers.get("warc-type") in KINDS:

@@ -42,10 +42,10 @@ def bar_chart(
         parts.append(f"{name}<title>{escape(label)}</title></text>")
         for bar in bars:
             long = max(1.0, (width - label_width - right) * bar.value / most) if bar.value else 0
-            told = escape(f"{label}{f', {bar.label}' if bar.label else ''}: {value_format(bar.value)}")
+            message = escape(f"{label}{f', {bar.label}' if bar.label else ''}: {value_format(bar.value)}")
             parts.append(
                 f'<rect class="bar {bar.style}" x="{label_width}" y="{y:.1f}" width="{long:.1f}" height="{thick - 2}" '
-                f'rx="2"><title>{told}</title></rect><text class="tick" x="{label_width + long + 5:.1f}" '
+                f'rx="2"><title>{message}</title></rect><text class="tick" x="{label_width + long + 5:.1f}" '
                 f'y="{y + thick - 4:.1f}">{escape(value_format(bar.value))}</text>'
             )
             y += thick

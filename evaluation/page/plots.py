@@ -138,11 +138,11 @@ def line_chart(
         text = f"{level.label} {y_format(level.value)}"
         place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
         parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
-    for step, told in marks:
+    for step, message in marks:
         x = across(min(max(step, x_low), x_high))
         parts.append(
             f'<line class="happened" x1="{x}" x2="{x}" y1="{top}" y2="{height - bottom}">'
-            f"<title>{escape(told)}</title></line>"
+            f"<title>{escape(message)}</title></line>"
         )
     for line, points in drawn:
         path = " ".join(f"{across(x)},{down(y):.1f}" for x, y in points)
@@ -210,10 +210,10 @@ def interval_plot(
 def _whisker(
     mark: Mark, y: float, across: Callable[[float], float], value_format: Callable[[float], str], label_x: float
 ) -> str:
-    told = f"{mark.label}: {value_format(mark.value)}"
+    message = f"{mark.label}: {value_format(mark.value)}"
     parts = []
     if mark.low is not None and mark.high is not None:
-        told += f" ({value_format(mark.low)} to {value_format(mark.high)})"
+        message += f" ({value_format(mark.low)} to {value_format(mark.high)})"
         x1, x2 = across(mark.low), across(mark.high)
         parts.append(f'<line class="whisker {mark.style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
     parts.append(f'<circle class="dot {mark.style}" cx="{across(mark.value):.1f}" cy="{y:.1f}" r="4.5"/>')
@@ -221,4 +221,4 @@ def _whisker(
         f'<text class="mark-label {mark.style}" x="{label_x:.1f}" y="{y + 4:.1f}">{escape(mark.label)} '
         f"{escape(value_format(mark.value))}</text>"
     )
-    return f"<g><title>{escape(told)}</title>{''.join(parts)}</g>"
+    return f"<g><title>{escape(message)}</title>{''.join(parts)}</g>"

@@ -14,7 +14,7 @@ from typing import IO
 
 from infra.launch.config import LaunchConfig
 from infra.launch.nodes import Node
-from infra.process import LIFELINE
+from infra.process import PARENT_FD
 
 POLL_S = 0.1
 # A rank that waits for a lost one hears no signal: Python's handlers run only between bytecodes.
@@ -32,7 +32,7 @@ class Ended:
 class Ranks:
     """The running ranks of one node, all in the process group of whoever starts them.
 
-    Every rank holds the read end of a pipe (see `infra.process.hold_lifeline`) whose write end is here alone.
+    Every rank holds the read end of a pipe (see `infra.process.die_with_parent`) whose write end is here alone.
     """
 
     def __init__(self, command: Sequence[str], launch: LaunchConfig, environment: Mapping[str, str]) -> None:
@@ -40,8 +40,8 @@ class Ranks:
         self.first = node.number * launch.processes
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
-        read_end, self._lifeline = os.pipe()
-        shared = {**environment, LIFELINE: str(read_end)}
+        read_end, self._parent_pipe = os.pipe()
+        shared = {**environment, PARENT_FD: str(read_end)}
         if launch.threads is None:
             shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // launch.processes))
         try:
@@ -104,7 +104,7 @@ class Ranks:
             process.wait()
         for reader in self._readers:
             reader.join(timeout=GRACE_S)
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
 
 
 def _tag(lines: IO[bytes], rank: int) -> None:

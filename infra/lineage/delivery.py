@@ -52,7 +52,7 @@ SOURCES_SHOWN = 100
 DIGEST_LENGTH = 32
 VERSIONS_TAG = "mlflow.modelVersions"
 
-log = logging.getLogger("stemma.courier")
+log = logging.getLogger("stemma.relay")
 
 
 class UnknownBuild(LookupError):
@@ -409,8 +409,8 @@ class Delivery:
         if points and not delete_points(database_uri(self._root), run.run_id, points):
             # The server of another machine, with a database that we do not reach: at least say so.
             first, moment = min(point.step for point in points), max(point.timestamp for point in points)
-            told = f"steps from {first} on were taken again; their points up to {moment} ms do not count"
-            self._client.set_tag(run.run_id, f"stemma.taken_back.{rewind.end}", told)
+            message = f"steps from {first} on were taken again; their points up to {moment} ms do not count"
+            self._client.set_tag(run.run_id, f"stemma.taken_back.{rewind.end}", message)
 
     def _log_metrics(self, run_id: str, metrics: list[Metric]) -> None:
         items = iter(metrics)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError
-from infra.lineage.courier_lock import lineage_folder
 from infra.lineage.page import run_path
+from infra.lineage.relay_lock import lineage_folder
 from infra.servers.settings import mlflow_page
 from infra.tables import check, set_aside
 
@@ -46,7 +46,7 @@ def ledger_path(root: Path | str) -> Path:
 
 
 def mlflow_run_id(root: Path | str, build_id: str) -> str | None:
-    """The MLflow run of a build, once the courier has delivered its start; reads one row, imports no MLflow."""
+    """The MLflow run of a build, once the relay has delivered its start; reads one row, imports no MLflow."""
     run = _row(root, "SELECT run_id FROM runs WHERE build_id = ?", build_id)
     return run[0] if run else None
 
@@ -88,12 +88,12 @@ def _row(root: Path | str, query: str, *values: str) -> tuple | None:
         try:
             return connection.execute(query, values).fetchone()
         except sqlite3.DatabaseError:
-            # The courier has just made the file and no tables yet, or will set a damaged one aside.
+            # The relay has just made the file and no tables yet, or will set a damaged one aside.
             return None
 
 
 class Ledger:
-    """The courier's side; only one process at a time writes."""
+    """The relay's side; only one process at a time writes."""
 
     def __init__(self, root: Path | str) -> None:
         path = ledger_path(root)

@@ -1,4 +1,4 @@
-"""What a pipeline says about itself, for the courier to tell MLflow: plain facts, one JSON object a message.
+"""What a pipeline says about itself, for the relay to tell MLflow: plain facts, one JSON object a message.
 
 Times are seconds since the epoch. A `build_id` names one pipeline run or one build of one stage; whoever starts it
 makes it up (`new_build_id`), and it never comes again.

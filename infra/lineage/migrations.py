@@ -25,7 +25,7 @@ _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IO
 _PASSING_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it anew from the artifacts and keeps this file"
 
-log = logging.getLogger("stemma.courier")
+log = logging.getLogger("stemma.relay")
 
 
 def prepare(root: Path | str) -> None:
@@ -105,8 +105,8 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _PASSING_SYSTEM
     if getattr(error, "error_code", "") == "TEMPORARILY_UNAVAILABLE":
-        told = str(error)
-        return "sqlite3." not in told or any(word in told for word in ("is locked", "is full", "I/O error"))
+        message = str(error)
+        return "sqlite3." not in message or any(word in message for word in ("is locked", "is full", "I/O error"))
     return "OperationalError" in _names(error, "psycopg2")
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.lineage.courier_lock import lineage_folder, this_process
 from infra.lineage.messages import Message
+from infra.lineage.relay_lock import lineage_folder, this_process
 from infra.secrets import Hider
 
 TOLD = ("config", "tags", "headline", "error", "description")
@@ -24,7 +24,7 @@ _sequence = itertools.count()
 
 
 @dataclass(frozen=True)
-class Letter:
+class Envelope:
     """One message in its file. sender: the process that sent it, as `{"host", "pid", "started"}`."""
 
     path: Path
@@ -43,7 +43,7 @@ class Outbox:
         self.folder = lineage_folder(root) / "outbox"
 
     def send(self, message: Message) -> None:
-        """Keeps the message for the courier; costs a small file, about 0.1 ms, and needs no server."""
+        """Keeps the message for the relay; costs a small file, about 0.1 ms, and needs no server."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content, hider = message.to_json(), Hider()
         content |= {key: hider.hide_in(content[key]) for key in TOLD if key in content}
@@ -69,10 +69,10 @@ class Outbox:
             return []
         return [self.folder / name for name in sorted(names) if not name.startswith(".")]
 
-    def read(self, path: Path) -> Letter:
+    def read(self, path: Path) -> Envelope:
         """Raises ValueError for a file that is no message."""
         content = json.loads(path.read_text())
-        return Letter(path, content["message"], content["sender"])
+        return Envelope(path, content["message"], content["sender"])
 
     def drain_wait(self, timeout_s: float) -> bool:
         """Waits until nothing is pending; False if the time ran out first."""

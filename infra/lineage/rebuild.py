@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from infra.errors import stage_error
-from infra.lineage.courier_lock import CourierLock, this_process
 from infra.lineage.ledger import Ledger, ledger_path
 from infra.lineage.messages import (
     Input,
@@ -21,6 +20,7 @@ from infra.lineage.messages import (
     StageStarted,
 )
 from infra.lineage.migrations import set_aside
+from infra.lineage.relay_lock import RelayLock, this_process
 from infra.lineage.tracking import database_uri, mlflow_folder
 from infra.servers.settings import settings_of
 from infra.servers.state import mlflow_url
@@ -40,14 +40,12 @@ def rebuild(root: Path | str) -> int:
     Run ids are new; everything else is as it was told the first time, but for runs that failed, which left no manifest,
     and the registry, whose entries are the register stage's business.
 
-    Raises StageError `store_in_use` while the MLflow server or a courier works on the store.
+    Raises StageError `store_in_use` while the MLflow server or a relay works on the store.
     """
     root = Path(root).absolute()
-    lock = CourierLock(root)
+    lock = RelayLock(root)
     if mlflow_url(root) or not lock.acquire():
-        raise stage_error(
-            "store_in_use", str(root), "MLflow or its courier is working on the store", "run `stemma down`"
-        )
+        raise stage_error("store_in_use", str(root), "MLflow or its relay is working on the store", "run `stemma down`")
     try:
         _set_aside(root)
         # MLflow takes seconds to import.

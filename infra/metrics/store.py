@@ -75,7 +75,7 @@ class StoreCollector(Collector):
         done = GaugeMetricFamily(
             "stemma_progress_ratio", "How far a stage that is being built has come.", labels=["stage"]
         )
-        families = {key: GaugeMetricFamily(name, told, labels=["stage"]) for key, (name, told) in LIVE.items()}
+        families = {key: GaugeMetricFamily(name, message, labels=["stage"]) for key, (name, message) in LIVE.items()}
         for journal in sorted((self._layout.root / ".work").glob("*/*/scratch/journal.jsonl")):
             stage = journal.parts[-4]
             values: dict[str, float] = {}

@@ -40,8 +40,8 @@ def credentials() -> Credentials | None:
         return None
     user, colon, password = text.partition(":")
     if not (colon and user and len(password) >= SHORTEST_PASSWORD):
-        told = f"user:password with a password of {SHORTEST_PASSWORD} characters or more was expected"
-        raise ConfigError(Problem("bad_credentials", AUTH, told, how_to_set()))
+        message = f"user:password with a password of {SHORTEST_PASSWORD} characters or more was expected"
+        raise ConfigError(Problem("bad_credentials", AUTH, message, how_to_set()))
     return Credentials(user, password)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from infra.servers.environment import server_environ
 from infra.servers.ports import HOST
 from infra.servers.settings import chosen, settings_of
-from infra.servers.specs import DEFAULT_PORTS, NAMES, Spec, courier_spec, server_spec, worker_spec
+from infra.servers.specs import DEFAULT_PORTS, NAMES, Spec, relay_spec, server_spec, worker_spec
 from infra.servers.state import make_servers_folder, prefect_api_url
 
 
@@ -27,8 +27,8 @@ def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
         if settings.postgres:
             settings.postgres.prepare()
         return server_spec(name, root, port or DEFAULT_PORTS[name], settings)
-    if name == "courier":
-        return courier_spec(root)
+    if name == "relay":
+        return relay_spec(root)
     api = prefect_api_url(root) or f"http://{HOST}:{DEFAULT_PORTS['prefect']}/api"
     return worker_spec(root, api.removesuffix("/api"), settings)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.errors import stage_error
-from infra.process import LIFELINE, group_alive, signal_group
+from infra.process import PARENT_FD, group_alive, signal_group
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.logs import last_lines
@@ -31,14 +31,14 @@ def private_prefect_server() -> Iterator[str]:
     """
     port = any_free_port()
     url = f"http://{HOST}:{port}"
-    with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _lifeline() as line:
+    with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _parent_pipe() as line:
         home = Path(folder)
         log = home / "server.log"
-        variables = prefect_server_variables(home, url) | {"PREFECT_SERVER_UI_ENABLED": "false", LIFELINE: str(line)}
+        variables = prefect_server_variables(home, url) | {"PREFECT_SERVER_UI_ENABLED": "false", PARENT_FD: str(line)}
         command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "infra.servers.tethered", *command],
+                [sys.executable, "-m", "infra.process", *command],
                 env=server_environ(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -55,7 +55,7 @@ def private_prefect_server() -> Iterator[str]:
 
 
 @contextmanager
-def _lifeline() -> Iterator[int]:
+def _parent_pipe() -> Iterator[int]:
     """The read end of a pipe that breaks when this process ends."""
     read_end, write_end = os.pipe()
     try:

@@ -1,4 +1,4 @@
-"""Starts and stops what runs in the background: Prefect, MLflow, a worker, and the courier between runs and MLflow."""
+"""Starts and stops what runs in the background: Prefect, MLflow, a worker, and the relay between runs and MLflow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from infra.servers.specs import (
     NAMES,
     TITLES,
     Spec,
-    courier_spec,
+    relay_spec,
     server_spec,
     spec_of,
     worker_spec,
@@ -113,9 +113,9 @@ def _check_running(root: Path, before: Settings, asked: Settings) -> None:
     running = [service for service in recorded(root).values() if service.alive]
     differing = [name for name in ("host", "database", "guarded") if getattr(asked, name) != getattr(before, name)]
     if running and differing:
-        told = "; ".join(f"{name} {getattr(before, name)}, not {getattr(asked, name)}" for name in differing)
+        message = "; ".join(f"{name} {getattr(before, name)}, not {getattr(asked, name)}" for name in differing)
         raise ConfigError(
-            Problem("already_up", str(root), f"the servers run with {told}", "stemma down, then up again")
+            Problem("already_up", str(root), f"the servers run with {message}", "stemma down, then up again")
         )
 
 
@@ -159,8 +159,8 @@ class _Starter:
     def _spec(self, name: str, urls: dict[str, str], ports: ExitStack) -> Spec:
         if name == "worker":
             return worker_spec(self.root, urls["prefect"], self.settings)
-        if name == "courier":
-            return courier_spec(self.root)
+        if name == "relay":
+            return relay_spec(self.root)
         asked = self.asked_ports.get(name)
         preferred = asked or self.settings.ports.get(name, DEFAULT_PORTS[name])
         had = name in self.settings.ports and asked is None
@@ -239,12 +239,12 @@ def _answers(spec: Spec, service: Service) -> bool:
 
 def _end(root: Path, services: Iterable[Service], say: Say) -> list[Service]:
     """Workers before servers, so that a worker's last report finds its server."""
-    order = {"worker": 0, "courier": 0, "metrics": 0, "prefect": 1, "mlflow": 1}
+    servers = ("prefect", "mlflow")
     ours = [service for service in services if _is_ours(root, service)]
-    for turn in (0, 1):
-        batch = [service for service in ours if order[service.name] == turn]
+    for are_servers in (False, True):
+        batch = [service for service in ours if (service.name in servers) == are_servers]
         for service in batch:
-            say(f"stopping {TITLES[service.name]}")
+            say(f"stopping {TITLES.get(service.name, service.name)}")
             signal_group(service.pid, signal.SIGTERM)
         with ThreadPoolExecutor(max_workers=len(NAMES)) as pool:
             list(pool.map(lambda s: end_group(s.pid, lambda: not group_alive(s.pid), GRACE_S), batch))

@@ -112,12 +112,12 @@ def chosen(before: Settings, host: str | None) -> Settings:
     url = asked()
     closed_before = before.guarded and os.environ.get(AUTH) != OFF
     if known is None and not is_loopback(host):
-        told = f"{host} is reached from other machines, and the servers have no credentials to ask for"
-        raise ConfigError(Problem("no_credentials", "--host", told, f"{how_to_set()}; or leave --host at {HOST}"))
+        message = f"{host} is reached from other machines, and the servers have no credentials to ask for"
+        raise ConfigError(Problem("no_credentials", "--host", message, f"{how_to_set()}; or leave --host at {HOST}"))
     if known is None and closed_before:
-        told = "these servers were started with credentials, and would now start without"
+        message = "these servers were started with credentials, and would now start without"
         fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
-        raise ConfigError(Problem("no_credentials", AUTH, told, fix))
+        raise ConfigError(Problem("no_credentials", AUTH, message, fix))
     return Settings(host, described(url) if url else before.database, known is not None, before.ports)
 
 

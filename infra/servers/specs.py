@@ -9,22 +9,22 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from infra.lineage.courier_lock import courier_pid
+from infra.lineage.relay_lock import relay_pid
+from infra.servers.access import not_let_in
 from infra.servers.credentials import credentials
-from infra.servers.door import not_let_in
 from infra.servers.environment import prefect_home
 from infra.servers.http import answers, post
 from infra.servers.settings import Settings
 from infra.servers.state import Service
 
 WORK_POOL = "stemma"
-NAMES = ("prefect", "mlflow", "worker", "courier", "metrics")
+NAMES = ("prefect", "mlflow", "worker", "relay", "metrics")
 DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000, "metrics": 9464}
 TITLES = {
     "prefect": "the Prefect server",
     "mlflow": "the MLflow server",
     "worker": "the Prefect worker",
-    "courier": "the lineage courier",
+    "relay": "the lineage relay",
     "metrics": "the metrics for Prometheus",
 }
 
@@ -111,12 +111,12 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
     )
 
 
-def courier_spec(root: Path) -> Spec:
+def relay_spec(root: Path) -> Spec:
     return Spec(
-        "courier",
+        "relay",
         "",
-        (sys.executable, "-m", "infra.lineage.courier", str(root), "--follow"),
-        lambda service: courier_pid(root) == service.pid,
+        (sys.executable, "-m", "infra.lineage.relay", str(root), "--follow"),
+        lambda service: relay_pid(root) == service.pid,
     )
 
 
@@ -139,7 +139,7 @@ def spec_of(service: Service, root: Path, prefect_url: str, settings: Settings) 
     """The spec of a service that was started earlier."""
     if service.name in DEFAULT_PORTS:
         return server_spec(service.name, root, port_of(service), settings)
-    return worker_spec(root, prefect_url, settings) if service.name == "worker" else courier_spec(root)
+    return worker_spec(root, prefect_url, settings) if service.name == "worker" else relay_spec(root)
 
 
 def port_of(service: Service) -> int:

@@ -20,7 +20,7 @@ _LOST = "delete it and say `stemma up` again; servers that still run have to be 
 class Service:
     """A server or worker in the background.
 
-    name: prefect, mlflow, worker or courier. url: its page or API, empty where it has none. started: Unix time of the
+    name: prefect, mlflow, worker or relay. url: its page or API, empty where it has none. started: Unix time of the
     process `pid`, which leads its own process group.
     """
 

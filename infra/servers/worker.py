@@ -20,8 +20,8 @@ def main(pool: str) -> None:
     health = f"{os.environ['PREFECT_API_URL']}/health"
     while not answers(health):
         # Waiting would not change that.
-        if told := misdirected(health):
-            sys.exit(f"{health}: {told}")
+        if message := misdirected(health):
+            sys.exit(f"{health}: {message}")
         time.sleep(0.1)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
     prefect.cli.app()

@@ -153,7 +153,7 @@ class Leases:
         stop_if: Callable[[], bool] = lambda: False,
     ) -> Lease | None:
         """Waits until the lease is ours; None if `stop_if` said to stop waiting. `on_wait` is told once a holder."""
-        told = ""
+        message = ""
         watch = _Watch()
         while True:
             try:
@@ -167,8 +167,8 @@ class Leases:
                 return Lease(self, key, taken, holder)
             if holder is not None and holder.is_orphaned:
                 end_orphans(holder.group)
-            if holder is not None and holder.token != told:
-                told = holder.token
+            if holder is not None and holder.token != message:
+                message = holder.token
                 on_wait(holder)
             if stop_if():
                 return None

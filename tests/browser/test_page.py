@@ -35,7 +35,7 @@ def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("page") / "data"
     shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     config = write_config(folder / "config.yaml", data_config(folder))
-    env = environment(STEMMA_COURIER="on")
+    env = environment(STEMMA_RELAY="on")
     root = folder / "store"
     try:
         services = stemma("up", "--root", root, env=env).document["services"]
@@ -125,14 +125,14 @@ def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behin
     wait_until(lambda: page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"] == "CANCELLED")
     expect(page.get_by_text("Cancelled").first).to_be_visible(timeout=PATIENCE_MS)
     assert 444 not in built_vocabularies(folder)
-    again = stemma("run", folder / "config.yaml", "--root", root, env=environment(STEMMA_COURIER="on"))
+    again = stemma("run", folder / "config.yaml", "--root", root, env=environment(STEMMA_RELAY="on"))
     assert again.code == 0, again.document["errors"]
 
 
 def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, str], browser_page: Page) -> None:
     """A stage is killed once; the page's Retry builds it and reuses what was finished before."""
     folder, address = deployed
-    env = environment(STEMMA_COURIER="on")
+    env = environment(STEMMA_RELAY="on")
     root, config = folder / "store", folder / "config.yaml"
     process = start(
         "run", config, "--root", root, "--set", "clean.min_characters=77", "--set", "launch.retries=0", env=env
@@ -169,7 +169,7 @@ def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, s
 
 def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: Page) -> None:
     folder, address = deployed
-    env = environment(STEMMA_COURIER="on")
+    env = environment(STEMMA_RELAY="on")
     answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=env)
     assert answer.with_status("reused") == set(STAGES)
     assert "on the worker" in answer.stderr
@@ -190,7 +190,7 @@ def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: 
 def test_the_sheet_of_a_failed_validation_links_its_page(deployed: tuple[Path, str], browser_page: Page) -> None:
     folder, address = deployed
     arguments = ["--root", folder / "store", "--set", "validate.documents.min_rows=1000000"]
-    failed = stemma("run", folder / "config.yaml", *arguments, env=environment(STEMMA_COURIER="on"))
+    failed = stemma("run", folder / "config.yaml", *arguments, env=environment(STEMMA_RELAY="on"))
     assert failed.statuses()["validate"] == "failed"
     sheet = sheets(address, failed.document["flow_run_id"])["stage-validate"]
     links = dict(re.findall(r"^- \[(.+)\]\((.+)\)$", sheet, re.MULTILINE))

@@ -3,6 +3,7 @@
 STEMMA_TEST_FAULTS is {"stage": id, "done": file, "raise": [Python expressions]}; once all were raised it builds.
 """
 
+import functools
 import json
 import os
 import sys
@@ -13,13 +14,11 @@ if (
     sys.orig_argv[1:3] == ["-m", "tasks.child"]
     and json.loads(Path(sys.orig_argv[3]).read_text())["node"] == faults["stage"]
 ):
-    import importlib
-    from dataclasses import replace
+    from tasks.stage import Stage
 
-    module = importlib.import_module(f"tasks.{faults['stage']}")
-    build = module.STAGE.build
+    load = Stage.load
 
-    def failing(config, inputs, out, run):
+    def failing(function, config, inputs, out, run):
         import torch
         import torch.distributed
 
@@ -28,6 +27,6 @@ if (
         if past < len(faults["raise"]):
             done.write_text("x" * (past + 1))
             raise eval(faults["raise"][past], {"torch": torch})
-        return build(config, inputs, out, run)
+        return function(config, inputs, out, run)
 
-    module.STAGE = replace(module.STAGE, build=failing)
+    Stage.load = lambda stage: functools.partial(failing, load(stage)) if stage.name == faults["stage"] else load(stage)

@@ -84,7 +84,7 @@ def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told:
     }
     gates = {"gates": [{"figure": "pretrain.validation_loss", "at_most": 0.01}]}
     write_config(config, {**settings, "shard": {"sequence_length": 64}, "pretrain": training, "register": gates})
-    answer = stemma("run", config, "--root", told.root, env=environment(STEMMA_COURIER="on"))
+    answer = stemma("run", config, "--root", told.root, env=environment(STEMMA_RELAY="on"))
     assert answer.code == 3, answer.document["errors"]
     for title in ("drifting: validate drifted", "drifting: pretrain corrected", "drifting refused"):
         wait_until(lambda title=title: told.posted("/slack", title), timeout_s=60)

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.lineage.courier import release_courier, wait_delivered
 from infra.lineage.ledger import Ledger
 from infra.lineage.messages import from_json
 from infra.lineage.outbox import Outbox
+from infra.lineage.relay import release_relay, wait_delivered
 from infra.lineage.tracking import database_uri
 from infra.run import read_journal
 from tests.command import Answer, environment, finish, start, stemma, write_config
@@ -231,7 +231,7 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     try:
         assert wait_delivered(store, 240)
     finally:
-        release_courier(store)
+        release_relay(store)
     query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)
         WHERE tags.key = 'stemma.build_id' AND tags.value = ? AND metrics.key = ? ORDER BY step"""
     with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as database:

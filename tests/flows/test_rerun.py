@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from infra.store.lease import LEASE_S
-from tasks import clean
+from tasks.stages import STAGES as DECLARED
 from tests.command import Answer, start, stemma, write_config
 from tests.command import finish as finish_command
 from tests.pipelines import data_config
@@ -101,8 +101,8 @@ def test_a_raised_version_builds_that_stage_and_what_really_changes_below(
     env: dict[str, str], data_pipeline: Path
 ) -> None:
     raised = (
-        "import dataclasses, tasks.clean as clean\n"
-        "clean.STAGE = dataclasses.replace(clean.STAGE, version=clean.STAGE.version + 1)\n"
+        "import dataclasses\nfrom tasks.stages import STAGES\n"
+        "STAGES['clean'] = dataclasses.replace(STAGES['clean'], version=STAGES['clean'].version + 1)\n"
         "from cli.main import main; main()"
     )
     config, store = str(data_pipeline / "config.yaml"), str(data_pipeline / "store")
@@ -115,7 +115,7 @@ def test_a_raised_version_builds_that_stage_and_what_really_changes_below(
     )
     answer = finish_command(process)
     assert answer.with_status("built") == {"clean"}
-    version = clean.STAGE.version
+    version = DECLARED["clean"].version
     assert answer.rows()["clean"]["because"] == [f"the stage's version went from {version} to {version + 1}"]
 
 

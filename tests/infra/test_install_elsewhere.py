@@ -26,7 +26,7 @@ from tests.processes import wait_until
 COMPOSE = REPOSITORY / "infra" / "compose.yaml"
 DOCKERFILE = REPOSITORY / "infra" / "Dockerfile"
 AUTH = "operator:a-password-for-tests"
-OURS = ("prefect", "mlflow", "worker", "courier", "metrics")
+OURS = ("prefect", "mlflow", "worker", "relay", "metrics")
 
 
 @pytest.mark.parametrize(

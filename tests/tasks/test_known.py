@@ -13,7 +13,7 @@ from flows.graph import graph
 from infra.identity import canonical, fingerprint
 from infra.store.manifest import Input, Manifest, SourceRecord
 from infra.store.store import Store
-from tasks.explain import Asked
+from tasks.explain import BuildRequest
 from tasks.known import find
 from tasks.stage import Node
 from tests.infra.store.pin import SAMPLE
@@ -38,13 +38,15 @@ def node_of(stage: str, **changes: Any) -> Node:
     return replace(node, stage=replace(node.stage, version=VERSIONS[stage]))
 
 
-def asked_of(node: Node, **spelled: str) -> Asked:
+def asked_of(node: Node, **spelled: str) -> BuildRequest:
     """What the node asks for; spelled: keys at their default that stand in the identity nevertheless."""
     identity = {**canonical(node.config), **spelled}
     inputs = {key: f"digest of {up}" for key, up in node.inputs.items()}
     sources = {"source": "digest of its bytes"}
     name = fingerprint(node.id, node.stage.version, identity, inputs, sources)
-    return Asked(node.id, node.stage.version, identity, inputs, sources, name, node.config.model_dump(mode="json"))
+    return BuildRequest(
+        node.id, node.stage.version, identity, inputs, sources, name, node.config.model_dump(mode="json")
+    )
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "reward_model"])
@@ -53,22 +55,22 @@ def test_the_address_is_that_of_the_file(stage: str) -> None:
     assert asked_of(node_of(stage, duration=SPELLED[stage])).fingerprint == FROM_FILE[stage]
 
 
-def build(store: Store, asked: Asked, **facts: Any) -> Manifest:
+def build(store: Store, request: BuildRequest, **facts: Any) -> Manifest:
     """An artifact as the version of d080dfe would have built it."""
-    inputs = {name: Input("any", "0" * 16, digest, f"any/{'0' * 16}") for name, digest in asked.inputs.items()}
-    sources = tuple(SourceRecord(key, digest) for key, digest in asked.sources.items())
-    unfinished = store.layout.work(asked.stage, asked.fingerprint) / "artifact"
+    inputs = {name: Input("any", "0" * 16, digest, f"any/{'0' * 16}") for name, digest in request.inputs.items()}
+    sources = tuple(SourceRecord(key, digest) for key, digest in request.sources.items())
+    unfinished = store.layout.work(request.stage, request.fingerprint) / "artifact"
     unfinished.mkdir(parents=True)
     (unfinished / "weights").write_text("weights")
     files = store.describe_files(unfinished)
     record = {
-        "stage": asked.stage,
-        "version": asked.version,
-        "fingerprint": asked.fingerprint,
+        "stage": request.stage,
+        "version": request.version,
+        "fingerprint": request.fingerprint,
         "digest": store.content_digest(files),
-        "build_id": asked.fingerprint,
-        "config": asked.config,
-        "identity": asked.identity,
+        "build_id": request.fingerprint,
+        "config": request.config,
+        "identity": request.identity,
         "inputs": inputs,
         "gates": {},
         "sources": sources,
@@ -87,12 +89,12 @@ def test_what_the_worker_built_is_found_by_the_file_and_what_the_file_built_by_t
     node = node_of(stage)
     by_worker = asked_of(node, duration=SPELLED[stage])
     assert by_worker.fingerprint == BY_WORKER[stage]
-    asked = asked_of(node)
-    assert find(node, asked, store) is None
+    request = asked_of(node)
+    assert find(node, request, store) is None
     built = build(store, by_worker)
-    assert find(node, asked, store) == built
-    from_file = build(store, asked)
-    assert find(node, asked, store) == from_file
+    assert find(node, request, store) == built
+    from_file = build(store, request)
+    assert find(node, request, store) == from_file
 
 
 def test_numbers_that_a_page_wrote_are_the_same_numbers(store: Store) -> None:

@@ -14,7 +14,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
 from training import adapter
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.config import PretrainConfig, ScheduleConfig
 from training.duration import parse_duration
 from training.pretrain import pretrain
@@ -48,8 +48,8 @@ def _megatron(first: int, step: int, over: int, full: int, batches: int) -> list
 
 @pytest.mark.parametrize(("first", "full", "over"), [(2, 8, 30), (16, 256, 100_000), (1, 64, 63), (4, 8, 1), (8, 8, 5)])
 def test_the_sizes_are_those_of_megatron(first: int, full: int, over: int) -> None:
-    growth = Growth(first, full, over, epoch=full * 1000)
-    sizes = [growth.examples(number + 1) - growth.examples(number) for number in range(900)]
+    rampup = BatchSizeRampup(first, full, over, epoch=full * 1000)
+    sizes = [rampup.examples(number + 1) - rampup.examples(number) for number in range(900)]
     if first < full:
         assert sizes == _megatron(first, first, over, full, 900)
     else:
@@ -57,15 +57,15 @@ def test_the_sizes_are_those_of_megatron(first: int, full: int, over: int) -> No
 
 
 def test_lengths_count_the_tokens_of_the_batches_that_there_are() -> None:
-    growth = Growth(2, 8, 30, epoch=80)
-    assert [growth.examples(number) for number in range(21)] == [sum(SIZES[:number]) for number in range(21)]
+    rampup = BatchSizeRampup(2, 8, 30, epoch=80)
+    assert [rampup.examples(number) for number in range(21)] == [sum(SIZES[:number]) for number in range(21)]
     for tokens, batches in ((LENGTH, 1), (10 * LENGTH, 5), (10 * LENGTH + 1, 6), (34 * LENGTH, 10), (35 * LENGTH, 11)):
-        assert growth.length(parse_duration(f"{tokens} tokens"), 8 * LENGTH) == batches
+        assert rampup.length(parse_duration(f"{tokens} tokens"), 8 * LENGTH) == batches
     # 34 sequences while they grow, 5 batches of 8; 6 sequences are left out.
     for epochs, batches in ((0.1, 4), (0.5, 11), (1, 15), (1.5, 20), (2, 25)):
-        assert growth.length(parse_duration(f"{epochs} epochs"), 8 * LENGTH) == batches
+        assert rampup.length(parse_duration(f"{epochs} epochs"), 8 * LENGTH) == batches
     warmup = ScheduleConfig(warmup=f"{20 * LENGTH} tokens")
-    assert Schedule.of(warmup, 20, 8 * LENGTH, 10, growth).warmup == 8
+    assert Schedule.of(warmup, 20, 8 * LENGTH, 10, rampup).warmup == 8
     assert Schedule.of(warmup, 20, 8 * LENGTH, 10).warmup == 3
 
 

@@ -18,8 +18,8 @@ from training.config import ModelConfig, PretrainConfig
 from training.documents import Packed
 from training.evaluate import Side, bits_per_byte, losses_by_source, measuring, sides, token_losses
 from training.hardware import Hardware
+from training.in_loop import SAMPLES, InLoopEvaluator
 from training.loaders import read_packed
-from training.look import SAMPLES, Look
 from training.models import LanguageModel, build, hf_config, load
 from training.objectives.causal import Causal
 from training.pretrain import pretrain
@@ -133,7 +133,7 @@ def test_a_look_takes_benchmarks_and_samples(base_dir: Path, run: Run, journal: 
     config = PretrainConfig.model_validate(
         {"evaluate_tasks": ["minimal_pairs"], "evaluate_limit": 6, "sample_prompts": ["Sort the "], "sample_tokens": 4}
     )
-    look = Look(load(base_dir), AutoTokenizer.from_pretrained(base_dir), config, 10, CPU, run)
+    look = InLoopEvaluator(load(base_dir), AutoTokenizer.from_pretrained(base_dir), config, 10, CPU, run)
     for batch in (10, 15, 20):
         state: Any = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=batch)))
         look.batch_end(state, None)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from infra.run import Result, Run, open_journal, read_journal
 from tests.points import points_of
 from training import adapter
 from training import pretrain as pretrain_module
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.config import PretrainConfig
 from training.guard.callback import noise_of_mean
 from training.guard.config import GuardConfig
@@ -388,10 +388,10 @@ def test_batches_that_grow_have_the_size_of_their_place_after_a_correction_too(
     told = [line for line in journal.lines if "train/batch_tokens" in line.get("values", {})]
     steps = [line["step"] for line in told]
     assert sorted(steps) != steps, "some batches were done again"
-    growth = Growth(2, 8, 30, epoch=8_000)
+    rampup = BatchSizeRampup(2, 8, 30, epoch=8_000)
     for step, line in zip(steps, told, strict=True):
-        assert line["values"]["train/batch_tokens"] == 32 * (growth.examples(step) - growth.examples(step - 1))
-    assert figures["tokens"] == 32 * growth.examples(20)
+        assert line["values"]["train/batch_tokens"] == 32 * (rampup.examples(step) - rampup.examples(step - 1))
+    assert figures["tokens"] == 32 * rampup.examples(20)
 
 
 def test_what_corrections_cannot_mend_stops_with_a_clear_error(train: Callable[..., Result]) -> None:

@@ -16,7 +16,7 @@ from evaluation.config import SafetyConfig
 from evaluation.safety import safety
 from infra.errors import StageError
 from infra.run import Run
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.documents import Packed
 from training.export import export
 from training.hardware import Hardware
@@ -48,13 +48,13 @@ def random_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("growth", [None, Growth(first=2, full=8, over=20, epoch=40)])
+@pytest.mark.parametrize("rampup", [None, BatchSizeRampup(first=2, full=8, over=20, epoch=40)])
 def test_what_was_trained_on_follows_from_the_loader_s_order(
-    workers: int, growth: Growth | None, random_shards: Path, tmp_path: Path
+    workers: int, rampup: BatchSizeRampup | None, random_shards: Path, tmp_path: Path
 ) -> None:
     """Against what a training's own loader gives, batch by batch, into the second epoch."""
-    batch_size = 8 if growth else 20
-    first = growth.first if growth else None
+    batch_size = 8 if rampup else 20
+    first = rampup.first if rampup else None
 
     def batch(packed: Packed) -> dict[str, torch.Tensor]:
         return {"numbers": torch.tensor([number for _, number in packed.draws])}
@@ -62,16 +62,16 @@ def test_what_was_trained_on_follows_from_the_loader_s_order(
     with own_shared_memory(tmp_path):
         cache = tmp_path / "shards"
         read = PackedShards(random_shards / "train", cache, batch_size, 3, shuffle=True, read_at_once=first)
-        loader = packed_loader(read, batch_size, batch, lambda _: {}, workers=workers, growth=growth)
+        loader = packed_loader(read, batch_size, batch, lambda _: {}, workers=workers, rampup=rampup)
         batches = [found["numbers"].tolist() for _ in range(2) for found in loader.dataloader]
         told = PackedShards(random_shards / "train", cache, batch_size, 3, shuffle=True, read_at_once=first)
         seen: set[int] = set()
         for count, numbers in enumerate(batches, 1):
             seen.update(numbers)
-            found = trained_sequences(told, count, batch_size, growth)
+            found = trained_sequences(told, count, batch_size, rampup)
             assert set(np.flatnonzero(found).tolist()) == seen
         without = {number for place, numbers in enumerate(batches[:4]) if place != 2 for number in numbers}
-        found = trained_sequences(told, 4, batch_size, growth, skipped={2})
+        found = trained_sequences(told, 4, batch_size, rampup, skipped={2})
         assert set(np.flatnonzero(found).tolist()) == without
 
 

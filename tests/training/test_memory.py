@@ -69,7 +69,7 @@ def test_microbatches_leave_the_loss_with_padding_and_masks(
         assert found[microbatch] == pytest.approx(found[8], rel=1e-5)
 
 
-def test_recomputed_activations_leave_the_loss(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:
+def test_checkpointed_activations_leave_the_loss(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:
     """To the bit, dropout included: the backward pass draws again what the forward pass drew."""
     found = {}
     for how in ("none", "selective", "full"):
@@ -82,13 +82,13 @@ def test_recomputed_activations_leave_the_loss(inputs: dict[str, Path], tmp_path
 @pytest.mark.parametrize("how", ["selective", "full"])
 def test_recomputing_keeps_fewer_activations(how: str) -> None:
     from training.models import build, hf_config
-    from training.parallel import recompute
+    from training.parallel import checkpoint_activations
 
     config = hf_config(PretrainConfig.model_validate(PRETRAIN).model, 320, {})
 
     def kept_bytes(how: str) -> int:
         model = build(config, seed=1)
-        recompute(model, how)
+        checkpoint_activations(model, how)
         kept: dict[int, int] = {}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ TOTAL, WARMUP = 100, 10
 
 def _shares(**config: Any) -> list[float]:
     schedule = Schedule.of(ScheduleConfig(warmup=f"{WARMUP} batches", **config), TOTAL, 1, 1)
-    return [schedule.share(batch) for batch in range(TOTAL)]
+    return [schedule.lr_multiplier(batch) for batch in range(TOTAL)]
 
 
 def _theirs(make: Callable[..., Any], **settings: Any) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config, StageConfig, outside_identity
-from training.batch_size import Growth
+from training.batch_size import BatchSizeRampup
 from training.duration import Length, LengthOrShare, parse_duration
 from training.guard.config import GuardConfig
 
@@ -82,10 +82,10 @@ class TrainerConfig(StageConfig):
 
 
 def batches(
-    length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0, growth: Growth | None = None
+    length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0, rampup: BatchSizeRampup | None = None
 ) -> int:
-    """A length from a config in batches, at least one. growth: counts from the first batch on while batches grow."""
+    """A length from a config in batches, at least one. rampup: counts from the first batch on while batches grow."""
     duration = parse_duration(length)
-    if growth is not None and duration.unit in ("tokens", "epochs"):
-        return max(1, growth.length(duration, batch_tokens))
+    if rampup is not None and duration.unit in ("tokens", "epochs"):
+        return max(1, rampup.length(duration, batch_tokens))
     return max(1, duration.batches(batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=whole))

@@ -16,8 +16,8 @@ from tests.command import REPOSITORY
 _RANK = """
 import os, sys, time
 from pathlib import Path
-from infra.process import hold_lifeline
-hold_lifeline()
+from infra.process import die_with_parent
+die_with_parent()
 rank = os.environ["RANK"]
 Path(sys.argv[1], rank).write_text(str(os.getpid()))
 print("here", rank, os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], flush=True)

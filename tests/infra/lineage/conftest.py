@@ -45,8 +45,8 @@ def eventually(condition: Callable[[], object], what: str, deadline_s: float = D
         time.sleep(0.05)
 
 
-def digest(letter: str) -> str:
-    return letter * 64
+def digest(envelope: str) -> str:
+    return envelope * 64
 
 
 @pytest.fixture(name="eventually")
@@ -223,14 +223,14 @@ def mlflow_server(root: Path) -> Iterator[MlflowServer]:
     server.stop()
 
 
-class CourierProcess:
-    """A real courier process."""
+class RelayProcess:
+    """A real relay process."""
 
     def __init__(self, root: Path, mode: str = "--follow") -> None:
-        self.log = root / "courier.log"
+        self.log = root / "relay.log"
         with open(self.log, "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "infra.lineage.courier", str(root), mode],
+                [sys.executable, "-m", "infra.lineage.relay", str(root), mode],
                 env=server_environ({}),
                 stdout=output,
                 stderr=output,
@@ -244,13 +244,13 @@ class CourierProcess:
 
 
 @pytest.fixture
-def start_courier(root: Path) -> Iterator[Callable[..., CourierProcess]]:
-    started: list[CourierProcess] = []
+def start_relay(root: Path) -> Iterator[Callable[..., RelayProcess]]:
+    started: list[RelayProcess] = []
 
-    def start(mode: str = "--follow") -> CourierProcess:
-        started.append(CourierProcess(root, mode))
+    def start(mode: str = "--follow") -> RelayProcess:
+        started.append(RelayProcess(root, mode))
         return started[-1]
 
     yield start
-    for courier in started:
-        courier.kill()
+    for relay in started:
+        relay.kill()

@@ -253,7 +253,7 @@ def test_telling_it_all_twice_changes_nothing(story, delivery, ledger, client, r
 
 def test_a_run_made_by_a_request_that_timed_out_is_removed(story, delivery, ledger, client) -> None:
     beginning = story.beginning()
-    # The courier was cut off after asking, and the server made the run after the second look.
+    # The relay was cut off after asking, and the server made the run after the second look.
     ledger.attempt("p", "", beginning[0].to_json(), SENDER)
     deliver(delivery, beginning[:1])
     run = runs(client)["p"]

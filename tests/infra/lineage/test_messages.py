@@ -22,7 +22,7 @@ def test_a_message_of_an_unknown_kind_is_refused_by_name() -> None:
 
 def test_sending_imports_neither_mlflow_nor_prefect() -> None:
     code = (
-        "import sys, infra.lineage.courier, infra.lineage.ledger, infra.lineage.outbox, infra.servers.services\n"
+        "import sys, infra.lineage.relay, infra.lineage.ledger, infra.lineage.outbox, infra.servers.services\n"
         "print([name for name in ('mlflow', 'prefect', 'httpx', 'pandas') if name in sys.modules])"
     )
     output = subprocess.run(

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from infra.lineage.courier_lock import lineage_problem
 from infra.lineage.messages import PipelineStarted
 from infra.lineage.migrations import passes
 from infra.lineage.outbox import Outbox
+from infra.lineage.relay_lock import lineage_problem
 from infra.servers.environment import server_environ
 
 pytestmark = pytest.mark.cluster
@@ -243,7 +243,7 @@ def test_a_broken_one_with_runs_is_told_and_not_touched(work: Work, broken: Path
 
     Outbox(broken).send(PipelineStarted("p", "quickstart", 1.0))
     ended = subprocess.run(
-        [sys.executable, "-m", "infra.lineage.courier", str(broken), "--until-empty"],
+        [sys.executable, "-m", "infra.lineage.relay", str(broken), "--until-empty"],
         env=server_environ({}),
         capture_output=True,
         text=True,
@@ -275,13 +275,13 @@ def test_a_file_that_is_no_database_and_one_of_a_newer_mlflow_are_told(
     assert (problem["code"], problem["path"]) == ("newer_database", str(database_of(newer)))
 
 
-def test_a_locked_database_is_waited_for(root: Path, start_courier: Any, eventually: Any) -> None:
+def test_a_locked_database_is_waited_for(root: Path, start_relay: Any, eventually: Any) -> None:
     with closing(sqlite3.connect(database_of(root), isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         Outbox(root).send(PipelineStarted("p", "quickstart", 1.0))
-        courier = start_courier()
-        eventually(lambda: "cannot be written now" in courier.log.read_text(), "the courier notices")
-        assert courier.process.poll() is None
+        relay = start_relay()
+        eventually(lambda: "cannot be written now" in relay.log.read_text(), "the relay notices")
+        assert relay.process.poll() is None
         other.execute("ROLLBACK")
     eventually(lambda: not Outbox(root).pending(), "it goes on")
 

@@ -9,15 +9,17 @@ import pytest
 from mlflow import MlflowClient
 
 from infra.errors import StageError
-from infra.lineage.courier_lock import CourierLock
 from infra.lineage.rebuild import rebuild
+from infra.lineage.relay_lock import RelayLock
 from infra.lineage.tracking import database_uri
 from infra.servers.environment import server_environ
 from infra.store.layout import Layout
 from infra.store.manifest import File, Input, Manifest, SourceRecord
 
 
-def write_artifact(root: Path, stage: str, fingerprint: str, letter: str, inputs: dict[str, Input], **more) -> Manifest:
+def write_artifact(
+    root: Path, stage: str, fingerprint: str, envelope: str, inputs: dict[str, Input], **more
+) -> Manifest:
     folder = root / stage / fingerprint
     (folder / "aux").mkdir(parents=True)
     with open(folder / "aux" / "metrics.jsonl", "w") as file:
@@ -28,7 +30,7 @@ def write_artifact(root: Path, stage: str, fingerprint: str, letter: str, inputs
         stage=stage,
         version=3,
         fingerprint=fingerprint,
-        digest=letter * 64,
+        digest=envelope * 64,
         build_id=f"build-{stage}",
         config={"seed": 17},
         identity={},
@@ -94,8 +96,8 @@ def test_rebuilding_twice_leaves_one_history_and_keeps_the_old_database_beside_i
     assert len(list((store / "mlflow").glob("mlflow.db.*"))) >= 1
 
 
-def test_rebuilding_under_a_working_courier_is_refused(store: Path) -> None:
-    lock = CourierLock(store)
+def test_rebuilding_under_a_working_relay_is_refused(store: Path) -> None:
+    lock = RelayLock(store)
     assert lock.acquire()
     with pytest.raises(StageError, match="stemma down"):
         rebuild(store)

@@ -83,7 +83,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     with postgres() as url, webhook(status=404) as (address, hooks):
         hook = f"{address}/services/planted-notice-hook"
-        env = environment(STEMMA_COURIER="on", STEMMA_DATABASE_URL=url, STEMMA_NOTICE_SLACK=hook, **PLANTED)
+        env = environment(STEMMA_RELAY="on", STEMMA_DATABASE_URL=url, STEMMA_NOTICE_SLACK=hook, **PLANTED)
         ports = ["--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port())]
         try:
             answer = stemma("up", "--root", folder / "store", "--host", "0.0.0.0", *ports, env=env)

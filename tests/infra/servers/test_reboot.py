@@ -32,7 +32,7 @@ def surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             variables = {"STEMMA_DATABASE_URL": stack.enter_context(postgres()), "STEMMA_AUTH": AUTH}
         for name, value in variables.items():
             monkeypatch.setenv(name, value)  # also for our own questions
-        yield environment(STEMMA_COURIER="on", **variables)
+        yield environment(STEMMA_RELAY="on", **variables)
 
 
 def known_to(services: dict[str, dict[str, Any]]) -> dict[str, Any]:

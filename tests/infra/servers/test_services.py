@@ -54,7 +54,7 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
     # What dies is started again, and only that.
     psutil.Process(mlflow.pid).kill()
     eventually(lambda: not mlflow.alive, "MLflow is gone")
-    assert [service.name for service in services(root)] == ["prefect", "worker", "courier", "metrics"]
+    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics"]
     again = up(root)
     assert [service.pid for service in again if service.name != "mlflow"] == [
         service.pid for service in first if service.name != "mlflow"
@@ -89,4 +89,4 @@ def test_a_service_that_cannot_start_says_why_and_leaves_the_others(root: Path) 
     assert (problem.code, problem.path) == ("service_failed", "mlflow")
     assert "unable to open database file" in problem.message
     assert "mlflow.log" in problem.fix
-    assert [service.name for service in services(root)] == ["prefect", "worker", "courier", "metrics"]
+    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics"]

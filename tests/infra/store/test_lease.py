@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.process import LIFELINE
+from infra.process import PARENT_FD
 from infra.store import lease as lease_module
 from infra.store.lease import LEASE_S, Holder, Leases
 from tests.command import REPOSITORY
@@ -171,7 +171,7 @@ def test_neither_a_clock_nor_a_stop_takes_a_lease_from_who_lives_here(
 
 def test_a_stopped_group_whose_starter_was_killed_is_ended_and_taken_over(table: Path) -> None:
     process = start(
-        WITH_A_WORKER.replace("start_new_session=True", f"start_new_session=True, env={{'{LIFELINE}': '9'}}"), table
+        WITH_A_WORKER.replace("start_new_session=True", f"start_new_session=True, env={{'{PARENT_FD}': '9'}}"), table
     )
     worker = int(said(process))
     os.killpg(worker, signal.SIGSTOP)

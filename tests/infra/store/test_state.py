@@ -74,7 +74,7 @@ def test_a_damaged_lease_table_is_named_with_what_is_lost_by_deleting_it(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_ledger_hides_links_until_the_courier_sets_it_aside(
+def test_a_damaged_ledger_hides_links_until_the_relay_sets_it_aside(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     Ledger(tmp_path).close()

@@ -1,4 +1,4 @@
-"""Turns: how many stages of a pipeline run at once, the one that most others wait for first."""
+"""How many stages of a pipeline run at once, the one that most others wait for first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from infra.errors import Cancelled
 
 
-class Turns:
+class PrioritySemaphore:
     """At most `at_once` holders; of those that wait, the one with the longest chain of work behind it goes first."""
 
     def __init__(self, at_once: int, weights: Mapping[str, int], is_cancelled: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""One courier a store: the lock that it holds, and the list of those who want it to stay."""
+"""One relay a store: the lock that it holds, and the list of those who want it to stay."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def lineage_folder(root: Path | str) -> Path:
     return Path(root).absolute() / "lineage"
 
 
-class CourierLock:
-    """Held by the courier of a store for as long as it lives; the system lets go of it when the process dies.
+class RelayLock:
+    """Held by the relay of a store for as long as it lives; the system lets go of it when the process dies.
 
     The lock file says whose it is, so that others can ask without touching the lock.
     """
@@ -25,7 +25,7 @@ class CourierLock:
     def __init__(self, root: Path | str) -> None:
         folder = lineage_folder(root)
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / "courier.lock", "a+")  # noqa: SIM115
+        self._file = open(folder / "relay.lock", "a+")  # noqa: SIM115
 
     def acquire(self) -> bool:
         """True if we hold the lock now."""
@@ -43,10 +43,10 @@ class CourierLock:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def courier_pid(root: Path | str) -> int | None:
-    """The process of the courier that works now, if any."""
+def relay_pid(root: Path | str) -> int | None:
+    """The process of the relay that works now, if any."""
     try:
-        holder = json.loads((lineage_folder(root) / "courier.lock").read_text())
+        holder = json.loads((lineage_folder(root) / "relay.lock").read_text())
     except (FileNotFoundError, ValueError):
         return None
     return holder["pid"] if process_lives(holder) else None
@@ -57,7 +57,7 @@ def problem_path(root: Path | str) -> Path:
 
 
 def lineage_problem(root: Path | str) -> dict[str, str] | None:
-    """Why the courier gave up (an `infra.errors.Problem`); None while all is well, as far as anybody tried."""
+    """Why the relay gave up (an `infra.errors.Problem`); None while all is well, as far as anybody tried."""
     try:
         problem: dict[str, str] = json.loads(problem_path(root).read_text(encoding="utf8"))
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def lineage_problem(root: Path | str) -> dict[str, str] | None:
 
 
 def register(root: Path | str) -> None:
-    """Asks the courier to stay while this process lives, or until `unregister`."""
+    """Asks the relay to stay while this process lives, or until `unregister`."""
     folder = lineage_folder(root) / "senders"
     folder.mkdir(parents=True, exist_ok=True)
     hidden = folder / f".{os.getpid()}"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.lineage.courier import ensure_courier, release_courier, wait_delivered
-from infra.lineage.courier_lock import courier_pid
 from infra.lineage.ledger import file_url, mlflow_run_id, run_url
 from infra.lineage.messages import PipelineFinished, PipelineStarted
 from infra.lineage.outbox import Outbox
+from infra.lineage.relay import ensure_relay, release_relay, wait_delivered
+from infra.lineage.relay_lock import relay_pid
 from infra.servers.environment import server_environ
 
 pytestmark = pytest.mark.cluster
@@ -46,11 +46,9 @@ def metric_rows(root: Path) -> int:
 WHOLE = {"p": ["FINISHED"], "s": ["FINISHED"], "t": ["FINISHED"], "e": ["FAILED"]}
 
 
-def test_an_outage_of_the_server_loses_and_doubles_nothing(
-    root, story, mlflow_server, start_courier, eventually
-) -> None:
+def test_an_outage_of_the_server_loses_and_doubles_nothing(root, story, mlflow_server, start_relay, eventually) -> None:
     outbox = Outbox(root)
-    courier = start_courier()
+    relay = start_relay()
     for message in story.beginning():
         outbox.send(message)
     eventually(lambda: len(story.loss_history()) == 30, "the first metrics arrive")
@@ -59,7 +57,7 @@ def test_an_outage_of_the_server_loses_and_doubles_nothing(
     story.write_metrics(20, first=30)
     for message in story.ending():
         outbox.send(message)
-    eventually(lambda: "does not answer" in courier.log.read_text(), "the courier notices the outage")
+    eventually(lambda: "does not answer" in relay.log.read_text(), "the relay notices the outage")
     assert outbox.pending() == len(story.ending())
 
     mlflow_server.send(signal.SIGCONT)
@@ -70,10 +68,10 @@ def test_an_outage_of_the_server_loses_and_doubles_nothing(
 
 
 def test_without_its_server_history_goes_on_in_the_same_database(
-    root, story, mlflow_server, start_courier, eventually
+    root, story, mlflow_server, start_relay, eventually
 ) -> None:
     outbox = Outbox(root)
-    start_courier()
+    start_relay()
     for message in story.beginning():
         outbox.send(message)
     eventually(lambda: outbox.pending() == 0, "the beginning arrives through the server")
@@ -98,79 +96,79 @@ def test_without_its_server_history_goes_on_in_the_same_database(
     assert file_url(root, "p", "ingest", "report.html") is None
 
 
-def test_a_courier_killed_at_any_moment_is_continued_by_the_next(root, story, start_courier, eventually) -> None:
+def test_a_relay_killed_at_any_moment_is_continued_by_the_next(root, story, start_relay, eventually) -> None:
     steps = 6_000
     story.write_metrics(steps - 30, first=30)
     outbox = Outbox(root)
     for message in story.beginning() + story.ending():
         outbox.send(message)
     for wanted in (1, 3_000, 8_000):
-        courier = start_courier()
+        relay = start_relay()
         eventually(lambda wanted=wanted: metric_rows(root) >= wanted, f"{wanted} metrics are there")
-        courier.kill()
-    start_courier()
+        relay.kill()
+    start_relay()
     eventually(lambda: outbox.pending() == 0, "all is delivered")
     assert story.loss_history() == story.expected_history(steps)
     assert run_statuses(root) == WHOLE
 
 
-def test_a_message_that_cannot_be_delivered_is_set_aside_with_its_reason(root, start_courier, eventually) -> None:
+def test_a_message_that_cannot_be_delivered_is_set_aside_with_its_reason(root, start_relay, eventually) -> None:
     outbox = Outbox(root)
     outbox.send(PipelineFinished("ghost", "FINISHED", 1.0))
     (outbox.folder / "00000000000000000001-1-0.json").write_text("not json")
     outbox.send(PipelineStarted("p", "quickstart", 1.0))
-    courier = start_courier()
+    relay = start_relay()
     eventually(lambda: outbox.pending() == 0, "nothing stands in the way")
     assert mlflow_run_id(root, "p"), "the good message behind them is delivered"
     reasons = sorted((root / "lineage" / "failed").glob("*.error"))
     assert len(reasons) == 2
     assert "ghost" in reasons[1].read_text()
-    assert "aside" in courier.log.read_text()
+    assert "aside" in relay.log.read_text()
 
 
-def test_a_second_courier_gives_way(root, start_courier, eventually) -> None:
-    first = start_courier()
-    eventually(lambda: courier_pid(root) == first.process.pid, "the first works")
-    second = start_courier("--until-empty")
+def test_a_second_relay_gives_way(root, start_relay, eventually) -> None:
+    first = start_relay()
+    eventually(lambda: relay_pid(root) == first.process.pid, "the first works")
+    second = start_relay("--until-empty")
     assert second.process.wait(timeout=60) == 0
-    assert courier_pid(root) == first.process.pid
+    assert relay_pid(root) == first.process.pid
 
 
-def test_a_courier_of_its_own_comes_and_goes_with_those_who_need_it(root, eventually) -> None:
-    ensure_courier(root)
-    eventually(lambda: courier_pid(root), "a courier starts")
-    pid = courier_pid(root)
-    ensure_courier(root)
+def test_a_relay_of_its_own_comes_and_goes_with_those_who_need_it(root, eventually) -> None:
+    ensure_relay(root)
+    eventually(lambda: relay_pid(root), "a relay starts")
+    pid = relay_pid(root)
+    ensure_relay(root)
     Outbox(root).send(PipelineStarted("p", "quickstart", 1.0))
     Outbox(root).send(PipelineFinished("p", "FINISHED", 2.0))
     assert wait_delivered(root, 120)
-    assert courier_pid(root) == pid
-    release_courier(root)
-    eventually(lambda: courier_pid(root) is None, "it goes")
+    assert relay_pid(root) == pid
+    release_relay(root)
+    eventually(lambda: relay_pid(root) is None, "it goes")
     assert run_statuses(root) == {"p": ["FINISHED"]}
 
 
 def test_a_run_whose_process_was_killed_does_not_run_for_ever(root, story, eventually) -> None:
     code = (
         "import os, sys, signal\n"
-        "from infra.lineage.courier import ensure_courier\n"
+        "from infra.lineage.relay import ensure_relay\n"
         "from infra.lineage.messages import PipelineStarted, StageStarted\n"
         "from infra.lineage.outbox import Outbox\n"
-        "ensure_courier(sys.argv[1])\n"
+        "ensure_relay(sys.argv[1])\n"
         "Outbox(sys.argv[1]).send(PipelineStarted('p', 'quickstart', 1.0))\n"
         "Outbox(sys.argv[1]).send(StageStarted('t', 'p', 'quickstart', 'sft', 'ffff', 1.0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     sender = subprocess.run([sys.executable, "-c", code, str(root)], env=server_environ({}))
     assert sender.returncode == -signal.SIGKILL
-    eventually(lambda: mlflow_run_id(root, "t"), "the courier works on without its starter")
-    eventually(lambda: courier_pid(root) is None, "the courier is done")
+    eventually(lambda: mlflow_run_id(root, "t"), "the relay works on without its starter")
+    eventually(lambda: relay_pid(root) is None, "the relay is done")
     assert run_statuses(root) == {"p": ["KILLED"], "t": ["KILLED"]}
 
 
 @pytest.fixture(autouse=True)
-def _no_courier_left(root):
+def _no_relay_left(root):
     yield
-    pid = courier_pid(root)
+    pid = relay_pid(root)
     if pid is not None:
         os.killpg(pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ def out_of_memory_kills() -> int:
     return int(counts.get("oom_kill", 0))
 
 
-def death(node: str, code: int, out_of_memory: bool) -> Problem:
+def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
     """What to tell of a stage's process that ended with `code` (negative: by that signal) and left no outcome.
 
     out_of_memory: whether the kernel killed processes for want of memory while it ran.

@@ -1,6 +1,6 @@
 """The only process that talks to MLflow: takes messages from the outbox and delivers them, once, in order.
 
-python -m infra.lineage.courier ROOT --until-empty
+python -m infra.lineage.relay ROOT --until-empty
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import Problem, StemmaError
-from infra.lineage.courier_lock import (
-    CourierLock,
-    anyone_registered,
-    courier_pid,
-    lineage_folder,
-    problem_path,
-    process_lives,
-    register,
-    unregister,
-)
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import from_json
 from infra.lineage.migrations import is_of_the_database, passes
 from infra.lineage.outbox import Outbox
+from infra.lineage.relay_lock import (
+    RelayLock,
+    anyone_registered,
+    lineage_folder,
+    problem_path,
+    process_lives,
+    register,
+    relay_pid,
+    unregister,
+)
 from infra.lineage.tracking import database_path, database_uri, tracking_uri
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
@@ -46,7 +46,7 @@ ATTEMPTS = 5
 LOOK_FOR_ABANDONED_EVERY_S = 5.0
 NICENESS = 5
 
-log = logging.getLogger("stemma.courier")
+log = logging.getLogger("stemma.relay")
 
 
 class Unreachable(Exception):
@@ -64,7 +64,7 @@ class Unusable(Exception):
         self.problem = problem
 
 
-class Courier:
+class Relay:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.outbox = Outbox(root)
@@ -101,10 +101,10 @@ class Courier:
     def _deliver(self, path: Path) -> None:
         """Delivers one message; sets it aside if it fails again and again for reasons of its own."""
         try:
-            letter = self.outbox.read(path)
-            message = from_json(letter.content)
+            envelope = self.outbox.read(path)
+            message = from_json(envelope.content)
             delivery = self._connected()
-            delivery.deliver(message, letter.sender)
+            delivery.deliver(message, envelope.sender)
         except (Unreachable, Unusable):
             raise
         except Exception as error:
@@ -125,7 +125,7 @@ class Courier:
         if uri != database_uri(self.root) and not answers(f"{uri}/health"):
             raise Unreachable(f"the MLflow server {uri} does not answer")
         if self._delivery is None or uri != self._uri:
-            # MLflow takes seconds to import, so a courier with nothing to do never does.
+            # MLflow takes seconds to import, so a relay with nothing to do never does.
             from infra.lineage.delivery import Delivery
 
             try:
@@ -194,9 +194,9 @@ def _problem_of(error: Exception, root: Path) -> Problem:
     if isinstance(error, StemmaError):
         return error.problems[0]
     where = str(database_path(root) or "MLflow's database")
-    told = f"MLflow cannot use its database: {str(error).splitlines()[0]}"
+    message = f"MLflow cannot use its database: {str(error).splitlines()[0]}"
     return Problem(
-        "broken_database", where, told, f"see {lineage_folder(root) / 'courier.log'}, or that of `stemma up`"
+        "broken_database", where, message, f"see {lineage_folder(root) / 'relay.log'}, or that of `stemma up`"
     )
 
 
@@ -205,8 +205,8 @@ def follow(root: Path, *, until_empty: bool) -> None:
 
     Exits with 1 where the database is unusable, once that is written down for `lineage_problem`; messages stay.
     """
-    lock = CourierLock(root)
-    courier = None
+    lock = RelayLock(root)
+    relay = None
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -215,37 +215,37 @@ def follow(root: Path, *, until_empty: bool) -> None:
             return
     # Training matters more than its diary.
     os.nice(NICENESS)
-    courier = Courier(root)
-    courier.stopped = stopped
+    relay = Relay(root)
+    relay.stopped = stopped
     problem_path(root).unlink(missing_ok=True)
     while not stopped.is_set():
         try:
-            courier.work()
+            relay.work()
         except Unusable as error:
             write_private(problem_path(root), json.dumps(error.problem.as_json()))
-            log.error("%s; %d messages wait until then", error, courier.outbox.pending())
+            log.error("%s; %d messages wait until then", error, relay.outbox.pending())
             sys.exit(1)
-        if until_empty and not courier.has_work and not anyone_registered(root):
+        if until_empty and not relay.has_work and not anyone_registered(root):
             lock.release()
             # Somebody may have seen us alive after we looked, and relied on it.
-            if not (courier.has_work or anyone_registered(root)) or not lock.acquire():
+            if not (relay.has_work or anyone_registered(root)) or not lock.acquire():
                 return
         stopped.wait(LOOK_EVERY_S)
 
 
-def ensure_courier(root: Path | str) -> None:
-    """Starts a courier in the background unless one works already; it stays while this process lives. Returns at once.
+def ensure_relay(root: Path | str) -> None:
+    """Starts a relay in the background unless one works already; it stays while this process lives. Returns at once.
 
     Costs about a millisecond when there is one.
     """
     root = Path(root).absolute()
     register(root)
-    if courier_pid(root) is not None:
+    if relay_pid(root) is not None:
         return
-    with open(lineage_folder(root) / "courier.log", "ab") as output:
+    with open(lineage_folder(root) / "relay.log", "ab") as output:
         _children.append(
             subprocess.Popen(
-                [sys.executable, "-m", "infra.lineage.courier", str(root), "--until-empty"],
+                [sys.executable, "-m", "infra.lineage.relay", str(root), "--until-empty"],
                 cwd=root,
                 env=server_environ({}),
                 stdin=subprocess.DEVNULL,
@@ -256,14 +256,14 @@ def ensure_courier(root: Path | str) -> None:
         )
 
 
-def release_courier(root: Path | str) -> None:
-    """Says that this process will send no more: the courier may go once it has delivered everything."""
+def release_relay(root: Path | str) -> None:
+    """Says that this process will send no more: the relay may go once it has delivered everything."""
     unregister(root)
 
 
 def wait_delivered(root: Path | str, timeout_s: float) -> bool:
     """Waits until every message sent so far is delivered; False if the time ran out, and then they are kept."""
-    ensure_courier(root)
+    ensure_relay(root)
     return Outbox(root).drain_wait(timeout_s)
 
 

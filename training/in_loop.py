@@ -25,7 +25,7 @@ SAMPLES = "training_samples.jsonl"
 _TEMPERATURE = 0.8
 
 
-class Look(Callback):
+class InLoopEvaluator(Callback):
     """Tells figures as `benchmarks/<task>/<metric>`, and appends samples to training_samples.jsonl in the work folder.
 
     Each look draws the same random numbers, so that what differs between two of them is the model.

@@ -11,7 +11,7 @@ from infra.servers.settings import settings_of
 from infra.servers.state import prefect_api_url
 
 
-def check_door(root: Path | str) -> None:
+def check_credentials(root: Path | str) -> None:
     """Raises ConfigError `no_credentials` if the servers of a store ask for credentials that we do not have."""
     url = prefect_api_url(root)
     if url is None or not settings_of(root).guarded:
@@ -25,5 +25,5 @@ def check_door(root: Path | str) -> None:
 
 
 def not_let_in() -> ConfigError:
-    told = "the servers do not accept these credentials" if credentials() else "the servers ask for credentials"
-    return ConfigError(Problem("no_credentials", AUTH, told, f"export {AUTH} as it was at `stemma up`"))
+    message = "the servers do not accept these credentials" if credentials() else "the servers ask for credentials"
+    return ConfigError(Problem("no_credentials", AUTH, message, f"export {AUTH} as it was at `stemma up`"))
