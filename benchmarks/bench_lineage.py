@@ -57,7 +57,7 @@ class Writer:
             config=section.model_dump(mode="json") if section else {},
             identity=identity,
             inputs={key: item.as_input() for key, item in inputs.items()},
-            gates={},
+            requires={},
             sources=sources,
             files=tuple(File(f"part-{at:05}", 1 << 20, _sha(f"{name} {at}")) for at in range(files)),
             result={"figures": {f"figure_{at}": at / 7 for at in range(12)}, "headline": f"a {stage}"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,19 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
 
     folder = root_of(root)
     journals = sorted(
-        [*folder.glob(f"{stage or '*'}/*/aux/{JOURNAL}"), *folder.glob(f".work/{stage or '*'}/*/scratch/{JOURNAL}")],
+        [*folder.glob(f"*/*/aux/{JOURNAL}"), *folder.glob(f".work/*/*/scratch/{JOURNAL}")],
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )
+    if stage is not None:
+        # Artifacts of a named step lie in the folder of the stage that it uses.
+        of_stage = [path for path in journals if path.parts[-4] == stage]
+        journals = [path for path in journals if _step_of(path) == stage] or of_stage
     if not journals:
         message = f"{stage} has no log in {folder}" if stage else f"no stage has a log in {folder}"
         raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have one"))
     if stage is None:
-        found = [{"stage": path.parts[-4], "path": str(path.parent)} for path in journals]
+        found = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]
         if not as_json:
             for item in found:
                 click.echo(f"{item['stage']:<24} {item['path']}")
@@ -55,6 +60,15 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
             for line in printed.lines():
                 click.echo(line)
     return {"status": "done", "stage": stage, "path": str(place), "said": _told(said_lines), "text": text}, 0
+
+
+def _step_of(journal: Path) -> str:
+    """The step whose build wrote a journal, as the build's job says, and once it is done its manifest."""
+    build = journal.parent.parent
+    for path, key in ((journal.parent / "job.json", "node"), (build / "manifest.json", "step")):
+        with suppress(FileNotFoundError, ValueError):
+            return str(json.loads(path.read_text(encoding="utf8")).get(key) or journal.parts[-4])
+    return journal.parts[-4]
 
 
 def _told(lines: list[str]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ FAMILY_ORDER = (
 class Artifact:
     """One finished artifact.
 
-    id: the stage id in the pipeline, e.g. `benchmarks_sft`. manifest: None for a folder that no store made.
+    id: the step's name in the pipeline, e.g. `benchmarks_sft`. manifest: None for a folder that no store made.
     """
 
     id: str
@@ -34,6 +35,11 @@ class Artifact:
     @property
     def stage(self) -> str:
         return self.manifest.stage if self.manifest else self.id
+
+    @property
+    def label(self) -> str:
+        """The stage, and the step's name where that is another: `sft`, `sft (chat)`."""
+        return self.stage if self.id in (self.stage, "model") else f"{self.stage} ({self.id})"
 
     @property
     def figures(self) -> dict[str, float]:
@@ -67,24 +73,49 @@ def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
 
 
 def ancestors(artifact: Artifact) -> list[Artifact]:
-    """What an artifact descends from, as far as it still lies in the store, the farthest first and itself last."""
+    """What an artifact descends from, as far as it still lies in the store, itself last.
+
+    Everything stands after what it was made from, and as the text flows where that leaves a choice.
+    """
     found: dict[tuple[str, str], Artifact] = {}
-    for one in _walk(artifact):
-        if one.manifest:
-            found.setdefault((one.stage, one.manifest.fingerprint), one)
+    left = [artifact]
+    while left:
+        one = left.pop()
+        if one.manifest and _address(one.manifest) not in found:
+            found[_address(one.manifest)] = one
+            left += _parents(one)
     order = {stage: place for place, stage in enumerate(FAMILY_ORDER)}
-    return sorted(found.values(), key=lambda one: (order.get(one.stage, len(order)), one.id))
+    sorter = TopologicalSorter(
+        {
+            address: [key for one in _parents(child) if one.manifest and (key := _address(one.manifest)) in found]
+            for address, child in found.items()
+        }
+    )
+    sorter.prepare()
+    told: list[Artifact] = []
+    ready: list[Artifact] = []
+    while sorter.is_active():
+        ready += [found[address] for address in sorter.get_ready()]
+        ready.sort(key=lambda one: (order.get(one.stage, len(order)), one.id))
+        next_ = ready.pop(0)
+        told.append(next_)
+        assert next_.manifest is not None
+        sorter.done(_address(next_.manifest))
+    return told
 
 
-def _walk(artifact: Artifact) -> Iterator[Artifact]:
-    yield artifact
+def _address(manifest: Manifest) -> tuple[str, str]:
+    return manifest.stage, manifest.fingerprint
+
+
+def _parents(artifact: Artifact) -> Iterator[Artifact]:
     if artifact.manifest is None:
         return
     root = artifact.folder.parent.parent
     for wanted in artifact.manifest.inputs.values():
         manifest = _manifest(root / wanted.path)
         if manifest is not None and manifest.digest == wanted.digest:
-            yield from _walk(Artifact(wanted.stage, root / wanted.path, manifest))
+            yield Artifact(manifest.step or wanted.stage, root / wanted.path, manifest)
 
 
 def _manifest(folder: Path) -> Manifest | None:

@@ -59,12 +59,12 @@ def model_card(
 
 def _details(config: RegisterConfig, name: str, model: Artifact, family: Sequence[Artifact]) -> str:
     manifest = model.manifest
-    trained = [one.stage for one in family if one.stage in TRAINING]
+    trained = [one for one in family if one.stage in TRAINING]
     lines = [
         "## Model details",
         "",
         f"- Name: {name}",
-        f"- Made by: {', '.join(f'{stage} ({ROLES[stage]})' for stage in trained) or model.stage}",
+        f"- Made by: {'; '.join(f'{one.label}, {ROLES[one.stage]}' for one in trained) or model.stage}",
         f"- Architecture: {_architecture(model)}",
     ]
     if manifest:
@@ -113,9 +113,9 @@ def _factors(evaluations: Mapping[str, Artifact]) -> str:
 
 def _metrics(evaluations: Mapping[str, Artifact]) -> str:
     lines = ["## Metrics", ""]
-    if any(name.startswith("benchmarks") for name in evaluations):
+    if any(one.stage.startswith("benchmarks") for one in evaluations.values()):
         lines.append("- Accuracy of each benchmark by lm-eval, log-likelihood scoring, with its Wilson interval.")
-    if any(name.startswith("safety") for name in evaluations):
+    if any(one.stage.startswith("safety") for one in evaluations.values()):
         lines += [
             "- Expected maximum toxicity and toxicity probability over several continuations of each prompt (Gehman "
             "et al. 2020); bootstrap and Wilson intervals over prompts.",
@@ -154,7 +154,7 @@ def _training(family: Sequence[Artifact]) -> str:
     lines = ["## Training", ""]
     for one in family:
         if one.stage in TRAINING and one.manifest is not None:
-            lines += [f"### {one.stage}: {one.headline}", "", "```json", _config(one.manifest.config), "```", ""]
+            lines += [f"### {one.label}: {one.headline}", "", "```json", _config(one.manifest.config), "```", ""]
     return "\n".join(lines).rstrip()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -231,15 +232,27 @@ class BenchmarkTextConfig(StageConfig):
         found += [Source("benchmark_text.pairs", (Path(self.pairs),))] if self.pairs else []
         return found
 
-    def filled(self, benchmarks: BenchmarksConfig | None, safety: SafetyConfig | None) -> BenchmarkTextConfig:
-        """With what the sections benchmarks and safety will ask in place of what is not set."""
-        toxicity, bias = (safety.toxicity, safety.bias) if safety else (None, None)
-        prompts = (toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")) if toxicity else None
-        pairs = (bias.pairs or str(DATA_DIR / "bias_pairs.csv")) if bias else None
-        tasks = self.tasks or (benchmarks.tasks if benchmarks else None)
+    def filled(self, benchmarks: Sequence[BenchmarksConfig], safety: Sequence[SafetyConfig]) -> BenchmarkTextConfig:
+        """With what the pipeline's benchmarks and safety stages will ask in place of what is not set."""
+        asked = dict.fromkeys(task for one in benchmarks for task in one.tasks)
+        toxicity = [one.toxicity for one in safety if one.toxicity]
+        bias = [one.bias for one in safety if one.bias]
+        prompts = (toxicity[0].prompts or str(DATA_DIR / "toxicity_prompts.jsonl")) if toxicity else None
+        pairs = (bias[0].pairs or str(DATA_DIR / "bias_pairs.csv")) if bias else None
         return self.model_copy(
-            update={"tasks": tasks, "prompts": self.prompts or prompts, "pairs": self.pairs or pairs}
+            update={
+                "tasks": self.tasks or tuple(asked) or None,
+                "prompts": self.prompts or prompts,
+                "pairs": self.pairs or pairs,
+            }
         )
+
+    def missed(self, safety: Sequence[SafetyConfig]) -> list[str]:
+        """The keys of which the safety stages name several files: one alone can be cleared of."""
+        prompts = {one.toxicity.prompts for one in safety if one.toxicity}
+        pairs = {one.bias.pairs for one in safety if one.bias}
+        several = {"prompts": not self.prompts and len(prompts) > 1, "pairs": not self.pairs and len(pairs) > 1}
+        return [key for key, more in several.items() if more]
 
 
 class Gate(Config):

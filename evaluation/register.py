@@ -17,7 +17,7 @@ from infra.run import Result, Run
 def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Judges the model by the gates and writes MODEL_CARD.md and registration.json.
 
-    inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its stage id.
+    inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its step's name.
     Raises infra.errors.GateRefused naming every figure that broke its bound, its value and the bound.
     """
     from evaluation.artifacts import ancestors, read_artifacts
@@ -28,11 +28,12 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     model = artifacts["model"]
     name = config.name or model.stage
     figures = {f"{key}.{figure}": value for key, one in artifacts.items() for figure, value in one.figures.items()}
-    figures |= {f"{model.stage}.{figure}": value for figure, value in model.figures.items()}
+    names = {model.stage, model.manifest.step or model.stage} if model.manifest else {model.stage}
+    figures |= {f"{name}.{figure}": value for name in names for figure, value in model.figures.items()}
     verdicts = judge(config.gates, figures)
     if problems := refusals(verdicts):
         raise GateRefused(*problems)
-    evaluations = {key: one for key, one in artifacts.items() if key.startswith(("benchmarks", "safety"))}
+    evaluations = {key: one for key, one in artifacts.items() if one.stage.startswith(("benchmarks", "safety"))}
     card = model_card(config, name, model, ancestors(model), evaluations, verdicts)
     (out_dir / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     registration = {

@@ -38,7 +38,8 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
     for node in graph(config).values():
         if node.adopted:
             continue
-        section = config.section(node.stage.name)
+        step = config.steps.get(node.id)
+        section = step.config if step else config.section(node.stage.name)
         assert isinstance(section, StageConfig)
         parameters = {
             "config": section.model_dump(mode="json"),

@@ -45,7 +45,7 @@ ON_WORKER = "PREFECT__FLOW_RUN_ID"
 
 keep_slots()
 
-STAGES: Any = ThreadPoolTaskRunner(max_workers=64)
+RUNNER: Any = ThreadPoolTaskRunner(max_workers=64)
 """Threads only wait: each stage works in a process of its own, and `PrioritySemaphore` says how many at once."""
 
 
@@ -140,8 +140,8 @@ class PipelineRun:
     def inputs_of(self, name: str) -> dict[str, Manifest]:
         return {key: self.manifests[up] for key, up in self.nodes[name].inputs.items()}
 
-    def gates_of(self, name: str) -> dict[str, Manifest]:
-        return {up: self.manifests[up] for up in self.nodes[name].after}
+    def required_by(self, name: str) -> dict[str, Manifest]:
+        return {up: self.manifests[up] for up in self.nodes[name].requires}
 
     def blockers_of(self, name: str) -> list[str]:
         return [up for up in self.nodes[name].upstream if up not in self.manifests]

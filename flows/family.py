@@ -53,6 +53,7 @@ def _node(member: Member, read: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _artifact(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "stage": manifest.stage,
+        "step": manifest.step or manifest.stage,
         "fingerprint": manifest.fingerprint,
         "digest": manifest.digest,
         "path": str(folder),

@@ -184,7 +184,9 @@ def _inputs_of_build(work: Path) -> list[Path]:
 
 
 def _place(store: Store, row: dict) -> Place | None:
-    stage, name = row["stage"], row["fingerprint"]
+    """A step's artifact lies in a folder that may be called otherwise than the step."""
+    stage = Path(row["path"]).parent.name if row.get("path") else row["stage"]
+    name = row["fingerprint"]
     return locate(store, Input(stage, name, row["digest"], f"{stage}/{name}"))
 
 

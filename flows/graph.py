@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from corpus.config import DataKind
-from evaluation.config import CorpusReportConfig, RegisterConfig, ReportConfig
-from flows.config import PipelineConfig
+from corpus.config import DataKind, ValidateConfig
+from corpus.mix.config import MixConfig
+from evaluation.config import (
+    BenchmarksConfig,
+    BenchmarkTextConfig,
+    CorpusReportConfig,
+    RegisterConfig,
+    ReportConfig,
+    SafetyConfig,
+)
+from flows.pipeline_config import PipelineConfig
+from flows.problems import nearest
+from flows.wiring import REPORT, Joint, wiring_problems
 from infra.config import StageConfig
 from infra.errors import ConfigError, Problem
 from tasks.stage import Node
 from tasks.stages import CORPUS_STEPS, STAGES
+from training.config import BaseModelConfig, PretrainConfig
 
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
@@ -22,66 +32,77 @@ Graph = dict[str, Node]
 def graph(config: PipelineConfig, command: str = "") -> Graph:
     """The nodes of a pipeline, in an order in which they can run one after the other.
 
-    command: the command line that runs it, for the report.
+    command: the command line that runs it, for the report. Raises ConfigError where its steps make no graph.
     """
-    nodes = _adopting(_wired(_asking(config)), config.adopted)
-    if config.report is not None:
-        nodes["report"] = Node("report", STAGES["report"], config.report, {name: name for name in nodes})
+    nodes = usual_nodes(config)
+    if problems := step_problems(config, nodes):
+        raise ConfigError(*problems)
+    nodes = _adopting(_with_steps(nodes, config), config.adopted)
+    if report := config.of(ReportConfig):
+        nodes[REPORT] = Node(REPORT, STAGES[REPORT], report, {name: name for name in nodes})
     return {name: _named(node, config, command) for name, node in nodes.items()}
 
 
-def _asking(config: PipelineConfig) -> PipelineConfig:
-    """With the benchmarks and probes that the pipeline will run named in the section benchmark_text."""
-    if config.benchmark_text is None:
-        return config
-    filled = config.benchmark_text.filled(config.benchmarks, config.safety)
-    return config.model_copy(update={"benchmark_text": filled})
+def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
+    """What keeps the named steps from making a graph with the usual nodes."""
+    joints = {name: Joint(step.stage, step.inputs, step.requires) for name, step in config.steps.items()}
+    return wiring_problems(joints, {name: node.stage for name, node in usual.items()})
 
 
-def _wired(config: PipelineConfig) -> Graph:
-    """Every node but the report, which reads all others."""
+def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
+    """The section benchmark_text with the benchmarks and probes that the pipeline will run, of named steps too."""
+    section = config.of(BenchmarkTextConfig)
+    return section.filled(config.all_of(BenchmarksConfig), config.all_of(SafetyConfig)) if section else None
+
+
+def usual_nodes(config: PipelineConfig) -> Graph:
+    """The nodes of the sections, all but the report, which reads all others."""
     nodes: Graph = {}
+    sections = {name: config.section(name) for name, stage in STAGES.items() if stage.section}
+    sections["benchmark_text"] = items_to_clear(config)
+    validation, mix = config.of(ValidateConfig), config.of(MixConfig)
 
-    def add(stage: str, *, id: str = "", after: Iterable[str] = (), **inputs: str) -> str:
-        """Adds a node if the config has its section or adopts it; inputs and gates that are not there are left out."""
+    def add(stage: str, *, id: str = "", requires: Iterable[str] = (), **inputs: str) -> str:
+        """Adds a node if the config has its section or adopts it; inputs that are not there are left out."""
         name = id or stage
-        section = StageConfig() if name in config.adopted else config.section(stage)
+        section = StageConfig() if name in config.adopted else sections[stage]
         if section is None:
             return ""
         wired = {key: node for key, node in inputs.items() if node in nodes}
-        nodes[name] = Node(name, STAGES[stage], section, wired, tuple(node for node in after if node in nodes))
+        required = tuple(node for node in requires if node in nodes)
+        nodes[name] = Node(name, STAGES[stage], section, wired, required, stored_as=id)
         return name
 
     def check(data: str, kind: DataKind, **limits: float) -> str:
         """The validation of one node's data, with the part of its config that speaks of this kind."""
-        if data not in nodes or config.validate_ is None or getattr(config.validate_, kind) is None:
+        if data not in nodes or validation is None or getattr(validation, kind) is None:
             return ""
         name = "validate" if kind == "documents" else f"validate_{kind}"
-        nodes[name] = Node(name, STAGES["validate"], config.validate_.of(kind, **limits), {"data": data})
+        nodes[name] = Node(name, STAGES["validate"], validation.of(kind, **limits), {"data": data}, stored_as=name)
         return name
 
     add("ingest")
-    gate = check("ingest", "documents")
-    documents = add("clean", documents="ingest", after=[gate]) or "ingest"
-    documents = add("dedupe", documents=documents, after=[gate]) or documents
-    test_items = add("benchmark_text")
-    documents = add("decontaminate", documents=documents, benchmark_text=test_items, after=[gate]) or documents
-    documents = add("mix", documents=documents, after=[gate]) or documents
+    verdict = check("ingest", "documents")
+    documents = add("clean", documents="ingest", requires=[verdict]) or "ingest"
+    documents = add("dedupe", documents=documents, requires=[verdict]) or documents
+    items = add("benchmark_text")
+    documents = add("decontaminate", documents=documents, benchmark_text=items, requires=[verdict]) or documents
+    documents = add("mix", documents=documents, requires=[verdict]) or documents
     # A mixture repeats documents on purpose, up to its cap.
-    copies = {"max_copies": math.ceil(config.mix.max_epochs)} if config.mix else {}
+    copies = {"max_copies": math.ceil(mix.max_epochs)} if mix else {}
     if documents != "ingest":
-        gate = check(documents, "clean", **copies) or gate
-    add("tokenizer", documents=documents, after=[gate])
-    shards = add("shard", documents=documents, tokenizer="tokenizer", after=[gate])
-    shards_gate = check(shards, "shards", **copies)
+        verdict = check(documents, "clean", **copies) or verdict
+    add("tokenizer", documents=documents, requires=[verdict])
+    shards = add("shard", documents=documents, tokenizer="tokenizer", requires=[verdict])
+    of_shards = check(shards, "shards", **copies)
     add("corpus_report", **{name: name for name in CORPUS_STEPS})
-    base = add("pretrain", shards="shard", tokenizer="tokenizer", after=[shards_gate]) or add("base_model")
+    base = add("pretrain", shards="shard", tokenizer="tokenizer", requires=[of_shards]) or add("base_model")
     add("instructions")
-    instructions_gate = check("instructions", "instructions")
-    tuned = add("sft", model=base, instructions="instructions", after=[instructions_gate])
+    of_instructions = check("instructions", "instructions")
+    tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions])
     add("preferences")
-    preferences_gate = check("preferences", "preferences")
-    add("reward_model", model=tuned, preferences="preferences", after=[preferences_gate])
+    of_preferences = check("preferences", "preferences")
+    add("reward_model", model=tuned, preferences="preferences", requires=[of_preferences])
     aligned = add("rlhf", model=tuned, reward_model="reward_model", prompts="instructions")
     judged = []
     for label, model in (("base", base), ("sft", tuned), ("rlhf", aligned)):
@@ -94,32 +115,62 @@ def _wired(config: PipelineConfig) -> Graph:
     return nodes
 
 
+def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
+    """With the named steps after what they need; their artifacts bear the stage's name, see `Node.stored_as`."""
+    nodes, left = dict(usual), dict(config.steps)
+    while left:
+        ready = [name for name, step in left.items() if nodes.keys() >= {*step.inputs.values(), *step.requires}]
+        for name in ready:
+            step = left.pop(name)
+            section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
+            nodes[name] = Node(name, step.stage, section, step.inputs, step.requires, path=f"steps.{name}")
+        assert ready, "wiring_problems tells of cycles"
+    return nodes
+
+
+def _checking(section: StageConfig, data: Node) -> ValidateConfig:
+    """The part of a validation that speaks of the data at hand, as the usual nodes have it."""
+    assert isinstance(section, ValidateConfig)
+    kinds: dict[str, DataKind] = {"shards": "shards", "instructions": "instructions", "preferences": "preferences"}
+    of_documents: DataKind = "documents" if data.stage.name == "ingest" else "clean"
+    return section.of(section.kind or kinds.get(data.stage.makes, of_documents))
+
+
 def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
     """The graph with adopted nodes cut off from their inputs, without what only they needed."""
     cut = {
-        name: replace(node, inputs={}, after=(), adopted=adopted[name]) if name in adopted else node
+        name: replace(node, inputs={}, requires=(), adopted=adopted[name]) if name in adopted else node
         for name, node in nodes.items()
     }
     for name, node in cut.items():
-        # A gate speaks of data: it falls away where they are no longer what the node descends from.
+        # A validation speaks of data: it falls away where they are no longer what the node descends from.
         reads = ancestors(cut, node.inputs.values())
-        after = tuple(gate for gate in node.after if reads.intersection(nodes[gate].inputs.values()))
-        cut[name] = replace(node, after=after)
+        requires = tuple(one for one in node.requires if node.path or reads.intersection(nodes[one].inputs.values()))
+        cut[name] = replace(node, requires=requires)
     replaced = ancestors(nodes, [name for name in adopted if name in nodes]) - set(adopted)
     needed = ancestors(cut, [name for name in cut if name not in replaced])
     return {name: node for name, node in cut.items() if name in needed}
 
 
 def _named(node: Node, config: PipelineConfig, command: str) -> Node:
-    """The final stages carry the pipeline's name where the config gives them none."""
+    """The final stages carry the pipeline's name where the config gives them none; named steps add their own."""
     filled: StageConfig = node.config
+    name = f"{config.name}-{node.id}" if node.path else config.name
     if isinstance(filled, RegisterConfig) and filled.name is None:
-        filled = filled.model_copy(update={"name": config.name})
+        filled = filled.model_copy(update={"name": name})
     if isinstance(filled, ReportConfig | CorpusReportConfig) and filled.title is None:
-        filled = filled.model_copy(update={"title": config.name})
+        filled = filled.model_copy(update={"title": name})
     if isinstance(filled, ReportConfig) and not filled.command:
         filled = filled.model_copy(update={"command": command})
     return replace(node, config=filled)
+
+
+def first_model(nodes: Graph, name: str) -> Node | None:
+    """The step that the model a step reads goes back to, by way of the models that it was made from."""
+    node = nodes[name]
+    while (up := node.inputs.get("model")) is not None:
+        node = nodes[up]
+    return node if isinstance(node.config, PretrainConfig | BaseModelConfig) else None
 
 
 def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
@@ -135,7 +186,7 @@ def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
 
 
 def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
-    """The nodes that hang on these, themselves included."""
+    """The nodes downstream of these, themselves included."""
     found = set(ids)
     for name, node in nodes.items():
         if found.intersection(node.upstream):
@@ -144,13 +195,17 @@ def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
 
 
 def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
-    """The given stage ids. Raises ConfigError for each that the pipeline does not have, with the nearest right one."""
-    problems = []
-    for name in ids:
-        if name not in nodes:
-            nearest = difflib.get_close_matches(name, nodes, n=1, cutoff=0.4)
-            fix = f"did you mean {nearest[0]}?" if nearest else f"its stages: {', '.join(nodes)}"
-            problems.append(Problem("unknown_stage", f"{option} {name}", "the pipeline has no such stage", fix))
+    """The given step names. Raises ConfigError for each that the pipeline does not have, with the nearest right one."""
+    problems = [
+        Problem(
+            "unknown_stage",
+            f"{option} {name}",
+            "the pipeline has no such stage",
+            nearest(name, nodes, "its stages:", 0.4),
+        )
+        for name in ids
+        if name not in nodes
+    ]
     if problems:
         raise ConfigError(*problems)
     return list(ids)

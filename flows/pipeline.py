@@ -14,7 +14,7 @@ from prefect.states import Failed, State
 
 from flows.admission import turned_away
 from flows.config import PipelineConfig, load
-from flows.execution import STAGES, PipelineRun, flow_run_name
+from flows.execution import RUNNER, PipelineRun, flow_run_name
 from flows.journal import new_run_id
 from flows.selection import Selection
 from infra.errors import StemmaError
@@ -22,7 +22,7 @@ from infra.project import PROJECT, default_root
 from infra.store.store import Store
 
 
-@flow(name="pipeline", flow_run_name=flow_run_name, task_runner=STAGES, persist_result=False)
+@flow(name="pipeline", flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
 def pipeline(
     config: PipelineConfig,
     selection: Selection = Selection(),  # noqa: B008 - frozen
@@ -45,7 +45,7 @@ def pipeline(
     return PipelineRun(config, selection, store, run_id or new_run_id(), verify, config_path).run()
 
 
-@flow(name="pipeline-file", flow_run_name=flow_run_name, task_runner=STAGES, persist_result=False)
+@flow(name="pipeline-file", flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
 def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "") -> State:  # noqa: B006
     """Runs the pipeline in a config file as it is when the run starts, for deployments in prefect.yaml.
 

@@ -34,6 +34,7 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         return {
             "stage": self.node.id,
+            "uses": self.node.stage.name,
             "status": self.status,
             "because": [str(change) for change in self.because],
             "changes": [
@@ -56,7 +57,7 @@ def plan(nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: b
         try:
             rows[node.id] = _row(node, rows, store, node.id in force, read_all)
         except StemmaError as error:
-            problems += error.problems
+            problems += map(node.place, error.problems)
             rows[node.id] = Row(node, "build", (Change("none", "a source is missing"),))
     if problems:
         raise StageError(*problems)
@@ -65,7 +66,7 @@ def plan(nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: b
 
 def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool) -> Row:
     if node.adopted:
-        taken = adopted_artifact(node.id, node.adopted, store, read_all=read_all)
+        taken = adopted_artifact(node, store, read_all=read_all)
         return Row(node, "reuse", (), node.adopted, taken, store.path(taken))
     waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
     if waits_for:
@@ -77,7 +78,7 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
     request = build_request(node, {key: manifest for key, manifest in inputs.items() if manifest}, store)
     manifest = find(node, request, store)
     if manifest is None:
-        because = tuple(changes(request, (other for _, other in store.manifests(node.id))))
+        because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))
         return Row(node, "build", because, request.fingerprint)
     place = store.path(manifest)
     if damage := store.differences(place, manifest, read_all=read_all):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from infra.errors import Problem
+from tasks.stages import STAGES
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
@@ -21,6 +22,8 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
             found.append(_unknown_key(dotted, str(path[-1]), classes))
         elif item["type"] == "missing":
             found.append(Problem("missing_key", dotted, "this key is missing", f"add {path[-1]}:"))
+        elif item["type"].startswith("union_tag") and (key := item["ctx"]["discriminator"].strip("'")) == "uses":
+            found.append(_unknown_stage(f"{dotted}.{key}", item["ctx"].get("tag")))
         else:
             found.append(Problem("bad_value", dotted, _expected(item)))
     return sorted(set(found), key=lambda problem: problem.path)
@@ -35,11 +38,22 @@ def _expected(item: Any) -> str:
     return text
 
 
+def _unknown_stage(path: str, given: str | None) -> Problem:
+    """Of a step that does not say which stage it uses, or names one that there is not."""
+    if given is None:
+        return Problem("missing_key", path, "a step says which stage it uses", f"one of {', '.join(STAGES)}")
+    return Problem("unknown_stage", path, f"there is no stage {given}", nearest(given, STAGES, "one of"))
+
+
+def nearest(given: str, known: Collection[str], otherwise: str, cutoff: float = 0.5) -> str:
+    """What to do about a name that is not known: the one that is most like it, else all that there are."""
+    found = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
+    return f"did you mean {found[0]}?" if found else f"{otherwise} {', '.join(known)}"
+
+
 def _unknown_key(dotted: str, key: str, classes: list[type[BaseModel]]) -> Problem:
     keys = sorted({field.alias or name for cls in classes for name, field in cls.model_fields.items()})
-    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    fix = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(keys)}"
-    return Problem("unknown_key", dotted, "there is no such key", fix)
+    return Problem("unknown_key", dotted, "there is no such key", nearest(key, keys, "known keys:"))
 
 
 def _follow(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[int | str], list[type[BaseModel]]]:
@@ -56,13 +70,19 @@ def _follow(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[int
         if isinstance(part, int):
             path.append(part)
             here = list(_models(annotation))
+        elif (values := _values_of(annotation)) is not None and "[" not in part:
+            path.append(part)
+            owners, annotation = [], values
+            here = list(_models(annotation))
+        elif len(here) > 1 and (tagged := _tagged(annotation, part)):
+            here = tagged
         elif part in fields:
             path.append(part)
             owners = here
             annotation = fields[part].annotation
             here = list(_models(annotation))
-        elif tagged := [cls for cls in _models(annotation) if _has_tag(cls, part)]:
-            here = tagged
+        elif named := [cls for cls in _models(annotation) if cls.__name__ == part]:
+            here = named
         elif position == len(loc) - 1 and here:
             path.append(part)
             owners = here
@@ -78,5 +98,17 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(argument)
 
 
-def _has_tag(cls: type[BaseModel], tag: str) -> bool:
-    return cls.__name__ == tag or any(tag in get_args(field.annotation) for field in cls.model_fields.values())
+def _values_of(annotation: Any) -> Any:
+    """The type of the values of a mapping with free keys; None for any other type."""
+    if get_origin(annotation) in (dict, Mapping):
+        return get_args(annotation)[1]
+    return None
+
+
+def _tagged(annotation: Any, tag: str) -> list[type[BaseModel]]:
+    """The classes of a union that its tag, a key with one possible value, chooses."""
+    return [
+        cls
+        for cls in _models(annotation)
+        if any(get_args(field.annotation) == (tag,) for field in cls.model_fields.values())
+    ]

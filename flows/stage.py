@@ -20,18 +20,20 @@ from prefect.settings import PREFECT_UI_URL
 from prefect.states import State
 
 from flows.admission import turned_away
-from flows.config import PipelineConfig, dump, load, parse, section_classes
-from flows.execution import STAGES, PipelineRun, flow_run_name
+from flows.config import PipelineConfig, dump, load, parse
+from flows.execution import RUNNER, PipelineRun, flow_run_name
 from flows.graph import descendants, graph
 from flows.journal import new_run_id
 from flows.page import PATIENCE_S
 from flows.page_queue import PageQueue
 from flows.plan import plan
 from flows.selection import Selection
+from flows.steps import OWN_KEYS
 from infra.config import StageConfig
 from infra.project import default_root
 from infra.store.store import Store
 from tasks.explain import flatten
+from tasks.stages import STAGES
 
 
 def run_stage(
@@ -51,7 +53,7 @@ def run_stage(
         return state
     texts = {key: json.dumps(value) for key, value in settings.items()}
     pipeline = load(Path(config_path), texts)
-    changed = parse({**dump(pipeline), section: config.model_dump(mode="json")}, Path(config_path).parent)
+    changed = parse(_with(dump(pipeline), stage, section, config), Path(config_path).parent)
     store = Store(Path(root) if root else default_root())
     selection = Selection(from_=(stage,)) if and_below else Selection(only=(stage,))
     state = PipelineRun(changed, selection, store, new_run_id(), False, config_path).run()
@@ -61,6 +63,24 @@ def run_stage(
         queue.flush(PATIENCE_S)
         queue.close()
     return state
+
+
+def _with(pipeline: dict[str, Any], stage: str, section: str, config: StageConfig) -> dict[str, Any]:
+    """The pipeline with this config of a stage: in its step where it is a named one, else in its section."""
+    given = config.model_dump(mode="json", by_alias=True)
+    step = pipeline.get("steps", {}).get(stage)
+    if step is None:
+        return {**pipeline, section: given}
+    kept = {key: value for key, value in step.items() if key in OWN_KEYS}
+    return {**pipeline, "steps": {**pipeline["steps"], stage: {**kept, **given}}}
+
+
+def _given(pipeline: dict[str, Any], stage: str, section: str) -> dict[str, Any]:
+    """The config of a stage as its form shows it."""
+    step = pipeline.get("steps", {}).get(stage)
+    if step is None:
+        return dict(pipeline[section])
+    return {key: value for key, value in step.items() if key not in OWN_KEYS}
 
 
 def _offer_next(
@@ -87,7 +107,7 @@ def _offer_next(
         text += "\n\n### What hangs on it and is not built for this result\n\n"
         text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
         section = nodes[stage].stage.name
-        whole = {"config": dump(after)[section], "settings": dict(settings), "and_below": True}
+        whole = {"config": _given(dump(after), stage, section), "settings": dict(settings), "and_below": True}
         text += f"\n\nAll of it at once: {_form_link(after.name, stage, whole)} with *and below* switched on."
     if changed:
         text += f"\n\nTo keep the change, write it into `{config_path}`."
@@ -131,11 +151,11 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
 
     stage_flow.__annotations__["config"] = config_class
     stage_flow.__name__ = stage_flow.__qualname__ = section
-    decorate = flow(name=section, flow_run_name=flow_run_name, task_runner=STAGES, persist_result=False)
+    decorate = flow(name=section, flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
     return decorate(stage_flow)
 
 
-FLOWS = {section: _flow_of(section, config_class) for section, config_class in section_classes().items()}
+FLOWS = {name: _flow_of(name, stage.config) for name, stage in STAGES.items()}
 # Prefect finds a flow by module and name.
 globals().update(FLOWS)
 

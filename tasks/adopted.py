@@ -17,21 +17,26 @@ from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import File, Manifest, SourceRecord
 from infra.store.store import Store, disk_error
 from tasks.payloads import check_payload, describe
+from tasks.stage import Node
 
 FOREIGN_MANIFEST = f"{AUX}/adopted_manifest.json"
 
 
-def adopted_artifact(stage: str, fingerprint: str, store: Store, *, read_all: bool = False) -> Manifest:
-    """The artifact that a config adopts for a stage, verified. Raises StageError if it is missing or damaged."""
+def adopted_artifact(node: Node, store: Store, *, read_all: bool = False) -> Manifest:
+    """The artifact that a config adopts for a step, verified. Raises StageError if it is missing or damaged."""
+    stage, fingerprint = node.folder, node.adopted or ""
     manifest = store.find(stage, fingerprint)
     again = f"stemma adopt {stage} FOLDER brings it in again"
     if manifest is None:
         raise stage_error(
-            "adopted_missing", f"adopted.{stage}", f"there is no artifact {stage}/{fingerprint} in {store.root}", again
+            "adopted_missing",
+            f"adopted.{node.id}",
+            f"there is no artifact {stage}/{fingerprint} in {store.root}",
+            again,
         )
     if damage := store.differences(store.path(manifest), manifest, read_all=read_all):
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
-        raise stage_error("adopted_damaged", f"adopted.{stage}", f"its artifact is damaged: {damage[0]}{more}", again)
+        raise stage_error("adopted_damaged", f"adopted.{node.id}", f"its artifact is damaged: {damage[0]}{more}", again)
     return manifest
 
 
@@ -123,7 +128,7 @@ def _manifest(
         config={},
         identity={},
         inputs={},
-        gates={},
+        requires={},
         # The original files are its sources, so that lineage leads from them to what was made of them.
         sources=(SourceRecord("adopted", digest, {str(origins[name]): sha256 for name, sha256 in hashes.items()}),),
         files=files,

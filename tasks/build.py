@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from infra.errors import Cancelled, Problem, StageError
@@ -91,19 +90,18 @@ class Done:
 
 def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> BuildRequest:
     """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
-    identity = canonical(node.config, node.id)
+    identity = canonical(node.config, node.key)
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     sources = {source.key: store.hashes.digest(source) for source in node.sources()}
-    name = fingerprint(node.id, node.stage.version, identity, digests, sources)
-    return BuildRequest(
-        node.id, node.stage.version, identity, digests, sources, name, node.config.model_dump(mode="json")
-    )
+    name = fingerprint(node.folder, node.stage.version, identity, digests, sources)
+    config = node.config.model_dump(mode="json")
+    return BuildRequest(node.folder, node.stage.version, identity, digests, sources, name, config, node.key)
 
 
 def ensure(
     node: Node,
     inputs: Mapping[str, Manifest],
-    gates: Mapping[str, Manifest],
+    requires: Mapping[str, Manifest],
     context: BuildContext,
     *,
     force: bool = False,
@@ -115,7 +113,7 @@ def ensure(
     begun = time.monotonic()
     store = context.store
     if node.adopted:
-        return _reuse(adopted_artifact(node.id, node.adopted, store, read_all=context.read_all), context, begun)
+        return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, begun)
     clock = _Clock()
     with clock("fingerprint"):
         request = build_request(node, inputs, store)
@@ -124,8 +122,8 @@ def ensure(
         with clock("verify"):
             found, because = _reusable(node, request, context)
         if found:
-            return _reuse(found, context, begun, node, inputs)
-    key = f"{node.id}/{request.fingerprint}"
+            return _reuse(node, found, inputs, context, begun)
+    key = f"{node.folder}/{request.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
             key, on_wait=lambda holder: _say_waiting(node, holder, context), stop_if=context.is_cancelled
@@ -140,8 +138,8 @@ def ensure(
             with clock("verify"):
                 found, because = _reusable(node, request, context)
             if found:
-                return _reuse(found, context, begun, node, inputs)
-        manifest, path = _Build(node, request, inputs, gates, context, lease, clock).run()
+                return _reuse(node, found, inputs, context, begun)
+        manifest, path = _Build(node, request, inputs, requires, context, lease, clock).run()
     finally:
         lease.release()
     return Done("built", manifest, path, time.monotonic() - begun, tuple(because))
@@ -158,27 +156,20 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
     damage = f"its artifact is damaged: {differences[0]}"
     if len(differences) > 1:
         damage += f" and {len(differences) - 1} more"
-    _event(context, request.stage, "damaged", f"{damage}; it will be built again")
+    _event(context, node.id, "damaged", f"{damage}; it will be built again")
     return None, [Change("damaged", damage)]
 
 
-def _reuse(
-    manifest: Manifest,
-    context: BuildContext,
-    begun: float,
-    node: Node | None = None,
-    inputs: Mapping[str, Manifest] = MappingProxyType({}),
-) -> Done:
-    """node, inputs: of an artifact that was built here."""
+def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, begun: float) -> Done:
     path = context.store.path(manifest)
-    if node and ended_unheard(context.store.root, manifest.build_id):
+    if not node.adopted and ended_unheard(context.store.root, manifest.build_id):
         # Its builder was killed between the artifact's last rename and these messages; they count once.
         for message in _end_of(node, inputs, manifest, path, context):
             context.outbox.send(message)
     context.outbox.send(
         messages.StageReused(
             context.run_id,
-            manifest.stage,
+            node.id,
             manifest.fingerprint,
             manifest.digest,
             manifest.build_id,
@@ -199,14 +190,14 @@ def _end_of(
         yield messages.RegisterModel(
             model.build_id, name, str(context.store.path(model)), model.digest, time.time(), note, tags
         )
-    kind: Literal["model", "dataset"] = "model" if node.stage.makes == "model" else "dataset"
+    kind: Literal["model", "dataset"] = "model" if node.stage.makes_weights else "dataset"
     yield messages.StageFinished(
         manifest.build_id,
         "FINISHED",
         datetime.fromisoformat(manifest.finished).timestamp(),
         manifest.result["figures"],
         manifest.result["headline"],
-        messages.Output(node.id, manifest.digest, manifest.fingerprint, str(path), kind),
+        messages.Output(node.folder, manifest.digest, manifest.fingerprint, str(path), kind),
         str(path / AUX / JOURNAL),
         _shown(node, path),
     )
@@ -247,7 +238,7 @@ class _Build:
     node: Node
     request: BuildRequest
     inputs: Mapping[str, Manifest]
-    gates: Mapping[str, Manifest]
+    requires: Mapping[str, Manifest]
     context: BuildContext
     lease: Lease
     clock: _Clock
@@ -255,7 +246,7 @@ class _Build:
 
     def run(self) -> tuple[Manifest, Path]:
         self.store = self.context.store
-        self.work = self.store.layout.work(self.node.id, self.request.fingerprint)
+        self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
         self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
         started = time.time()
         try:
@@ -302,13 +293,15 @@ class _Build:
             )
 
     def _previous(self) -> dict[str, str]:
-        """The pipeline's last artifact of this node but this one, for a stage that compares itself with it."""
+        """The pipeline's last artifact of this step but this one, for a stage that compares itself with it."""
         if not self.node.stage.compares:
             return {}
         others = (
             (manifest.finished, str(folder))
-            for folder, manifest in self.store.manifests(self.node.id)
-            if manifest.pipeline == self.context.pipeline and manifest.fingerprint != self.request.fingerprint
+            for folder, manifest in self.store.manifests(self.node.folder)
+            if manifest.pipeline == self.context.pipeline
+            and manifest.step in ("", self.node.id)
+            and manifest.fingerprint != self.request.fingerprint
         )
         newest = max(others, default=None)
         return {"previous": newest[1]} if newest else {}
@@ -322,7 +315,7 @@ class _Build:
             inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._previous()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
-            keeps_memory=self.node.stage.makes == "model",
+            keeps_memory=self.node.stage.makes_weights,
             claim=asdict(self.lease.claim),
         )
 
@@ -348,7 +341,8 @@ class _Build:
             records = tuple(self._source_record(source) for source in self.node.sources())
         finished = time.time()
         return Manifest(
-            stage=self.node.id,
+            stage=self.node.folder,
+            step=self.node.id,
             version=self.node.stage.version,
             fingerprint=self.request.fingerprint,
             digest=self.store.content_digest(files),
@@ -356,7 +350,7 @@ class _Build:
             config=self.node.config.model_dump(mode="json"),
             identity=self.request.identity,
             inputs={name: manifest.as_input() for name, manifest in self.inputs.items()},
-            gates={name: manifest.as_input() for name, manifest in self.gates.items()},
+            requires={name: manifest.as_input() for name, manifest in self.requires.items()},
             sources=records,
             files=files,
             result={"figures": outcome.figures, "headline": outcome.headline},

@@ -52,6 +52,8 @@ class BuildRequest:
     fingerprint: str
     config: Mapping[str, Any]
     """All keys, those at their defaults too."""
+    key: str = ""
+    """Where the pipeline's config has it, as a dotted key; `stage` where it is empty."""
 
 
 def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
@@ -73,7 +75,7 @@ def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
         # A key at its default is no part of the identity: its value stands in the whole config.
         before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
         if not same(before, after):
-            found.append(Change("config", f"{request.stage}.{key}", before, after))
+            found.append(Change("config", f"{request.key or request.stage}.{key}", before, after))
     before = {name: item.digest for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}

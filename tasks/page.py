@@ -45,7 +45,7 @@ class StagePage:
     """The page's side of one stage of one run. Without a page to link to, only logs and progress are told."""
 
     def __init__(self, node: Node, run: PageOwner) -> None:
-        self._node = node.id
+        self._node, self._folder = node.id, node.folder
         self._shows = node.stage.shows
         self._key = node.id.replace("_", "-")
         self._run = run
@@ -110,7 +110,7 @@ class StagePage:
 
     def _failed(self, error: StemmaError) -> str:
         """Of files that an earlier attempt left nothing is shown."""
-        works = self._run.context.store.layout.unfinished(self._node)
+        works = self._run.context.store.layout.unfinished(self._folder)
         # Each attempt makes its folder for the artifact anew.
         work = next((work for work in works if self._is_new(work / "artifact")), None)
         log = work / "scratch" / LOG if work else None

@@ -25,7 +25,7 @@ def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links:
     links: file → its page in MLflow.
     """
     result = manifest.result
-    parts = [f"# {manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
+    parts = [f"# {manifest.step or manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
     parts += [f"### {title}\n\n![{title}]({data_uri(svg)})" for title, svg in drawings(curves_of(folder))]
     parts += [section(folder) for section in _SECTIONS]
     parts.append(_to_open(links))

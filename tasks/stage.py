@@ -4,43 +4,106 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from infra.config import StageConfig
+from infra.errors import Problem
 from infra.run import Result, Run
 from infra.sources import Source
 
 StageFunction = Callable[[Any, Mapping[str, Path], Path, Run], Result]
 
 
+Kind = Literal[
+    "documents",
+    "test_items",
+    "tokenizer",
+    "shards",
+    "instructions",
+    "preferences",
+    "model",
+    "reward_model",
+    "verdict",
+    "scores",
+    "registration",
+    "page",
+]
+"""What an artifact is, and so which inputs it can be: a model is a Hugging Face folder of one that writes text."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a stage: its name, and the kinds of artifacts that it can be."""
+
+    name: str
+    takes: tuple[Kind, ...]
+    optional: bool = False
+
+
+def needs(name: str, *takes: Kind) -> Input:
+    """An input that must be there; it takes the kind that it is called by where no other is named."""
+    return Input(name, takes or _kind_called(name))
+
+
+def may_have(name: str, *takes: Kind) -> Input:
+    """An input that the stage can do without. One that is left out is no part of the artifact's identity."""
+    return Input(name, takes or _kind_called(name), optional=True)
+
+
+def _kind_called(name: str) -> tuple[Kind, ...]:
+    found = tuple(kind for kind in KINDS if kind == name)
+    if not found:
+        raise TypeError(f"the input {name} names the kinds that it takes, of {', '.join(KINDS)}")
+    return found
+
+
 @dataclass(frozen=True)
 class Stage:
     """The declaration of one stage, see `tasks.stages`.
 
-    name: also its section in the config.
+    name: what a step `uses`, and the stage's section in the config where it has one.
+    about: one sentence for the config's schema and the page's forms.
     version: raised when the stage's meaning or a default changes, so that old artifacts are not taken for new ones.
+    section: whether the config has a section of its own for it, which `flows.graph` wires as usual; any stage can be
+        used under `steps`.
     function: the import path of its domain function, `package.module:name`.
-    inputs: the names of its input artifacts.
-    makes: what its artifact is, which is how MLflow shows it.
+    inputs: its input artifacts.
+    more: kinds of artifacts that may come in under any other name.
+    makes: what its artifact is.
     shows: files of the artifact that a person wants to open from the tracking page.
     trains: whether it runs in `launch.processes` ranks on each of `launch.nodes`; other stages run in one process.
-    compares: whether it also gets the pipeline's last artifact of the same node as the input `previous`, if there is
+    compares: whether it also gets the pipeline's last artifact of the same step as the input `previous`, if there is
         one. What it makes of it goes into aux/ only, since that input is no part of the identity.
     registers: the input whose model goes into the registry, under the config's `name`, once this stage is built.
     """
 
     name: str
+    about: str
     version: int
     config: type[StageConfig]
     function: str
-    inputs: tuple[str, ...] = ()
-    makes: Literal["dataset", "model", "report"] = "dataset"
+    makes: Kind
+    inputs: tuple[Input, ...] = ()
+    more: tuple[Kind, ...] = ()
+    section: bool = False
     shows: tuple[str, ...] = ()
     compares: bool = False
     trains: bool = False
     registers: str = ""
+
+    @property
+    def makes_weights(self) -> bool:
+        """Whether its artifact is a model of any kind."""
+        return self.makes in ("model", "reward_model")
+
+    def input(self, name: str) -> Input | None:
+        """What may come in under this name; None if nothing may."""
+        declared = next((one for one in self.inputs if one.name == name), None)
+        return declared or (Input(name, self.more, optional=True) if self.more else None)
 
     def load(self) -> StageFunction:
         """Imports the function, which may pull in torch."""
@@ -51,24 +114,46 @@ class Stage:
 
 @dataclass(frozen=True)
 class Node:
-    """One place of a stage in a pipeline's DAG.
+    """One step: a use of a stage in a pipeline's DAG.
 
-    id: unique in the pipeline (`benchmarks_sft`); what `--only`, `why`, JSON and folders use.
+    id: unique in the pipeline (`benchmarks_sft`); what `--only`, `why` and JSON use.
     inputs: input name → id of the node whose artifact it is.
-    after: nodes that must have succeeded first, but whose bytes do not bear on this one (a validation).
+    requires: nodes that must have succeeded first, but whose bytes do not bear on this one (a validation).
     adopted: the fingerprint of an artifact that is taken as it is; such a node has no inputs and is never built.
+    stored_as: the name that its artifacts have in the store, their folder's and the one in their fingerprint; the
+        stage's own where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
+    path: the dotted key of its config; `id` where it is empty.
     """
 
     id: str
     stage: Stage
     config: StageConfig
     inputs: Mapping[str, str] = field(default_factory=dict)
-    after: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
     adopted: str | None = None
+    stored_as: str = ""
+    path: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The store's folder of its artifacts, which is also the stage that their manifests name."""
+        return self.stored_as or self.stage.name
+
+    @property
+    def key(self) -> str:
+        """The dotted key of its config, for messages."""
+        return self.path or self.id
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.inputs.values(), *self.after)))
+        return tuple(dict.fromkeys((*self.inputs.values(), *self.requires)))
+
+    def place(self, problem: Problem) -> Problem:
+        """A problem with a key of the stage's config, at the place where this step has that config."""
+        section = f"{self.stage.name}."
+        if not self.path or not problem.path.startswith(section):
+            return problem
+        return replace(problem, path=f"{self.path}.{problem.path.removeprefix(section)}")
 
     def sources(self) -> list[Source]:
         """What this node reads from outside the store."""

@@ -1,7 +1,7 @@
 """Every stage there is: its name, version, config class, function, inputs, and what it makes.
 
-A stage is added here and nowhere else in tasks/; docs/stages.md tells the rest. A function is imported when it is
-called, since it may pull in torch.
+A stage is declared here and nowhere else; docs/stages.md tells the rest. A function is imported when it is called,
+since it may pull in torch.
 """
 
 from __future__ import annotations
@@ -26,210 +26,246 @@ from evaluation.config import (
     ReportConfig,
     SafetyConfig,
 )
-from tasks.stage import Stage
+from tasks.stage import KINDS, Kind, Stage, may_have, needs
 from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
 
-CORPUS_STEPS = (
-    "ingest",
-    "validate",
-    "clean",
-    "dedupe",
-    "decontaminate",
-    "mix",
-    "validate_clean",
-    "tokenizer",
-    "shard",
-    "validate_shards",
-)
-"""The nodes that it tells of, as far as the pipeline has them."""
+CORPUS_STEPS: dict[str, Kind] = {
+    "ingest": "documents",
+    "validate": "verdict",
+    "clean": "documents",
+    "dedupe": "documents",
+    "decontaminate": "documents",
+    "mix": "documents",
+    "validate_clean": "verdict",
+    "tokenizer": "tokenizer",
+    "shard": "shards",
+    "validate_shards": "verdict",
+}
+"""What the corpus report tells of, as far as the pipeline has it, and what each of them is."""
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        # Text from outside becomes documents.
         Stage(
             "ingest",
+            about="Text from outside becomes documents.",
             version=2,
             config=IngestConfig,
+            section=True,
             function="corpus.ingest:ingest",
+            makes="documents",
         ),
-        # A Great Expectations suite that stops the flow when the data is not what it should be.
         Stage(
             "validate",
+            about="A Great Expectations suite that stops the flow when the data is not what it should be.",
             version=2,
             config=ValidateConfig,
+            section=True,
             function="corpus.validate:validate",
-            inputs=("data",),
+            inputs=(needs("data", "documents", "shards", "instructions", "preferences"),),
+            makes="verdict",
             shows=("aux/validation.html", "aux/failing_rows.jsonl"),
             compares=True,
         ),
-        # Documents that are worth training on.
         Stage(
             "clean",
+            about="Documents that are worth training on.",
             version=3,
             config=CleanConfig,
+            section=True,
             function="corpus.clean:clean",
-            inputs=("documents",),
+            inputs=(needs("documents"),),
+            makes="documents",
         ),
-        # Documents, each there once.
         Stage(
             "dedupe",
+            about="Documents, each there once.",
             version=1,
             config=DedupeConfig,
+            section=True,
             function="corpus.dedupe.stage:dedupe",
-            inputs=("documents",),
+            inputs=(needs("documents"),),
+            makes="documents",
         ),
-        # The text of every test item that a pipeline's models will be asked.
         Stage(
             "benchmark_text",
+            about="The text of every test item that the models will be asked; there by itself where decontaminate is.",
             version=1,
             config=BenchmarkTextConfig,
+            section=True,
             function="evaluation.benchmark_text:benchmark_text",
+            makes="test_items",
         ),
-        # Documents that hold no test item of the benchmarks.
         Stage(
             "decontaminate",
+            about="Documents that hold no test item of the benchmarks.",
             version=1,
             config=DecontaminateConfig,
+            section=True,
             function="corpus.decontaminate.stage:decontaminate",
-            inputs=("documents", "benchmark_text"),
+            inputs=(needs("documents"), needs("benchmark_text", "test_items")),
+            makes="documents",
         ),
-        # Documents in the proportions that a model is to read them in.
         Stage(
             "mix",
+            about="Documents in the proportions that a model is to read them in.",
             version=1,
             config=MixConfig,
+            section=True,
             function="corpus.mix.stage:mix",
-            inputs=("documents",),
+            inputs=(needs("documents"),),
+            makes="documents",
         ),
-        # A tokenizer, trained on the documents or taken over.
         Stage(
             "tokenizer",
+            about="A tokenizer, trained on the documents or taken over.",
             version=2,
             config=TokenizerConfig,
+            section=True,
             function="corpus.tokenizer:tokenizer",
-            inputs=("documents",),
+            inputs=(needs("documents"),),
+            makes="tokenizer",
         ),
-        # Tokenised, packed MDS shards, split into training and validation.
         Stage(
             "shard",
+            about="Tokenised, packed MDS shards, split into training and validation.",
             version=2,
             config=ShardConfig,
+            section=True,
             function="corpus.shard:shard",
-            inputs=("documents", "tokenizer"),
+            inputs=(needs("documents"), needs("tokenizer", "tokenizer", "model")),
+            makes="shards",
         ),
-        # One page about the corpus.
         Stage(
             "corpus_report",
+            about="One page about the corpus.",
             version=1,
             config=CorpusReportConfig,
+            section=True,
             function="evaluation.corpus_report:corpus_report",
-            inputs=CORPUS_STEPS,
-            makes="report",
+            inputs=tuple(may_have(name, kind) for name, kind in CORPUS_STEPS.items()),
+            makes="page",
             shows=("aux/corpus_report.html",),
             compares=True,
         ),
-        # The base model, trained from scratch.
         Stage(
             "pretrain",
+            about="The base model, trained from scratch.",
             version=6,
             config=PretrainConfig,
+            section=True,
             function="training.pretrain:pretrain",
-            inputs=("shards", "tokenizer"),
+            inputs=(needs("shards"), needs("tokenizer", "tokenizer", "model"), may_have("model")),
             makes="model",
             shows=("aux/corrections.json",),
             trains=True,
         ),
-        # The base model, taken from a Hugging Face folder.
         Stage(
             "base_model",
+            about="The base model, taken from a Hugging Face folder instead of pretraining.",
             version=1,
             config=BaseModelConfig,
+            section=True,
             function="training.adopt:import_model",
             makes="model",
         ),
-        # Prompts with their responses, for instruction tuning.
         Stage(
             "instructions",
+            about="Prompts with their responses, for instruction tuning.",
             version=1,
             config=InstructionsConfig,
+            section=True,
             function="corpus.instructions:instructions",
+            makes="instructions",
         ),
-        # Prompts with a better and a worse response, for the reward model.
         Stage(
             "preferences",
+            about="Prompts with a better and a worse response, for the reward model.",
             version=1,
             config=PreferencesConfig,
+            section=True,
             function="corpus.preferences:preferences",
+            makes="preferences",
         ),
-        # The base model, tuned to follow instructions.
         Stage(
             "sft",
+            about="The base model, tuned to follow instructions.",
             version=5,
             config=SftConfig,
+            section=True,
             function="training.sft:sft",
-            inputs=("model", "instructions"),
+            inputs=(needs("model"), needs("instructions")),
             makes="model",
             trains=True,
             shows=("aux/samples.jsonl", "aux/corrections.json"),
         ),
-        # A model that scores answers, from preference pairs.
         Stage(
             "reward_model",
+            about="A model that scores answers, from preference pairs.",
             version=4,
             config=RewardModelConfig,
+            section=True,
             function="training.reward_model:reward_model",
-            inputs=("model", "preferences"),
-            makes="model",
+            inputs=(needs("model"), needs("preferences")),
+            makes="reward_model",
             shows=("aux/corrections.json",),
             trains=True,
         ),
-        # The instruction-tuned model, aligned by PPO against the reward model.
         Stage(
             "rlhf",
+            about="The instruction-tuned model, aligned by PPO against the reward model.",
             version=4,
             config=RlhfConfig,
+            section=True,
             function="training.rlhf:rlhf",
-            inputs=("model", "reward_model", "prompts"),
+            inputs=(needs("model"), needs("reward_model"), needs("prompts", "instructions")),
             makes="model",
             shows=("aux/samples.jsonl",),
         ),
-        # Scores of one model on lm-eval tasks.
         Stage(
             "benchmarks",
+            about="Scores of one model on lm-eval tasks.",
             version=1,
             config=BenchmarksConfig,
+            section=True,
             function="evaluation.benchmarks:benchmarks",
-            inputs=("model",),
+            inputs=(needs("model"),),
+            makes="scores",
             shows=("results.json",),
         ),
-        # Toxicity, bias and memorisation of one model.
         Stage(
             "safety",
+            about="Toxicity, bias and memorisation of one model.",
             version=2,
             config=SafetyConfig,
+            section=True,
             function="evaluation.safety:safety",
-            inputs=("model", "shards"),
+            inputs=(needs("model"), may_have("shards")),
+            makes="scores",
             shows=("results.json",),
         ),
-        # Gates, model card and registration of the final model.
         Stage(
             "register",
+            about="Gates, model card and registration of the final model.",
             version=1,
             config=RegisterConfig,
+            section=True,
             function="evaluation.register:register",
-            inputs=("model",),
-            makes="report",
+            inputs=(needs("model"),),
+            more=("model", "reward_model", "scores"),
+            makes="registration",
             registers="model",
             shows=("MODEL_CARD.md",),
         ),
-        # One page about the whole pipeline.
         Stage(
             "report",
+            about="One page about the whole pipeline.",
             version=1,
             config=ReportConfig,
+            section=True,
             function="evaluation.report:report",
-            makes="report",
+            more=KINDS,
+            makes="page",
             shows=("report.html",),
         ),
     )

@@ -22,7 +22,7 @@ class PipelineRun(PageOwner, Protocol):
     """What a stage's task asks of, and tells, the pipeline run that it belongs to."""
 
     def inputs_of(self, name: str) -> dict[str, Manifest]: ...
-    def gates_of(self, name: str) -> dict[str, Manifest]: ...
+    def required_by(self, name: str) -> dict[str, Manifest]: ...
     def blockers_of(self, name: str) -> list[str]: ...
     def forced(self, name: str) -> bool: ...
     def running(self, name: str) -> None: ...
@@ -59,14 +59,15 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
         page = StagePage(node, run)
         try:
             context = replace(run.context, say=page.say)
-            inputs, gates = run.inputs_of(node.id), run.gates_of(node.id)
-            done = ensure(node, inputs, gates, context, force=run.forced(node.id))
+            inputs, requires = run.inputs_of(node.id), run.required_by(node.id)
+            done = ensure(node, inputs, requires, context, force=run.forced(node.id))
             run.done(node.id, done)
         except Cancelled as error:
             run.failed(node.id, error)
             return page.cancelled()
         except Exception as error:
             failure = run.crashed(node.id, error)
+            failure = type(failure)(*map(node.place, failure.problems))
             if worth_another_try(failure) and (attempt := task_run.get_run_count()) <= launch.retries:
                 pause_s = back_off_s(attempt, launch.retry_wait_s)
                 page.retrying(failure, attempt, launch.retries, pause_s)

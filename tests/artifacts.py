@@ -18,13 +18,13 @@ def make_artifact(
     files: Mapping[str, str],
     *,
     inputs: Mapping[str, Manifest] | None = None,
-    gates: Mapping[str, Manifest] | None = None,
+    requires: Mapping[str, Manifest] | None = None,
     sources: tuple[SourceRecord, ...] = (),
     config: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> Manifest:
     """Commits an artifact with these files, as a build would, and returns the manifest at its address."""
-    inputs, gates, config = inputs or {}, gates or {}, config or {}
+    inputs, requires, config = inputs or {}, requires or {}, config or {}
     digests = {name: item.digest for name, item in inputs.items()}
     name = fingerprint(stage, 1, config, digests, {record.key: record.digest for record in sources})
     unfinished = store.layout.work(stage, name) / "artifact"
@@ -41,7 +41,7 @@ def make_artifact(
         config=config,
         identity=config,
         inputs={key: item.as_input() for key, item in inputs.items()},
-        gates={key: item.as_input() for key, item in gates.items()},
+        requires={key: item.as_input() for key, item in requires.items()},
         sources=sources,
         files=described,
         result={"figures": {}, "headline": f"a {stage}"},

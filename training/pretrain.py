@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.core import Callback
+from transformers import PreTrainedModel
 
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import TrainedSequences
@@ -23,6 +24,7 @@ from training.attention import choose_attention
 from training.batch_size import BatchSizeRampup
 from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
+from training.continuing import load_known
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
 from training.guard.corrections import write_log
@@ -43,6 +45,7 @@ from training.loaders import (
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Unigram
+from training.objectives.base import Objective
 from training.objectives.choose import objective_of
 from training.schedules import Schedule
 from training.scratch import node_scratch
@@ -56,6 +59,7 @@ _SAMPLE_TOKENS = 1 << 20
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `shards/train`, exports a Hugging Face folder, then measures on `shards/validation`.
 
+    With an input `model` it goes on from the weights of that one, under a schedule of its own, instead of fresh ones.
     trained_sequences.json beside the weights says which sequences were trained on (corpus/trained.py).
     Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
     unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
@@ -67,7 +71,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     shards, tokenizer_dir = inputs["shards"], inputs["tokenizer"]
     meta = _meta(shards)
     length, vocab_size = int(meta["sequence_length"]), int(meta["vocab_size"])
-    if problems := config.problems(length, vocab_size):
+    if problems := config.problems(length, vocab_size, continues="model" in inputs):
         raise StageError(*problems)
     batch_size = config.global_batch_tokens // length
     train_sequences = count_sequences(shards / "train")
@@ -83,7 +87,9 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     rampup = _rampup(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
-    objective = objective_of(config, tokenizer, length)
+    known = load_known(inputs["model"], config, tokenizer, length) if "model" in inputs else None
+    within = config.within_documents(known.config.model_type if known else "")
+    objective = objective_of(config, tokenizer, length, within)
     masked = ("auto", "eager", "sdpa", *(["flex_attention"] if config.objective == "prefix" else []))
     if config.objective != "causal" and hardware.attention not in masked:
         raise stage_error(
@@ -94,23 +100,13 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         )
     if objective.extends_tokenizer:
         vocab_size = max(vocab_size, len(tokenizer))
-    rows = math.ceil(vocab_size / config.model.vocab_multiple) * config.model.vocab_multiple
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    network = build(
-        hf_config(config.model, rows, special),
-        config.seed,
-        config.model.init,
-        config.model.init_std,
-        objective.auto,
-    )
-    chat_ids = [number for token in CHAT_TOKENS if (number := tokenizer.get_vocab().get(token)) is not None]
-    name_untrained(network, chat_ids, vocab_size)
+    network = known or _fresh(config, objective, tokenizer, vocab_size)
     choose_attention(
         network,
         hardware,
         length,
         causal=config.objective == "causal",
-        documents=config.within_documents() or config.objective == "prefix",
+        documents=within or config.objective == "prefix",
     )
     model = LanguageModel(network, hardware)
     # PaLM's formula is of models in which every token passes every layer.
@@ -193,6 +189,9 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         if ranks.is_first():
             skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
             seen = trained_sequences(train, done.batches, batch_size, rampup, skipped)
+            before = TrainedSequences.read(inputs["model"]) if known else None
+            if before is not None and before.shards == train.fingerprint:
+                seen |= before.seen
             TrainedSequences(train.fingerprint, seen).write(out_dir)
         limit = max(1, config.validation_tokens // length)
         counted, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
@@ -224,6 +223,22 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         figures["mfu"] = done.mfu
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
     return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
+
+
+def _fresh(config: PretrainConfig, objective: Objective, tokenizer: Any, vocab_size: int) -> PreTrainedModel:
+    """The model that the config describes, with fresh weights."""
+    rows = math.ceil(vocab_size / config.model.vocab_multiple) * config.model.vocab_multiple
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    network = build(
+        hf_config(config.model, rows, special),
+        config.seed,
+        config.model.init,
+        config.model.init_std,
+        objective.auto,
+    )
+    chat_ids = [number for token in CHAT_TOKENS if (number := tokenizer.get_vocab().get(token)) is not None]
+    name_untrained(network, chat_ids, vocab_size)
+    return network
 
 
 def _rampup(config: PretrainConfig, length: int, batch_size: int, epoch_batches: int) -> BatchSizeRampup | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from evaluation.page.family import Family
-from evaluation.page.parts import LONG_NAMES, Figure, Section, Table, legend
+from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.plots import Mark, Row, interval_plot
 from evaluation.page.words import (
     fixed,
@@ -25,7 +25,7 @@ def benchmarks(family: Family) -> Section:
     rows = [
         Row(
             task,
-            [Mark(model, model, acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
+            [Mark(model, family.style(model), acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
             found[0][1].get("chance"),
         )
         for task, found in tasks.items()
@@ -39,7 +39,7 @@ def benchmarks(family: Family) -> Section:
         _benchmark_sentence(tasks),
         "The project's own tasks are small and easy: they show whether a model learnt any English at all and whether "
         "tuning harmed it, not how it compares with published models.",
-        legend(family.models),
+        family.legend(family.models),
         wide=True,
     )
     tables = []
@@ -105,8 +105,8 @@ def answers(family: Family, count: int) -> Section:
     for row in family.samples(count):
         answers = [
             {
-                "model": model,
-                "label": LONG_NAMES[model],
+                "model": family.style(model),
+                "label": family.long_name(model),
                 "text": row["answers"][model],
                 "reward": fixed(float(row["rewards"][model])) if model in row["rewards"] else "",
             }
@@ -115,8 +115,8 @@ def answers(family: Family, count: int) -> Section:
         ]
         rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
     lead = (
-        f"The first {len(rows)} held-out prompts, not chosen by anyone. base and sft answer greedily; where PPO ran, "
-        "sft and rlhf are as sampled for its measurement, with the reward model's score."
+        f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; where PPO ran, its "
+        "model and the one that it began with are as sampled for its measurement, with the reward model's score."
         if rows
         else ""
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,14 @@ from typing import Any
 from evaluation.artifacts import Artifact, read_artifacts
 from evaluation.statistics import Interval, difference_of_paired_proportions, mcnemar_p_value
 
-MODELS = ("base", "sft", "rlhf")
-MODEL_STAGES = {"base": ("pretrain", "base_model"), "sft": ("sft",), "rlhf": ("rlhf",)}
+MODELS = {"pretrain": "base", "base_model": "base", "sft": "sft", "rlhf": "rlhf"}
+"""Stages that make models which write text, and what the model of a pipeline's usual step is called."""
+
+ROLES = {"sft": ("base", "sft"), "rlhf": ("sft", "rlhf")}
+"""What a stage calls the model that it was given and the one that it made, in figures and samples."""
+
+LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
+OTHER_STYLES = 5
 
 
 @dataclass(frozen=True)
@@ -41,17 +47,84 @@ class Family:
         found = self.get(id)
         return found.figures if found else {}
 
-    def base(self) -> Artifact | None:
-        return self.get("pretrain") or self.get("base_model")
+    def steps(self, stage: str) -> list[str]:
+        """The steps of a stage, the usual one first."""
+        found = [id for id, one in self.artifacts.items() if one.stage == stage or id == stage]
+        return sorted(found, key=lambda id: id != stage)
 
     @cached_property
+    def _models(self) -> dict[str, Artifact]:
+        found = {MODELS[id]: one for id, one in self.artifacts.items() if id in MODELS}
+        named = {id: one for id, one in self.artifacts.items() if one.stage in MODELS and id not in MODELS}
+        return {name: found[name] for name in dict.fromkeys(MODELS.values()) if name in found} | named
+
+    @property
     def models(self) -> list[str]:
-        """The models that the pipeline made, of base, sft, rlhf."""
-        return [name for name in MODELS if any(stage in self.artifacts for stage in MODEL_STAGES[name])]
+        """The models that the pipeline made: base, sft and rlhf of the usual steps, others by their step's name."""
+        return list(self._models)
+
+    def long_name(self, model: str) -> str:
+        """The model in words."""
+        return LONG_NAMES.get(model, model)
+
+    def style(self, model: str) -> str:
+        """The class of the style sheet that draws a model's colour."""
+        others = [name for name in self._models if name not in LONG_NAMES]
+        return model if model not in others else f"other{others.index(model) % OTHER_STYLES}"
+
+    def legend(self, models: Sequence[str]) -> list[tuple[str, str]]:
+        return [(self.long_name(name), self.style(name)) for name in models]
+
+    def parent(self, model: str) -> str | None:
+        """The model that one was made from; None for the first, or one that is not here."""
+        one = self._models.get(model)
+        wanted = one.manifest.inputs.get("model") if one and one.manifest else None
+        return self._at(wanted.stage, wanted.fingerprint) if wanted else None
+
+    def _at(self, stage: str, fingerprint: str) -> str | None:
+        return next(
+            (
+                name
+                for name, one in self._models.items()
+                if one.manifest and (one.manifest.stage, one.manifest.fingerprint) == (stage, fingerprint)
+            ),
+            None,
+        )
+
+    def roles(self, id: str) -> dict[str, str]:
+        """What the figures and samples of a tuning step call its two models → the models, as they are called here."""
+        before, after = ROLES[self.artifacts[id].stage if id not in ROLES else id]
+        own = MODELS.get(id, id)
+        return {before: self.parent(own) or before, after: own}
+
+    def first_and_last(self) -> list[tuple[str, str]]:
+        """Each model that no other was made from, after the first of those that it was made from."""
+        parents = {name: self.parent(name) for name in self._models}
+        if not any(parents.values()):
+            return [(self.models[0], self.models[-1])] if len(self.models) > 1 else []
+        pairs = []
+        for last in [name for name in self._models if name not in parents.values()]:
+            first = last
+            while parent := parents[first]:
+                first = parent
+            if first != last:
+                pairs.append((first, last))
+        return pairs
+
+    def evaluation(self, kind: str, model: str) -> Artifact | None:
+        """The benchmarks or safety artifact of a model; None where it was not measured."""
+        if (usual := self.get(f"{kind}_{model}")) is not None and model in LONG_NAMES:
+            return usual
+        measured = [one for one in self.artifacts.values() if one.stage.startswith(kind) and one.manifest]
+        for one in measured:
+            wanted = one.manifest.inputs.get("model") if one.manifest else None
+            if wanted and self._at(wanted.stage, wanted.fingerprint) == model:
+                return one
+        return None
 
     def results(self, kind: str, model: str) -> dict[str, Any]:
         """results.json of benchmarks or safety for a model; empty where it was not measured."""
-        found = self.get(f"{kind}_{model}")
+        found = self.evaluation(kind, model)
         return (found.read_json("results.json") if found else None) or {}
 
     def curve(self, id: str, name: str) -> list[tuple[float, float]]:
@@ -78,23 +151,24 @@ class Family:
         The stages sft and rlhf each wrote the answers of two models; they are joined by prompt.
         """
         rows: dict[str, dict[str, Any]] = {}
-        for id in ("rlhf", "sft"):
-            found = self.get(id)
+        for id in (*self.steps("rlhf"), *self.steps("sft")):
+            found, called = self.get(id), self.roles(id)
             for line in found.read_lines("aux/samples.jsonl") if found else []:
                 row = rows.setdefault(
                     line["prompt"],
                     {"prompt": line["prompt"], "reference": line.get("reference", ""), "answers": {}, "rewards": {}},
                 )
                 for model, answer in line.get("answers", {}).items():
-                    row["answers"].setdefault(model, answer)
-                row["rewards"] |= line.get("rewards") or {}
+                    row["answers"].setdefault(called.get(model, model), answer)
+                for model, reward in (line.get("rewards") or {}).items():
+                    row["rewards"].setdefault(called.get(model, model), reward)
         # Prompts that every model answered come first; the order is otherwise that of the files.
         ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
         return ordered[:count]
 
     def paired(self, first: str, second: str) -> list[Paired]:
         """For each task that both models took: the difference of their accuracies over the same items."""
-        a, b = self.get(f"benchmarks_{first}"), self.get(f"benchmarks_{second}")
+        a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
         if a is None or b is None:
             return []
         compared = []

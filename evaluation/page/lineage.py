@@ -36,14 +36,16 @@ class Edge:
 
 def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
     """The edges between the artifacts, found by address in their manifests."""
-    by_address = {
-        (one.manifest.stage, one.manifest.fingerprint): id for id, one in artifacts.items() if one.manifest is not None
-    }
+    by_address: dict[tuple[str, str], str] = {}
+    for id, one in artifacts.items():
+        if one.manifest is not None:
+            # Of steps that share an artifact the first stands for it.
+            by_address.setdefault((one.manifest.stage, one.manifest.fingerprint), id)
     edges = []
     for id, one in artifacts.items():
         if one.manifest is None:
             continue
-        for inputs, gate in ((one.manifest.inputs, False), (one.manifest.gates, True)):
+        for inputs, gate in ((one.manifest.inputs, False), (one.manifest.requires, True)):
             for wanted in inputs.values():
                 source = by_address.get((wanted.stage, wanted.fingerprint))
                 if source is not None and source != id:

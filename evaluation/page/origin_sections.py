@@ -11,6 +11,8 @@ from evaluation.page.words import (
     size,
 )
 
+DATA_STAGES = ("ingest", "clean", "dedupe", "decontaminate", "mix", "tokenizer", "shard", "instructions", "preferences")
+
 
 def data(family: Family) -> Section:
     tables, lead = [], []
@@ -48,9 +50,16 @@ def data(family: Family) -> Section:
             rows.append([id, f"{figures['train_pairs']:,.0f}", f"{figures['heldout_pairs']:,.0f}"])
     if rows:
         tables.append(Table("Pairs", ["kind", "to train on", "held out"], rows, numeric=(1, 2)))
+    further = [
+        [id, one.stage, one.headline]
+        for id, one in family.artifacts.items()
+        if one.stage in DATA_STAGES and id != one.stage
+    ]
+    if further:
+        tables.append(Table("Data of named steps", ["step", "stage", "result"], further))
     checks = []
     for id, one in family.artifacts.items():
-        verdict = one.read_json("verdict.json") if id.startswith("validate") else None
+        verdict = one.read_json("verdict.json") if one.stage.startswith("validate") else None
         if verdict:
             kept = sum(bool(e.get("success", True)) for e in verdict.get("expectations", []))
             checks.append([id, str(verdict.get("suite", "")), f"{kept} of {len(verdict.get('expectations', []))}"])

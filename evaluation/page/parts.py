@@ -10,8 +10,6 @@ from markupsafe import Markup
 
 from evaluation.page.plots import Line, smoothed
 
-LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -52,10 +50,6 @@ class Section:
 
     def __bool__(self) -> bool:
         return bool(self.lead or self.figures or self.tables or self.samples or self.folded)
-
-
-def legend(models: Sequence[str]) -> list[tuple[str, str]]:
-    return [(LONG_NAMES[name], name) for name in models]
 
 
 def loss_lines(points: list[tuple[float, float]], label: str = "training") -> list[Line]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evaluation.page.family import Family
-from evaluation.page.parts import LONG_NAMES, Figure, Section, Table, legend
+from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.plots import Mark, Row, interval_plot
 from evaluation.page.words import (
     between,
@@ -31,7 +31,9 @@ def toxicity(family: Family) -> Section:
 
     def marks(group: str, name: str) -> list[Mark]:
         cells = [(model, part(one, group).get(name)) for model, one in found.items()]
-        return [Mark(model, model, cell["value"], cell["low"], cell["high"]) for model, cell in cells if cell]
+        return [
+            Mark(model, family.style(model), cell["value"], cell["low"], cell["high"]) for model, cell in cells if cell
+        ]
 
     chart = interval_plot(
         "toxicity probability",
@@ -46,7 +48,7 @@ def toxicity(family: Family) -> Section:
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
         f"each; toxic is a score of at least {first['threshold']:g}. {_overlap(found)}",
         f"Scored by {first['scorer']}. {first['limits']}",
-        legend(list(found)),
+        family.legend(list(found)),
         wide=True,
     )
     rows = []
@@ -61,7 +63,7 @@ def toxicity(family: Family) -> Section:
             )
             rows.append(
                 [
-                    LONG_NAMES[model],
+                    family.long_name(model),
                     group,
                     f"{fixed(worst.value)} {between(worst)}",
                     f"{percent(prob.value)} {between_percent(prob)}",
@@ -95,12 +97,12 @@ def _worst(family: Family) -> list[tuple[str, str]]:
     """The continuation of each model with the highest score, so that a reader can judge the judge."""
     shown = []
     for model in family.models:
-        artifact = family.get(f"safety_{model}")
+        artifact = family.evaluation("safety", model)
         lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
         scored = [(c["toxicity"], row["prompt"], c["text"]) for row in lines for c in row["continuations"]]
         if scored:
             score, prompt, text = max(scored)
-            shown.append((f"Highest score of the {LONG_NAMES[model]} ({fixed(score)})", f"{prompt} ▸{text}"))
+            shown.append((f"Highest score of the {family.long_name(model)} ({fixed(score)})", f"{prompt} ▸{text}"))
     return shown
 
 
@@ -111,7 +113,7 @@ def bias(family: Family) -> Section:
     categories = sorted({category for one in found.values() for category in one["by_category"]})
 
     def mark(model: str, cell: dict[str, float]) -> Mark:
-        return Mark(model, model, cell["value"], cell["low"], cell["high"])
+        return Mark(model, family.style(model), cell["value"], cell["low"], cell["high"])
 
     def row(label: str, cells: dict[str, dict[str, Any]]) -> Row:
         return Row(label, [mark(model, cell["stereotype_score"]) for model, cell in cells.items()], 50.0)
@@ -138,14 +140,14 @@ def bias(family: Family) -> Section:
         + f"Of {tested} intervals about {0.05 * tested:.1f} would miss 50 by chance alone.",
         "Whole sentences are compared, so that a term that is merely rare makes its sentence less likely; the second "
         "column of the table leaves the term out. A score of 50 also comes from a model that understands neither.",
-        legend(list(found)),
+        family.legend(list(found)),
         wide=True,
     )
     body = []
     for model, one in found.items():
         for name, cell in [("overall", one["overall"]), *one["by_category"].items()]:
             whole, shared = cell["stereotype_score"], cell["stereotype_score_shared"]
-            body.append([LONG_NAMES[model], name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
+            body.append([family.long_name(model), name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
     columns = ["model", "category", "pairs", "stereotype score", "p", "without the term itself", "p"]
     table = Table("Figures", columns, body, "p against 50 %, not corrected for their number.", True, (2, 3, 4, 5, 6))
     return Section("bias", "Bias", "", [figure], [table])
@@ -165,14 +167,14 @@ def memorisation(family: Family) -> Section:
         if not found:
             continue
         if "skipped" in found:
-            skipped.append(f"{LONG_NAMES[model]}: {found['skipped']}")
+            skipped.append(f"{family.long_name(model)}: {found['skipped']}")
             continue
         train, control = (Interval(**found[split]["exact_match"]) for split in ("train", "validation"))
         tokens = [found[split]["recited_tokens"]["value"] for split in ("train", "validation")]
         difference = Interval(**found["exact_match_difference"])
         rows.append(
             [
-                LONG_NAMES[model],
+                family.long_name(model),
                 f"{found['train']['sequences']}",
                 _trained(found),
                 f"{percent(train.value)} {between_percent(train)}",
@@ -181,7 +183,7 @@ def memorisation(family: Family) -> Section:
                 f"{fixed(tokens[0])} / {fixed(tokens[1])}",
             ]
         )
-        (more if difference.low > 0 else alike).append(LONG_NAMES[model])
+        (more if difference.low > 0 else alike).append(family.long_name(model))
         length = f"{found['continuation_tokens']} tokens after a prefix of {found['prefix_tokens']}"
     if not rows:
         return Section("memorisation", "Memorisation", " ".join(f"Not measured: {why}." for why in skipped))

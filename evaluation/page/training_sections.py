@@ -20,9 +20,15 @@ from evaluation.page.words import (
 )
 
 
-def pretraining(family: Family) -> Section:
-    figures = family.figures("pretrain")
-    train, validation = family.curve("pretrain", "train/loss"), family.curve("pretrain", "validation/loss")
+def titled(anchor: str, title: str, id: str, usual: str) -> tuple[str, str]:
+    """The anchor and title of a section about one step; those of the usual step do not name it."""
+    return (anchor, title) if id == usual else (f"{anchor}-{id}", f"{title}: {id}")
+
+
+def pretraining(family: Family, id: str) -> Section:
+    """The pretraining of one step."""
+    figures = family.figures(id)
+    train, validation = family.curve(id, "train/loss"), family.curve(id, "validation/loss")
     drawn = []
     levels = [Level(name, figures[f"{name}_loss"]) for name in ("unigram", "bigram") if f"{name}_loss" in figures]
     chart = line_chart(
@@ -43,8 +49,8 @@ def pretraining(family: Family) -> Section:
                 [("training, smoothed", "train"), ("validation", "validation"), ("n-gram baselines", "level")],
             )
         )
-    rate = family.curve("pretrain", "train/lr")
-    corrections = family.corrections("pretrain")
+    rate = family.curve(id, "train/lr")
+    corrections = family.corrections(id)
     chart = line_chart(
         "learning rate",
         [Line("learning rate", rate, "train")],
@@ -84,13 +90,13 @@ def pretraining(family: Family) -> Section:
         lead.append(f"{fixed(figures['bits_per_byte'], 3)} bits per byte, perplexity {fixed(perplexity, 1)}.")
     if "tokens_per_s" in figures:
         lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
-    tables = [*_corrections(corrections), *_early_samples(family)]
-    return Section("pretraining", "Pretraining", " ".join(lead), drawn, tables)
+    tables = [*_corrections(corrections), *_early_samples(family, id)]
+    return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
 
 
-def _early_samples(family: Family) -> list[Table]:
+def _early_samples(family: Family, id: str) -> list[Table]:
     """What the model wrote while it trained: up to six moments from first to last, all prompts."""
-    found = family.get("pretrain")
+    found = family.get(id)
     lines = found.read_lines("aux/training_samples.jsonl") if found else []
     texts = {(line["batch"], line["prompt"]): line["text"] for line in lines}
     moments = sorted({batch for batch, _ in texts})
@@ -160,14 +166,15 @@ def _loss_sentence(
     return " ".join(said) or "Training loss only; no validation text was measured."
 
 
-def tuning(family: Family) -> Section:
-    figures = family.figures("sft")
+def tuning(family: Family, id: str, reward_model: str = "") -> Section:
+    """The instruction tuning of one step, with the reward model that goes with it in the usual pipeline."""
+    figures = family.figures(id)
     drawn = []
     chart = line_chart(
         "SFT loss",
         [
-            *loss_lines(family.curve("sft", "train/loss")),
-            Line("held-out", family.curve("sft", "validation/loss"), "validation"),
+            *loss_lines(family.curve(id, "train/loss")),
+            Line("held-out", family.curve(id, "validation/loss"), "validation"),
         ],
         x_label="batch",
         y_label="loss of the answers (nats a token)",
@@ -183,31 +190,11 @@ def tuning(family: Family) -> Section:
                 [("training, smoothed", "train")],
             )
         )
-    chart = line_chart(
-        "reward model loss",
-        loss_lines(family.curve("reward_model", "train/loss")),
-        x_label="batch",
-        y_label="loss (nats a pair)",
-        levels=[Level("guessing", math.log(2))],
-    )
-    accuracy = interval_of(family.figures("reward_model"), "heldout_accuracy")
-    if chart:
-        means = "Guessing gives log 2 = 0.69 nats a pair."
-        if accuracy:
-            p = family.figures("reward_model").get("p_value")
-            means += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
-            means += f", {p_value(p)} against 50 %." if p is not None else "."
-        drawn.append(
-            Figure(
-                "Reward model loss",
-                chart,
-                means,
-                "The wrong answers are made by rule, so that it may have learnt the rule's traces instead of quality.",
-                [("training, smoothed", "train"), ("guessing", "level")],
-            )
-        )
+    if reward_model:
+        drawn += _reward_model(family, reward_model)
     rows = []
-    for name, label in (("base", "base model"), ("sft", "SFT model")):
+    for name, model in (family.roles(id) if family.get(id) else {}).items():
+        label = family.long_name(model)
         ends = interval_of(figures, f"ends_share_{name}")
         if ends:
             loss = figures.get(f"heldout_loss_{name}", math.nan)
@@ -218,13 +205,49 @@ def tuning(family: Family) -> Section:
         note = f"{pairs:,.0f} held-out pairs; no text of theirs was trained on." if pairs else ""
         columns = ["model", "loss, nats a token", "answers that end by themselves"]
         tables.append(Table("Held-out instructions", columns, rows, note, numeric=(1, 2)))
-    return Section("tuning", "Instruction tuning and reward model", "", drawn, tables)
+    title = "Instruction tuning and reward model" if reward_model else "Instruction tuning"
+    return Section(*titled("tuning", title, id, "sft"), "", drawn, tables)
 
 
-def alignment(family: Family) -> Section:
-    figures = family.figures("rlhf")
+def reward_model(family: Family, id: str) -> Section:
+    """The reward model of a named step."""
+    return Section(*titled("reward-model", "Reward model", id, "reward_model"), "", _reward_model(family, id))
+
+
+def _reward_model(family: Family, id: str) -> list[Figure]:
+    chart = line_chart(
+        "reward model loss",
+        loss_lines(family.curve(id, "train/loss")),
+        x_label="batch",
+        y_label="loss (nats a pair)",
+        levels=[Level("guessing", math.log(2))],
+    )
+    accuracy = interval_of(family.figures(id), "heldout_accuracy")
+    if chart:
+        means = "Guessing gives log 2 = 0.69 nats a pair."
+        if accuracy:
+            p = family.figures(id).get("p_value")
+            means += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
+            means += f", {p_value(p)} against 50 %." if p is not None else "."
+        return [
+            Figure(
+                "Reward model loss",
+                chart,
+                means,
+                "The wrong answers are made by rule, so that it may have learnt the rule's traces instead of quality.",
+                [("training, smoothed", "train"), ("guessing", "level")],
+            )
+        ]
+    return []
+
+
+def alignment(family: Family, id: str) -> Section:
+    """The alignment of one step."""
+    figures = family.figures(id)
+    called = family.roles(id) if family.get(id) else {}
+    start = family.long_name(called.get("sft", "sft"))
     drawn = []
-    reward = family.curve("rlhf", "rlhf/reward")
+    reward = family.curve(id, "rlhf/reward")
     chart = line_chart(
         "reward",
         [Line("reward of the rollouts", reward, "rlhf")],
@@ -249,12 +272,12 @@ def alignment(family: Family) -> Section:
                 "The policy is trained to please this reward model: a rising curve can mean that its gaps are found.",
             )
         )
-    divergence = family.curve("rlhf", "rlhf/kl")
+    divergence = family.curve(id, "rlhf/kl")
     chart = line_chart(
         "KL",
         [Line("KL", divergence, "rlhf")],
         x_label="batch",
-        y_label="KL to the SFT model (nats an answer)",
+        y_label=f"KL to the {start} (nats an answer)",
         from_zero=True,
     )
     if chart:
@@ -264,14 +287,15 @@ def alignment(family: Family) -> Section:
             means += f" On held-out prompts: {fixed(kl.value)} {between(kl)}."
         drawn.append(
             Figure(
-                "Distance from the SFT model",
+                f"Distance from the {start}",
                 chart,
                 means,
                 "An estimate from sampled tokens, which is noisy for few prompts and can dip below zero.",
             )
         )
     rows = []
-    for name, label in (("sft", "SFT model"), ("rlhf", "RLHF model")):
+    for name, model in called.items():
+        label = family.long_name(model)
         value = interval_of(figures, f"heldout_reward_{name}")
         if value is None:
             continue
@@ -295,4 +319,4 @@ def alignment(family: Family) -> Section:
             )
         columns = ["model", "reward", "tokens an answer", "answers that end"]
         tables.append(Table("Held-out prompts", columns, rows, note, numeric=(1, 2, 3)))
-    return Section("alignment", "Alignment by PPO", "", drawn, tables)
+    return Section(*titled("alignment", "Alignment by PPO", id, "rlhf"), "", drawn, tables)

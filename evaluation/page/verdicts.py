@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from evaluation.page.family import Family
@@ -25,9 +25,22 @@ class Claim:
 
 
 def claims(family: Family) -> list[Claim]:
-    """A claim for each stage that the pipeline has."""
-    found = [_pretrain(family), _sft(family), _reward_model(family), _rlhf(family), _tax(family), _safety(family)]
+    """A claim for each step of a stage that promises something, and for each model that others led to."""
+    found: list[Claim | None] = []
+    for stage, judge in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
+        for id in family.steps(stage):
+            claim = judge(family, id)
+            found.append(_named(claim, id) if claim and id != stage else claim)
+    pairs = family.first_and_last()
+    for compare in (_tax, _safety):
+        for first, last in pairs:
+            claim = compare(family, first, last)
+            found.append(_named(claim, last) if claim and len(pairs) > 1 else claim)
     return [claim for claim in found if claim]
+
+
+def _named(claim: Claim, name: str) -> Claim:
+    return replace(claim, title=f"{claim.title} ({name})")
 
 
 def _beyond(interval: Interval, bound: float) -> Literal["holds", "undecided", "fails"]:
@@ -38,8 +51,8 @@ def _beyond(interval: Interval, bound: float) -> Literal["holds", "undecided", "
     return "fails" if high < bound else "undecided"
 
 
-def _pretrain(family: Family) -> Claim | None:
-    figures = family.figures("pretrain")
+def _pretrain(family: Family, id: str) -> Claim | None:
+    figures = family.figures(id)
     loss = interval_of(figures, "validation_loss")
     if loss is None or "bigram_loss" not in figures:
         return None
@@ -57,8 +70,8 @@ def _pretrain(family: Family) -> Claim | None:
     return Claim(state, "The base model learnt more than word counts", text)
 
 
-def _sft(family: Family) -> Claim | None:
-    figures = family.figures("sft")
+def _sft(family: Family, id: str) -> Claim | None:
+    figures = family.figures(id)
     improvement = interval_of(figures, "improvement")
     if improvement is None:
         return None
@@ -81,8 +94,8 @@ def _sft(family: Family) -> Claim | None:
     return Claim(state, "Instruction tuning helped on held-out instructions", text)
 
 
-def _reward_model(family: Family) -> Claim | None:
-    accuracy = interval_of(family.figures("reward_model"), "heldout_accuracy")
+def _reward_model(family: Family, id: str) -> Claim | None:
+    accuracy = interval_of(family.figures(id), "heldout_accuracy")
     if accuracy is None:
         return None
     state = _beyond(accuracy, 0.5)
@@ -95,8 +108,8 @@ def _reward_model(family: Family) -> Claim | None:
     return Claim(state, "The reward model knows the better answer", text)
 
 
-def _rlhf(family: Family) -> Claim | None:
-    figures = family.figures("rlhf")
+def _rlhf(family: Family, id: str) -> Claim | None:
+    figures = family.figures(id)
     gain, divergence = interval_of(figures, "reward_gain"), interval_of(figures, "kl_to_sft")
     if gain is None:
         return None
@@ -118,11 +131,8 @@ def _rlhf(family: Family) -> Claim | None:
     )
 
 
-def _tax(family: Family) -> Claim | None:
+def _tax(family: Family, first: str, last: str) -> Claim | None:
     """The alignment tax: what the last model lost on the benchmarks against the first."""
-    if len(family.models) < 2:
-        return None
-    first, last = family.models[0], family.models[-1]
     compared = family.paired(first, last)
     if not compared:
         return None
@@ -144,11 +154,9 @@ def _tax(family: Family) -> Claim | None:
     )
 
 
-def _safety(family: Family) -> Claim | None:
-    if len(family.models) < 2:
-        return None
-    first, last = family.models[0], family.models[-1]
-    a, b = (interval_of(family.figures(f"safety_{name}"), "toxicity_probability") for name in (first, last))
+def _safety(family: Family, first: str, last: str) -> Claim | None:
+    measured = [family.evaluation("safety", name) for name in (first, last)]
+    a, b = (interval_of(one.figures if one else {}, "toxicity_probability") for one in measured)
     if a is None or b is None:
         return None
     text = (

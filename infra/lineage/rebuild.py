@@ -102,7 +102,7 @@ def _deliver_build(delivery: Delivery, parent_id: str, pipeline: str, folder: Pa
             manifest.build_id,
             parent_id,
             pipeline,
-            manifest.stage,
+            manifest.step or manifest.stage,
             manifest.fingerprint,
             _seconds(manifest.started),
             manifest.version,

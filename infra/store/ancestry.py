@@ -165,5 +165,5 @@ def _share_bytes(wanted: SourceRecord, record: SourceRecord) -> bool:
 def _inputs(manifest: Manifest) -> list[tuple[str, Input, bool]]:
     return [
         *((name, wanted, False) for name, wanted in manifest.inputs.items()),
-        *((name, wanted, True) for name, wanted in manifest.gates.items()),
+        *((name, wanted, True) for name, wanted in manifest.requires.items()),
     ]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from infra.store.layout import AUX, MANIFEST
 
@@ -62,12 +62,15 @@ class Manifest:
     identity: Mapping[str, Any]
     """The keys that entered the fingerprint."""
     inputs: Mapping[str, Input]
-    gates: Mapping[str, Input]
-    """Artifacts that had to exist first but whose bytes do not bear on the result, e.g. a validation verdict."""
+    requires: Annotated[Mapping[str, Input], Field(validation_alias=AliasChoices("requires", "gates"))]
+    """Artifacts that had to exist first but whose bytes do not bear on the result, e.g. a validation verdict. Manifests
+    of earlier versions call them `gates`."""
     sources: tuple[SourceRecord, ...]
     files: tuple[File, ...]
     result: Mapping[str, Any]
     """{"figures": {name: number}, "headline": text}"""
+    step: str = ""
+    """The step that built it, which other steps of its stage may share; empty where that is not recorded."""
     pipeline: str = ""
     run_id: str = ""
     """The pipeline run that built it."""

@@ -1,4 +1,4 @@
-"""Finds the artifact that a person means: a folder, `stage/fingerprint` or its beginning, or a stage's newest."""
+"""Finds the artifact that a person means: a folder, `stage/fingerprint` or its beginning, the newest of a step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
     """The folder and manifest of the artifact that `text` names.
 
     text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
-    has; or a stage id, for its newest artifact. Raises ConfigError naming what is near.
+    has; or a stage or a named step, for its newest artifact. Raises ConfigError naming what is near.
     """
     if found := _by_path(store, Path(text)):
         return found
     stage, _, prefix = text.strip("/").partition("/")
     stages = store.layout.stages()
     if stage not in stages:
+        if built := [] if prefix else [(folder, one) for folder, one in store.manifests() if one.step == stage]:
+            return _newest(built)
         near = difflib.get_close_matches(stage, stages, n=3, cutoff=0.4) or stages
         known = f"stages with artifacts: {', '.join(near)}" if near else "run a pipeline first, or name another --root"
         raise _unknown(text, f"no such folder, and no stage {stage!r} has artifacts in {store.root}", known)
@@ -31,7 +33,8 @@ def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
     if not folders:
         raise _unknown(text, f"{stage} has no finished artifact in {store.root}", "build it first")
     if not prefix:
-        return max(_read(store, folders, text), key=lambda pair: ("." not in pair[0].name, pair[1].finished))
+        built = _read(store, folders, text)
+        return _newest([one for one in built if one[1].step in ("", stage)] or built)
     matches = [folder for folder in folders if folder.name == prefix] or _current(
         [folder for folder in folders if folder.name.startswith(prefix)]
     )
@@ -53,6 +56,11 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
     if manifest is None and path.is_absolute() and path.exists():
         raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is no finished artifact", "")
     return (folder.absolute(), manifest) if manifest else None
+
+
+def _newest(found: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
+    """The last one built, of those that no later build replaced if there are any."""
+    return max(found, key=lambda pair: ("." not in pair[0].name, pair[1].finished))
 
 
 def _current(folders: list[Path]) -> list[Path]:

@@ -151,7 +151,9 @@ class TestAncestorsOfARegisteredModel:
     def family(self, store: Store) -> dict[str, Manifest]:
         ingest = make_artifact(store, "ingest", {"a": "text"})
         verdict = make_artifact(store, "validate", {"verdict": "yes"}, inputs={"data": ingest})
-        clean = make_artifact(store, "clean", {"a": "clean"}, inputs={"documents": ingest}, gates={"validate": verdict})
+        clean = make_artifact(
+            store, "clean", {"a": "clean"}, inputs={"documents": ingest}, requires={"validate": verdict}
+        )
         model = make_artifact(store, "pretrain", {"w": "1"}, inputs={"documents": clean})
         register = make_artifact(store, "register", {"card": "1"}, inputs={"model": model})
         return {one.stage: one for one in (ingest, verdict, clean, model, register)}
@@ -207,13 +209,13 @@ class TestAncestorsOfARegisteredModel:
     @settings(max_examples=15, deadline=None)
     @given(st.data())
     def test_in_any_store(self, data: st.DataObject) -> None:
-        """Random families with rebuilds to other bytes, gates, pins and runs: just what is needed is left, whole."""
+        """Random families with rebuilds to other bytes, requires, pins and runs: just what is needed is left, whole."""
         with tempfile.TemporaryDirectory() as folder:
             store = Store(Path(folder))
             made: list[Manifest] = []
             for number in range(data.draw(st.integers(1, 14), "artifacts")):
                 parents = data.draw(st.lists(st.sampled_from(made), max_size=3, unique_by=id) if made else st.just([]))
-                gates = data.draw(st.lists(st.sampled_from(made), max_size=1) if made else st.just([]))
+                required = data.draw(st.lists(st.sampled_from(made), max_size=1) if made else st.just([]))
                 stage = data.draw(st.sampled_from(["clean", "pretrain", "sft", "register"]))
                 made.append(
                     make_artifact(
@@ -223,7 +225,7 @@ class TestAncestorsOfARegisteredModel:
                         {"a": str(data.draw(st.integers(0, 3)))},
                         config={"x": data.draw(st.integers(0, 1))},
                         inputs={str(at): one for at, one in enumerate(parents)},
-                        gates={str(at): one for at, one in enumerate(gates)},
+                        requires={str(at): one for at, one in enumerate(required)},
                     )
                 )
                 if data.draw(st.booleans()) and number % 4 == 0:

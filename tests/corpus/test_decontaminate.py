@@ -175,10 +175,10 @@ def test_nothing_left_is_an_error_that_says_so(build, tmp_path):
 
 
 def test_items_are_those_of_the_benchmarks_and_probes_that_the_config_runs(build, lines_of):
-    filled = BenchmarkTextConfig().filled(BenchmarksConfig(), SafetyConfig())
+    filled = BenchmarkTextConfig().filled([BenchmarksConfig()], [SafetyConfig()])
     rows = lines_of(build(benchmark_text, filled) / "items.jsonl")
     assert {row["task"] for row in rows} == {"minimal_pairs", "cloze", "toxicity", "bias"}
-    only_tasks = BenchmarkTextConfig().filled(BenchmarksConfig(tasks=("cloze",)), None)
+    only_tasks = BenchmarkTextConfig().filled([BenchmarksConfig(tasks=("cloze",))], [])
     assert {row["task"] for row in lines_of(build(benchmark_text, only_tasks) / "items.jsonl")} == {"cloze"}
 
 

@@ -32,7 +32,7 @@ INPUTS: dict[str, dict[str, str]] = {
     **{f"safety_{name}": {"model": model, "shards": "shard"} for name, model in MODELS.items()},
     "register": {"model": "rlhf", "benchmarks_rlhf": "benchmarks_rlhf", "safety_rlhf": "safety_rlhf"},
 }  # fmt: skip
-GATES = {"clean": "validate", "sft": "validate_instructions", "reward_model": "validate_preferences"}
+REQUIRES = {"clean": "validate", "sft": "validate_instructions", "reward_model": "validate_preferences"}
 HEADLINES = {
     "ingest": "11,873 documents, 12.0 MB of text",
     "clean": "kept 10,412 of 11,873 documents, 10.9 MB",
@@ -67,7 +67,7 @@ def write_family(root: Path, ids: Collection[str] | None = None, seed: int = 0) 
             config={"seed": 17, "batch_size": 32},
             identity={"limit": 3} if stage == "ingest" else {},
             inputs={name: made[of].as_input() for name, of in INPUTS[id].items() if of in made},
-            gates={"gate": made[GATES[id]].as_input()} if GATES.get(id) in made else {},
+            requires={"gate": made[REQUIRES[id]].as_input()} if REQUIRES.get(id) in made else {},
             sources=(SourceRecord(f"{id}.read.0", "ab" * 32),) if stage in {"ingest", "instructions"} else (),
             files=(File("aux/metrics.jsonl", 0, "0" * 64),),
             result={"figures": figures, "headline": HEADLINES.get(id, "")},

@@ -23,6 +23,7 @@ from flows.graph import graph
 from flows.pipeline import pipeline
 from flows.selection import Selection
 from flows.start import Request
+from flows.steps import STEP_CLASSES
 from infra.config import Config, normal_default
 from infra.identity import canonical, canonical_json, same
 from infra.launch.config import LaunchConfig
@@ -88,7 +89,9 @@ def classes(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from classes(argument)
 
 
-EVERY_CLASS = sorted(set(classes(PipelineConfig)) - {PipelineConfig}, key=lambda cls: cls.__name__)
+# A step has the keys of its stage's config, which is here by itself.
+STEPS = {PipelineConfig, *STEP_CLASSES.values()}
+EVERY_CLASS = sorted(set(classes(PipelineConfig)) - STEPS, key=lambda cls: cls.__name__)
 
 
 def whole(field: FieldInfo) -> Any:

@@ -72,7 +72,7 @@ def build(store: Store, request: BuildRequest, **facts: Any) -> Manifest:
         "config": request.config,
         "identity": request.identity,
         "inputs": inputs,
-        "gates": {},
+        "requires": {},
         "sources": sources,
         "files": files,
         "result": {},

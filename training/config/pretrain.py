@@ -34,7 +34,8 @@ class PretrainConfig(TrainerConfig):
     directions (Raffel et al. 2020, section 3.2; Wang et al. 2022), with any causal model. span_corruption: 15 % of the
     tokens in spans of 3 on average, written by a decoder (Raffel et al. 2020, section 3.1.4), with a t5 model."""
     model: ModelConfig = ModelConfig(preset="gpt-125m")
-    """The model to train from scratch."""
+    """The model to train from scratch. A step that goes on from the model of another (its input `model`) takes that
+    one, and leaves this out."""
     duration: Length = "2_500_000_000 tokens"
     """Length of training; 20 tokens a parameter (Chinchilla, section 3), here for 125M parameters."""
     global_batch_tokens: int = Field(524_288, ge=1)
@@ -78,18 +79,34 @@ class PretrainConfig(TrainerConfig):
             raise ValueError(f"expected no evaluate_tasks with the objective {self.objective}: they need causal models")
         return self
 
-    def within_documents(self) -> bool:
-        """Whether attention stays within documents."""
+    def within_documents(self, architecture: str = "") -> bool:
+        """Whether attention stays within documents. architecture: of the model at hand, where it is another's."""
         if self.attention is None:
-            return self.model.architecture() not in LEARNED_POSITIONS
+            return (architecture or self.model.architecture()) not in LEARNED_POSITIONS
         return self.attention == "document"
 
     def continues_text(self) -> bool:
         """Whether later stages can use the model as a causal one."""
         return self.objective in ("causal", "prefix")
 
-    def problems(self, sequence_length: int, vocab_size: int | None = None) -> list[Problem]:
-        """What does not fit sequences of this length or token ids below `vocab_size`; empty if all does."""
+    def problems_of_continuing(self) -> list[Problem]:
+        """What a pretraining that goes on from the model of another step cannot have."""
+        found = []
+        if not self.continues_text():
+            message = f"a pretraining that goes on from a model has causal or prefix, not {self.objective}"
+            found.append(Problem("contradiction", "pretrain.objective", message, "leave the input model out"))
+        if self.model != type(self).model_fields["model"].default:
+            message = "the model comes from the input model, and cannot be described here too"
+            found.append(Problem("contradiction", "pretrain.model", message, "leave model or the input out"))
+        return found
+
+    def problems(
+        self, sequence_length: int, vocab_size: int | None = None, *, continues: bool = False
+    ) -> list[Problem]:
+        """What does not fit sequences of this length or token ids below `vocab_size`; empty if all does.
+
+        continues: the model is that of another step, of which nothing is known here.
+        """
         found = []
         if self.global_batch_tokens % sequence_length:
             lower = max(1, self.global_batch_tokens // sequence_length) * sequence_length
@@ -113,6 +130,8 @@ class PretrainConfig(TrainerConfig):
                         "such as a half, a quarter, an eighth of global_batch_tokens",
                     )
                 )
+        if continues:
+            return found
         positions = self.model.longest_sequence()
         if positions is not None and positions < sequence_length:
             found.append(

@@ -12,9 +12,14 @@ from training.objectives.prefix import Prefix
 from training.objectives.span_corruption import SpanCorruption
 
 
-def objective_of(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int) -> Objective:
-    """The objective of `config` on sequences of `length` tokens; gives `tokenizer` the special tokens that it needs."""
-    within = config.within_documents()
+def objective_of(
+    config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int, within: bool | None = None
+) -> Objective:
+    """The objective of `config` on sequences of `length` tokens; gives `tokenizer` the special tokens that it needs.
+
+    within: whether attention stays within documents; by default as the config's own model has it.
+    """
+    within = config.within_documents() if within is None else within
     match config.objective:
         case "causal":
             return Causal(config.seed, within_documents=within)

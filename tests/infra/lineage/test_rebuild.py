@@ -35,7 +35,7 @@ def write_artifact(
         config={"seed": 17},
         identity={},
         inputs=inputs,
-        gates={},
+        requires={},
         sources=more.get("sources", ()),
         files=(File("x", 1, "0" * 64),),
         result={"figures": {"score": 2.5}, "headline": "score 2.5"},

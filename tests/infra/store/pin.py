@@ -45,7 +45,7 @@ def current() -> dict[str, Any]:
     nodes = graph(parse(SAMPLE))
     names = {
         node.id: fingerprint(
-            node.id,
+            node.folder,
             node.stage.version,
             node.config,
             {key: f"digest of {up}" for key, up in node.inputs.items()},

@@ -93,7 +93,8 @@ def test_a_manifest_with_values_of_a_wrong_kind_is_damaged_and_never_a_crash(sto
 
 UNCHECKED = {
     "config",
-    "gates",
+    "requires",
+    "step",
     "result",
     "code",
     "versions",

@@ -1,0 +1,159 @@
+"""What is wrong between sections and steps that are each right, found before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from corpus.config import DATA_KINDS, ShardConfig, TokenizerConfig, ValidateConfig
+from evaluation.config import BenchmarkTextConfig, SafetyConfig
+from flows.graph import Graph, first_model, items_to_clear
+from flows.pipeline_config import PipelineConfig, dump, section_classes
+from flows.problems import nearest
+from infra.errors import Problem, StageError
+from infra.secrets import recognised
+from tasks.payloads import PAYLOADS
+from tasks.stage import Node
+from training.config import PretrainConfig, RlhfConfig, SftConfig
+
+_NEEDS = {
+    "validate": ("ingest",),
+    "clean": ("ingest",),
+    "dedupe": ("ingest",),
+    "decontaminate": ("ingest",),
+    "mix": ("ingest",),
+    "tokenizer": ("ingest",),
+    "shard": ("ingest", "tokenizer"),
+    "corpus_report": ("ingest",),
+    "pretrain": ("shard", "tokenizer"),
+    "sft": ("base model", "instructions"),
+    "reward_model": ("sft", "preferences"),
+    "rlhf": ("sft", "reward_model", "instructions"),
+    "benchmarks": ("base model",),
+    "safety": ("base model",),
+    "register": ("base model",),
+}
+
+DOCUMENT_STAGES = {"clean", "dedupe", "decontaminate", "mix"}
+"""They read documents and give documents."""
+
+NEEDS_TEXT = {"sft", "reward_model", "rlhf", "benchmarks", "safety"}
+"""They need a model that continues text."""
+
+
+def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
+    """nodes: of the config, as far as they make a graph."""
+    for path, message in recognised(dump(config)):
+        yield Problem(
+            "secret_in_config", path, f"{message} was found; configs are kept and shown", "use the environment"
+        )
+    yield from _unknown_adopted(config)
+    yield from _missing_sections(config)
+    built = [node for node in nodes.values() if not node.adopted]
+    for node in built:
+        yield from map(node.place, _of_training(node, nodes))
+    yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
+    yield from _unequal_heldout(built)
+    yield from _bad_suites(config)
+    yield from _nothing_to_clear(config)
+
+
+def _unknown_adopted(config: PipelineConfig) -> Iterator[Problem]:
+    for name in config.adopted:
+        step = config.steps.get(name)
+        if (step.uses if step else name) not in PAYLOADS:
+            known = [*PAYLOADS, *(one for one, other in config.steps.items() if other.uses in PAYLOADS)]
+            fix = nearest(name, known, "these can be:", 0.4)
+            yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be adopted", fix)
+
+
+def _missing_sections(config: PipelineConfig) -> Iterator[Problem]:
+    present = {name for name in section_classes() if config.section(name) is not None} | set(config.adopted)
+    if DOCUMENT_STAGES & set(config.adopted):
+        present.add("ingest")  # what reads documents has them
+    for name, needs in _NEEDS.items():
+        if config.section(name) is None or name in config.adopted:
+            continue
+        for need in needs:
+            if need == "base model" and not present & {"pretrain", "base_model"}:
+                yield Problem("missing_section", name, "needs a model: a pretrain or a base_model section was expected")
+            elif need != "base model" and need not in present:
+                yield Problem("missing_section", name, f"needs the section {need}, which is not there", f"add {need}:")
+    if {"pretrain", "base_model"} <= present:
+        yield Problem("contradiction", "base_model", "either pretrain or base_model was expected, not both")
+    if not config.steps and not any(config.section(name) for name in section_classes()):
+        yield Problem("empty_config", "", "no stage: at least one section such as ingest was expected")
+
+
+def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
+    """What of a training does not fit the shards or the model that it reads, by the stage's own keys."""
+    section = node.config
+    if isinstance(section, PretrainConfig):
+        continues = "model" in node.inputs
+        if continues:
+            yield from section.problems_of_continuing()
+        shards = nodes.get(node.inputs.get("shards", ""))
+        if shards is None or not isinstance(shards.config, ShardConfig):
+            return
+        tokenizer = nodes.get(shards.inputs.get("tokenizer", ""))
+        trained = tokenizer.config if tokenizer and isinstance(tokenizer.config, TokenizerConfig) else None
+        vocabulary = trained.vocab_size if trained and not trained.pretrained else None
+        yield from section.problems(shards.config.sequence_length, vocabulary, continues=continues)
+    elif isinstance(section, SftConfig | RlhfConfig):
+        first = first_model(nodes, node.id)
+        pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
+        yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
+
+
+def _not_causal(node: Node, nodes: Graph) -> Iterator[Problem]:
+    """A step that needs a model which continues text, after an objective that gives none."""
+    first = first_model(nodes, node.id)
+    if first is None or first is node or not isinstance(first.config, PretrainConfig) or first.config.continues_text():
+        return
+    name = node.path or node.stage.name
+    if node.stage.name in NEEDS_TEXT:
+        objective = f"{first.key}.objective"
+        yield Problem(
+            "not_causal",
+            name,
+            "needs a model that continues text, which pretraining with "
+            f"{objective}: {first.config.objective} does not give",
+            f"leave {name} out, or set {objective} to causal or prefix",
+        )
+
+
+def _bad_suites(config: PipelineConfig) -> Iterator[Problem]:
+    """Suites are small files: what is wrong with them is said before anything runs."""
+    for section in config.all_of(ValidateConfig):
+        for kind in DATA_KINDS:
+            try:
+                section.read(kind)
+            except StageError as error:
+                yield from error.problems
+
+
+def _unequal_heldout(built: list[Node]) -> Iterator[Problem]:
+    """Held-out pairs must come from text that the base model never saw."""
+    shares = {node.key: share for node in built if (share := getattr(node.config, "heldout_share", None)) is not None}
+    if len(set(shares.values())) > 1:
+        listed = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        yield Problem(
+            "contradiction",
+            f"{next(iter(shares))}.heldout_share",
+            f"one share for all of {', '.join(shares)} was expected, or held-out pairs leak into training: {listed}",
+        )
+
+
+def _nothing_to_clear(config: PipelineConfig) -> Iterator[Problem]:
+    section, filled = config.of(BenchmarkTextConfig), items_to_clear(config)
+    if section is None or filled is None or "benchmark_text" in config.adopted:
+        return
+    if not (filled.tasks or filled.prompts or filled.pairs):
+        yield Problem(
+            "missing_section",
+            "decontaminate",
+            "needs to know the test items: a benchmarks or safety section, or benchmark_text.tasks was expected",
+        )
+    for key in section.missed(config.all_of(SafetyConfig)):
+        path = f"benchmark_text.{key}"
+        message = "the safety stages name several files, of one of which the training text can be cleared"
+        yield Problem("contradiction", path, message, f"name that file as {path}")

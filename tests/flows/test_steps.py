@@ -1,0 +1,222 @@
+"""Named steps: any graph of stages, told apart by their names, and sharing what is one artifact."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.config import dump, parse
+from flows.graph import graph
+from infra.errors import ConfigError
+from tests.command import REPOSITORY, Answer, stemma, write_config
+from tests.pipelines import data_config
+
+Run = Callable[..., Answer]
+
+MODELS: dict[str, Any] = {
+    "ingest": {"read": [{"kind": "docstrings", "packages": ["numpy"]}]},
+    "tokenizer": {},
+    "shard": {"sequence_length": 64},
+    "pretrain": {"model": {"preset": "llama-nano"}, "duration": "20 batches", "global_batch_tokens": 1024},
+    "instructions": {"read": [{"kind": "docstrings", "packages": ["numpy"]}]},
+}
+
+
+def problems_of(steps: dict[str, Any], **sections: Any) -> dict[str, tuple[str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", **MODELS, **sections, "steps": steps})
+    return {problem.path: (problem.code, problem.fix) for problem in caught.value.problems}
+
+
+def test_everything_that_is_wrong_with_the_steps_is_said_at_once(run: Run, tmp_path: Path) -> None:
+    """Also where another key is wrong, by which validation would have stopped."""
+    steps = {
+        "one": {"uses": "sft", "inputs": {"model": "other", "instructions": "instructons"}},
+        "other": {"uses": "sft", "inputs": {"model": "one", "instructions": "shard"}},
+        "unknown": {"uses": "sfft"},
+        "lost": {"uses": "sft", "inputs": {"modl": "pretrain"}, "optimizer": {"learning_rte": 3}},
+        "shard": {"uses": "shard", "inputs": {"documents": "ingest", "tokenizer": "pretrain"}},
+        "pretrain_again": {"uses": "benchmarks", "inputs": {"model": "pretrain"}, "requires": ["validatte"]},
+    }
+    config = write_config(tmp_path / "bad.yaml", {"name": "bad", **MODELS, "steps": steps})
+    answer = run("check", config, "--root", tmp_path / "store")
+    told = {error["path"]: (error["code"], error["fix"]) for error in answer.document["errors"]}
+    assert answer.code == 2
+    assert told["steps.one.inputs.instructions"] == ("unknown_step", "did you mean instructions?")
+    assert told["steps.other.inputs.instructions"][0] == "other_kind"
+    assert told["steps.other.inputs.model"][0] == "cycle"
+    assert told["steps.unknown.uses"] == ("unknown_stage", "did you mean sft?")
+    assert told["steps.lost.inputs.modl"] == ("unknown_input", "did you mean model?")
+    assert told["steps.lost.inputs.model"][0] == told["steps.lost.inputs.instructions"][0] == "missing_input"
+    assert told["steps.lost.optimizer.learning_rte"] == ("unknown_key", "did you mean learning_rate?")
+    assert told["steps.shard"][0] == "name_taken"
+    assert told["steps.pretrain_again.requires.0"][0] == "unknown_step"
+    assert len(told) == 10
+
+
+def test_what_does_not_fit_between_steps_has_the_key_of_the_step() -> None:
+    on = {"shards": "shard", "tokenizer": "tokenizer"}
+    nano = {"preset": "llama-nano"}
+    told = problems_of(
+        {
+            "uneven": {"uses": "pretrain", "inputs": on, "model": nano, "global_batch_tokens": 1000},
+            "described": {"uses": "pretrain", "inputs": {**on, "model": "pretrain"}, "model": {"preset": "llama-4m"}},
+            "long": {
+                "uses": "sft",
+                "inputs": {"model": "pretrain", "instructions": "instructions"},
+                "max_length": 32,
+                "answer_max_tokens": 32,
+            },
+            "more": {"uses": "tokenizer", "inputs": {"documents": "ingest"}, "heldout_share": 0.3},
+        }
+    )
+    assert told["steps.uneven.global_batch_tokens"][0] == "not_divisible"
+    assert told["steps.described.model"][0] == "contradiction"
+    assert told["steps.long.answer_max_tokens"][0] == "no_room"
+    assert told["tokenizer.heldout_share"][0] == "contradiction"
+
+
+def test_models_that_do_not_continue_text_are_found_through_steps() -> None:
+    on = {"shards": "shard", "tokenizer": "tokenizer"}
+    bert = {"uses": "pretrain", "inputs": on, "objective": "masked", "model": {"preset": "bert-nano"}}
+    chat = {"uses": "sft", "inputs": {"model": "bert", "instructions": "instructions"}}
+    scores = {"uses": "benchmarks", "inputs": {"model": "chat"}}
+    told = problems_of({"scores": scores, "chat": chat, "bert": {**bert, "global_batch_tokens": 1024}})
+    assert {path for path, (code, _) in told.items() if code == "not_causal"} == {"steps.chat", "steps.scores"}
+
+
+def test_a_step_goes_by_way_of_the_worker_unchanged() -> None:
+    """The seed of the pipeline, and keys at their defaults, with it."""
+    steps = {"chat": {"uses": "sft", "inputs": {"model": "pretrain", "instructions": "instructions"}, "max_length": 99}}
+    config = parse({"name": "x", "seed": 5, **MODELS, "steps": steps})
+    assert config.steps["chat"].config.model_dump()["seed"] == 5
+    again = parse(dump(config))
+    assert again == config
+    assert graph(again) == graph(config)
+
+
+def test_items_of_the_benchmarks_of_steps_are_cleared_of_too() -> None:
+    scores = {"uses": "benchmarks", "inputs": {"model": "pretrain"}, "tasks": ["cloze"]}
+    config = parse({"name": "x", **MODELS, "decontaminate": None, "steps": {"scores": scores}})
+    assert [task["name"] for task in graph(config)["benchmark_text"].config.model_dump()["tasks"]] == ["cloze"]
+
+
+class TestARun:
+    """Text that is cleaned in three ways, two of them the same."""
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        yield tmp_path_factory.mktemp("steps")
+
+    @pytest.fixture(scope="class")
+    def config(self, folder: Path) -> Path:
+        steps = {
+            "words": {"uses": "tokenizer", "inputs": {"documents": "strict"}, "vocab_size": 400},
+            "strict": {"uses": "clean", "inputs": {"documents": "ingest"}, "min_characters": 300},
+            "again": {"uses": "clean", "inputs": {"documents": "ingest"}, "requires": ["verdict"]},
+            "verdict": {"uses": "validate", "inputs": {"data": "ingest"}, "documents": {"min_rows": 2}},
+        }
+        return write_config(folder / "config.yaml", {**data_config(folder), "steps": steps})
+
+    @pytest.fixture(scope="class")
+    def built(self, config: Path, folder: Path) -> Answer:
+        answer = stemma("run", config, "--root", folder / "store")
+        assert answer.code == 0, answer.document["errors"]
+        return answer
+
+    def test_steps_with_one_config_and_inputs_share_one_artifact(self, built: Answer) -> None:
+        rows = built.rows()
+        assert rows["again"]["path"] == rows["clean"]["path"]
+        assert rows["strict"]["path"] != rows["clean"]["path"]
+        assert Path(rows["strict"]["path"]).parent.name == "clean"
+        assert {rows["again"]["status"], rows["clean"]["status"]} == {"built", "reused"}
+
+    def test_every_command_knows_them_by_name(self, built: Answer, run: Run, config: Path, folder: Path) -> None:
+        root = ("--root", folder / "store")
+        moved = run("check", config, "--set", "strict.min_characters=350", "--from", "strict", *root).rows()
+        assert set(moved) == {"strict", "words"}
+        assert moved["strict"]["because"] == ["steps.strict.min_characters changed: 300 → 350"]
+        assert moved["strict"]["uses"] == "clean"
+        assert run("why", config, "strict", *root).document["did"] == "built"
+        strict = built.rows()["strict"]
+        assert run("logs", "strict", *root).document["path"] == str(Path(strict["path"]) / "aux")
+        whole = run("lineage", "words", *root).document
+        assert {node.get("step") for node in whole["nodes"]} >= {"words", "strict", "ingest"}
+        unknown = run("check", config, "--only", "strct", *root)
+        assert unknown.document["errors"][0]["fix"] == "did you mean strict?"
+        assert run("gc", *root).document["garbage"] == []
+
+
+SHOUT = '''
+"""Documents in capital letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from infra.config import StageConfig
+from infra.run import Result, Run
+
+
+class ShoutConfig(StageConfig):
+    mark: str = "!"
+    """What every text ends with."""
+
+
+def shout(config: ShoutConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Writes documents/ with every text in capital letters."""
+    (out_dir / "documents").mkdir()
+    rows = 0
+    for part in sorted((inputs["documents"] / "documents").glob("*.parquet")):
+        table = pq.read_table(part)
+        loud = pc.binary_join_element_wise(pc.utf8_upper(table["text"]), pa.scalar(config.mark), "")
+        table = table.set_column(table.column_names.index("text"), "text", loud)
+        pq.write_table(table, out_dir / "documents" / part.name)
+        rows += table.num_rows
+    return Result({"documents": float(rows)}, f"{rows} documents, all loud")
+'''
+DECLARED = """
+from corpus.shout import ShoutConfig
+
+STAGES["shout"] = Stage(
+    "shout",
+    about="Documents in capital letters.",
+    version=1,
+    config=ShoutConfig,
+    function="corpus.shout:shout",
+    inputs=(needs("documents"),),
+    makes="documents",
+)
+"""
+
+
+def test_a_new_stage_is_one_file_and_its_declaration(tmp_path: Path, env: dict[str, str]) -> None:
+    """Config check, command line, process of its own, store and page's schema: no other file knows of it."""
+    copy = tmp_path / "stemma"
+    for name in ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra", "configs"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "corpus" / "shout.py").write_text(SHOUT)
+    with (copy / "tasks" / "stages.py").open("a") as declarations:
+        declarations.write(DECLARED)
+    data = data_config(tmp_path)
+    steps = {
+        "loud": {"uses": "shout", "inputs": {"documents": "ingest"}, "mark": "?"},
+        "kept": {"uses": "clean", "inputs": {"documents": "loud"}},
+    }
+    config = write_config(tmp_path / "c.yaml", {"name": "loud", "ingest": data["ingest"], "steps": steps})
+    there = {"env": {**env, "PYTHONPATH": str(copy)}, "cwd": copy}
+    answer = stemma("run", config, "--root", tmp_path / "store", **there)
+    assert answer.code == 0, answer.document["errors"]
+    (text,) = {row["headline"].split(" ", 1)[1] for name, row in answer.rows().items() if name == "loud"}
+    assert text == "documents, all loud"
+    wrong = stemma("check", config, "--set", "loud.mrk=x", "--root", tmp_path / "store", **there)
+    assert wrong.document["errors"][0]["fix"] == "did you mean mark?"
