@@ -24,7 +24,7 @@ test: $(READY) ## all tests but the long proofs
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)
 
-test-newer: $(READY) ## training tests with the newest torch and transformers, in .venv-newer
+test-newer: $(READY) ## training tests with the newest torch and transformers and the native loop, in .venv-newer
 	@infra/test-newer.sh
 
 lint: $(READY) ## style, types, one-way imports

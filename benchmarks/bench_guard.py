@@ -140,13 +140,13 @@ def _artifact(store: Path, *names: str) -> Path:
 
 def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]) -> None:
     import torch
-    from composer.core import Callback, State
-    from composer.loggers import Logger
 
     from infra.run import Run
     from training import pretrain, reward_model, sft
+    from training.callbacks import Callback
     from training.config import PretrainConfig, RewardModelConfig, SftConfig
     from training.evaluate import measuring
+    from training.train_state import TrainState
 
     quick = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())
     own = {"guard": {"enabled": False}, "checkpoint_every": "100000 batches"}
@@ -189,8 +189,8 @@ def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]
             self._rows: list[Any] = []
             self._weights: Any = None
 
-        def batch_start(self, state: State, logger: Logger) -> None:
-            batch = state.timestamp.batch.value
+        def batch_start(self, state: TrainState) -> None:
+            batch = state.clock.batch
             if batch not in places:
                 return
             with measuring(self._model):
@@ -202,9 +202,6 @@ def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]
             if batch == places[-1]:
                 np.savez_compressed(out, places=np.array(places), losses=np.stack(self._rows), weights=self._weights)
                 raise Done
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
 
     fit = module.fit
 

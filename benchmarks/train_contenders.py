@@ -42,7 +42,7 @@ KINDS = {
 
 
 def profile_table(profiler: torch.profiler.profile, seconds: float, steps: int) -> str:
-    """Milliseconds a step by kind of work; what no operator accounts for is Python: Composer's loop and ours."""
+    """Milliseconds a step by kind of work; what no operator accounts for is Python: the loop and its callbacks."""
     spent = dict.fromkeys([*KINDS, "other operators"], 0.0)
     for event in profiler.key_averages():
         fits = (kind for kind, names in KINDS.items() if event.key.startswith(names))
@@ -93,7 +93,7 @@ class Pace:
         self._last, self._steps = self._began, []
 
 
-def ours(setting: Setting, folder: Path, pace: Pace, attention: str) -> None:
+def ours(setting: Setting, folder: Path, pace: Pace, attention: str, trainer: str = "composer") -> None:
     """The pretrain stage itself, whose journal tells when a batch is done."""
     from infra.launch.config import LaunchConfig
     from infra.run import Run
@@ -119,8 +119,8 @@ def ours(setting: Setting, folder: Path, pace: Pace, attention: str) -> None:
             "checkpoint_every": "100000 batches",
         }
     )
-    launch = LaunchConfig(device="cpu", precision="bf16" if BF16 else "fp32", compile="on")
-    run = Run(folder / f"work-{attention}-{setting.name}", launch, journal=Journal())  # type: ignore[arg-type]
+    launch = LaunchConfig(device="cpu", precision="bf16" if BF16 else "fp32", compile="on", trainer=trainer)
+    run = Run(folder / f"work-{trainer}-{attention}-{setting.name}", launch, journal=Journal())  # type: ignore[arg-type]
     inputs = {"shards": folder / setting.name, "tokenizer": folder / "tokenizer"}
     pretrain(config, inputs, folder / "out", run)
 
@@ -237,6 +237,7 @@ def _batches(setting: Setting, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
 CONTENDERS: dict[str, Callable[[Setting, Path, Pace], None]] = {
     "ours": lambda *args: ours(*args, "sequence"),
     "ours, attention within documents": lambda *args: ours(*args, "document"),
+    "ours, by the native loop": lambda *args: ours(*args, "sequence", "native"),
     "(a) plain loop": plain,
     "(b) transformers Trainer": trainer,
     "(c) bare Composer": composer,

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 240
+TRAINER = "STEMMA_TEST_TRAINER"
+"""Names the loop (`launch.trainer`) for tests that name none; `make test-newer` sets it."""
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["training.pretrain", "tests.ranked"])
+_CONTEXT.set_forkserver_preload(["training.pretrain", "training.backends.composer", "tests.ranked"])
 
 # What a rank does before it trains: anything that a test breaks on purpose.
 Prepare = Callable[[int], None]
@@ -134,6 +136,8 @@ def _rank(
         if prepare is not None:
             prepare(rank)
         where = {"device": "cpu", "threads": 1, "precision": "fp32", "processes": processes, "nodes": nodes}
+        if trainer := os.environ.get(TRAINER):
+            where["trainer"] = trainer
         config = LaunchConfig(**{**where, **launch})
         run = Run(out.parent / f"{out.name}.work", config, journal=journal if rank == 0 else None)  # type: ignore[arg-type]
         place = out if rank == 0 else out.parent / f"{out.name}.rank{rank}"

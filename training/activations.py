@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
-from composer.utils import dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from training import ranks
+from training.callbacks import Callback
+from training.train_state import Trainable, TrainState
+
 
 class ActivationNorm(Callback):
-    """Mean length of the vectors of the last hidden state over the tokens of a batch, on all ranks.
+    """Mean length of the vectors of the last hidden state over the tokens of a batch, on all ranks."""
 
-    model: its `last_stack()` is the module that gives the last hidden state; None where `forward` itself does.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Trainable) -> None:
         self._lengths: list[Tensor] = []
         self.norm: float | None = None
         """Of the last batch; None before there was one."""
-        stack = model.last_stack()  # type: ignore[operator]  # as all our models have
+        stack = model.last_stack()
         self._of_outputs = stack is None
-        if isinstance(stack, nn.Module):
+        if stack is not None:
             stack.register_forward_hook(lambda _module, _given, output: self._keep(output.last_hidden_state))
 
-    def batch_start(self, state: State, logger: Logger) -> None:
+    def batch_start(self, state: TrainState) -> None:
         self._lengths = []
 
-    def after_forward(self, state: State, logger: Logger) -> None:
+    def after_forward(self, state: TrainState) -> None:
         if self._of_outputs:
             outputs = state.outputs
             # A router's figures stand beside the hidden states.
             self._keep(outputs[0] if isinstance(outputs, tuple) else outputs)
 
-    def batch_end(self, state: State, logger: Logger) -> None:
+    def batch_end(self, state: TrainState) -> None:
         if not self._lengths:
             self.norm = None
             return
         mean = torch.stack(self._lengths).mean()
-        dist.all_reduce(mean)
-        self.norm = float(mean) / dist.get_world_size()
+        self.norm = float(ranks.all_reduce(mean)) / ranks.world_size()
 
     def _keep(self, hidden: Tensor) -> None:
         if torch.is_grad_enabled():  # a policy also writes answers with the same layers

@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from composer import Trainer
-from composer.core import Callback, Event, State, TimeUnit
-from composer.loggers import Logger
-from composer.utils import reproducibility
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.run import Run
 from training import ranks
-from training.callbacks import Callbacks
+from training.callbacks import Callback
 from training.checkpoint_folder import batch_of, retain, whole_checkpoints, write
-from training.snapshot import STATE, WEIGHTS, Snapshot, tensors_of, write_rank
+from training.snapshot import STATE, WEIGHTS, Snapshot, seed_all, tensors_of, write_rank
+from training.train_state import Clock, TrainState
 
 _FORMAT = 1
 
@@ -57,24 +52,27 @@ class Checkpointer(Callback):
         self._run = run
         plan.folder.mkdir(parents=True, exist_ok=True)
 
-    def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        unit, when = TimeUnit.BATCH, Event.BATCH_CHECKPOINT
-        if self._plan.whole_epochs:
-            unit, when = TimeUnit.EPOCH, Event.EPOCH_CHECKPOINT
-        stop = event == Event.BATCH_CHECKPOINT and not self._plan.for_rollback and ranks.any_rank(self._run.cancelled)
-        due = event == when and state.timestamp.get(unit).value % self._plan.every == 0
+    def fit_start(self, state: TrainState) -> None:
+        if self._plan.for_rollback and state.clock.batch == 0:
+            self.write(state)
+
+    def batch_checkpoint(self, state: TrainState) -> None:
+        stop = not self._plan.for_rollback and ranks.any_rank(self._run.cancelled)
+        due = not self._plan.whole_epochs and (stop or state.clock.batch % self._plan.every == 0)
         # Also of an epoch that nobody knows to be at its end: nothing is left of it to continue.
-        over = event == Event.BATCH_CHECKPOINT and state.timestamp.batch.value == self._plan.last
-        due |= over and not self._plan.for_rollback
-        due |= event == Event.FIT_START and self._plan.for_rollback and state.timestamp.batch.value == 0
-        if due or (stop and event == when):
+        over = not self._plan.for_rollback and state.clock.batch == self._plan.last
+        if due or over:
             self.write(state)
         if stop:
             raise Cancelled
 
-    def write(self, state: State) -> Path:
+    def epoch_checkpoint(self, state: TrainState) -> None:
+        if self._plan.whole_epochs and state.clock.epoch % self._plan.every == 0:
+            self.write(state)
+
+    def write(self, state: TrainState) -> Path:
         """Writes a checkpoint of this moment and removes those that need not stay; every rank must call."""
-        tensors = tensors_of(unwrapped(state.model), state.optimizers[0])
+        tensors = tensors_of(state.model, state.optimizer)
 
         def files(folder: Path) -> list[Path]:
             written = write_rank(folder, tensors)
@@ -83,36 +81,23 @@ class Checkpointer(Callback):
                 written.append(folder / STATE)
             return written
 
-        path = write(self._plan.folder, state.timestamp.batch.value, files)
+        path = write(self._plan.folder, state.clock.batch, files)
         if ranks.is_first():
             retain(self._plan.folder, self._plan.keep, self._plan.keep_hours, first=self._plan.for_rollback)
         return path
 
-    def _state(self, state: State) -> dict[str, Any]:
-        clock = state.timestamp.state_dict()
+    def _state(self, state: TrainState) -> dict[str, Any]:
         return {
             "format": _FORMAT,
-            "batch": state.timestamp.batch.value,
+            "batch": state.clock.batch,
             "ranks": ranks.world_size(),
             "data": self._plan.data,
-            "clock": {
-                key: value.total_seconds() if isinstance(value, timedelta) else value for key, value in clock.items()
-            },
-            "dataset": state._dataset_state_dict()["train"],
-            "callbacks": _callbacks(state).state_dict(),
+            "clock": state.clock.as_json(),
+            "dataset": state.loader.state_dict(state.clock.sample_in_epoch),
+            "callbacks": state.callbacks.state_dict(),
             # What was told by now need not be told again, and what is told later will be.
             "journal": self._run.place(),
-            "scaler": state.scaler.state_dict() if state.scaler else {},
         }
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that DDP wraps, or the model itself."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def _callbacks(state: State) -> Callbacks:
-    return next(one for one in state.callbacks if isinstance(one, Callbacks))
 
 
 class Resumption(Callback):
@@ -128,56 +113,47 @@ class Resumption(Callback):
         self._from: Snapshot | None = None
         self._mid_epoch = False
 
-    def load(self, trainer: Trainer) -> int | None:
+    def load(self, state: TrainState) -> int | None:
         """Puts the newest whole checkpoint in place; its batch, or None if there is none. Every rank must call.
 
         Raises StageError for a checkpoint of other data or of another architecture.
         """
         for path in whole_checkpoints(self._folders, lambda said: self._run.event("passed_over", said)):
-            self.load_from(path, trainer.state)
+            self.load_from(path, state)
             return batch_of(path)
         self._run.rewind(0, 0)
         return None
 
-    def load_from(self, path: Path, state: State) -> None:
+    def load_from(self, path: Path, state: TrainState) -> None:
         """Puts one checkpoint in place; its random state follows at the next batch."""
         snapshot = Snapshot.open(path)
-        model, optimizer = unwrapped(state.model), state.optimizers[0]
-        _check(snapshot, model, optimizer, self._plan.data)
-        optimizer.state.clear()  # what is older than its first step has no state to put in its place
-        snapshot.load(model, optimizer)
+        _check(snapshot, state.model, state.optimizer, self._plan.data)
+        state.optimizer.state.clear()  # what is older than its first step has no state to put in its place
+        snapshot.load(state.model, state.optimizer)
         saved = snapshot.state
-        clock = saved["clock"]
-        clock |= {key: timedelta(seconds=value) for key, value in clock.items() if key.endswith("_wct")}
-        state.timestamp.load_state_dict(clock)
-        if saved["dataset"] is not None:
-            state._load_dataset_state({"train": saved["dataset"]})
-        _callbacks(state).load_state_dict(saved["callbacks"])
-        if saved["scaler"] and state.scaler:
-            state.scaler.load_state_dict(saved["scaler"])
+        state.clock = Clock.from_json(saved["clock"])
+        state.loader.load_state_dict(saved["dataset"])
+        state.callbacks.load_state_dict(saved["callbacks"])
         # Checkpoints of earlier versions know no place.
         self._run.rewind(saved.get("journal"), saved["batch"])
         self._from = snapshot
-        self._mid_epoch = state.timestamp.batch_in_epoch.value > 0
+        self._mid_epoch = state.clock.batch_in_epoch > 0
 
-    def fit_start(self, state: State, logger: Logger) -> None:
+    def fit_start(self, state: TrainState) -> None:
         self._restore_random_state(state, done=not self._mid_epoch)
 
-    def after_dataloader(self, state: State, logger: Logger) -> None:
+    def after_dataloader(self, state: TrainState) -> None:
         # Within an epoch the loader is set up anew, which may draw random numbers.
         self._restore_random_state(state, done=True)
 
-    def _restore_random_state(self, state: State, *, done: bool) -> None:
+    def _restore_random_state(self, state: TrainState, *, done: bool) -> None:
         if self._from is None:
             return
         if not self._from.load_random_state():
             # Another number of ranks: no state fits, but dropout must not begin again with its first draws.
-            reproducibility.seed_all((state.seed + 1_000_003 * state.timestamp.batch.value) % 2**31)
+            seed_all((state.seed + 1_000_003 * state.clock.batch) % 2**31)
         if done:
             self._from = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
 
 def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str) -> None:

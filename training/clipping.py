@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from composer.core import Callback, State
-from composer.loggers import Logger
 from torch import nn
 
+from training.callbacks import Callback
 from training.parallel import gradient_norm
+from training.train_state import TrainState
 
 
 class GradientClip(Callback):
@@ -27,7 +27,7 @@ class GradientClip(Callback):
         self.norms: dict[str, float] = {}
         """Of each network's."""
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
+    def after_train_batch(self, state: TrainState) -> None:
         if not self._networks:
             self.norm = gradient_norm(state.model, self._limit)
             return

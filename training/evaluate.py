@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
 from numpy.typing import NDArray
 from torch import nn
 
 from infra.run import Run
+from training.callbacks import Callback
 from training.documents import Packed
 from training.loss import IGNORE
 from training.models import LanguageModel
 from training.objectives.base import Objective
+from training.train_state import TrainState
 
 _BATCH = 16
 
@@ -133,8 +133,8 @@ class Validation(Callback):
         self._bytes_per_token = bytes_per_token
         self._sources = sources
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch.value
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch
         if batch % self._every and batch != self._last:
             return
         losses = token_losses(self._model, self._sequences, self._objective)
@@ -148,6 +148,3 @@ class Validation(Callback):
                 values[f"validation/loss/{one.name}"] = by_source[one.name]
                 values[f"validation/bits_per_byte/{one.name}"] = bits_per_byte(by_source[one.name], one.bytes_per_token)
         self._run.metrics(values, batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}

@@ -9,17 +9,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from composer.core import Callback, State
-from composer.loggers import Logger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infra.run import Run
 from training import ranks
 from training.attention import answering
+from training.callbacks import Callback
 from training.config import PretrainConfig
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.sampling import sample
+from training.train_state import TrainState
 
 SAMPLES = "training_samples.jsonl"
 _TEMPERATURE = 0.8
@@ -47,8 +47,8 @@ class InLoopEvaluator(Callback):
         self._hardware = hardware
         self._run = run
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch.value
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch
         # A model in several ranks' hands cannot answer from one of them.
         if batch % self._every or ranks.world_size() > 1:
             return

@@ -9,15 +9,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from composer.core import Callback, Event, State
-from composer.loggers import Logger
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from infra.launch.heartbeat import Heartbeat
 from infra.run import Run
 from training import ranks
+from training.callbacks import Callback, Event
 from training.parallel import blocks
+from training.train_state import TrainState
 
 _PHASES = {
     Event.BEFORE_DATALOADER: "reading data",
@@ -39,9 +39,9 @@ class SignsOfLife(Callback):
     def __init__(self) -> None:
         self._heart = Heartbeat(ranks.rank())
 
-    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+    def run_event(self, event: Event, state: TrainState) -> None:
         if phase := _PHASES.get(event):
-            self._heart.beat(state.timestamp.batch.value, phase)
+            self._heart.beat(state.clock.batch, phase)
 
 
 class SlowRanks(Callback):
@@ -67,19 +67,19 @@ class SlowRanks(Callback):
         if self._watching:
             self._arrivals.append(time.time())
 
-    def batch_start(self, state: State, logger: Logger) -> None:
+    def batch_start(self, state: TrainState) -> None:
         self._began = time.time()
-        self._watching = ranks.world_size() > 1 and state.timestamp.batch.value % _COMPARE_EVERY == _COMPARE_EVERY - 1
+        self._watching = ranks.world_size() > 1 and state.clock.batch % _COMPARE_EVERY == _COMPARE_EVERY - 1
         self._arrivals = []
 
-    def before_forward(self, state: State, logger: Logger) -> None:
+    def before_forward(self, state: TrainState) -> None:
         self._arrive()
 
-    def before_backward(self, state: State, logger: Logger) -> None:
+    def before_backward(self, state: TrainState) -> None:
         self._arrive()
         self._watching = False  # later microbatches, and layers that are computed again
 
-    def batch_end(self, state: State, logger: Logger) -> None:
+    def batch_end(self, state: TrainState) -> None:
         if not self._arrivals:
             return
         everyone = ranks.gather((self._arrivals, time.time() - self._began))
@@ -95,9 +95,6 @@ class SlowRanks(Callback):
             )
         # Each is named once, at its second time in a row.
         self._suspects = slow - self._suspects
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
 
 def lateness(arrivals: Sequence[Sequence[float]]) -> list[float]:

@@ -1,6 +1,6 @@
 """Data loaders that remember where they are: packed shards for pretraining, examples in memory for the rest.
 
-Both give Composer a dataset with `state_dict` and `load_state_dict`, by which it continues in the middle of an epoch.
+Their data sets have `state_dict` and `load_state_dict`, by which a training continues in the middle of an epoch.
 No loader draws from the global random state, so that reading data never changes what dropout or sampling draw.
 """
 
@@ -16,12 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import xxhash
-from composer.core import DataSpec
 from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from corpus.trained import split_fingerprint
@@ -30,8 +28,8 @@ from training import ranks
 from training.batch_size import BatchSizeRampup
 from training.documents import Packed, Starts, Tokens, document_numbers, positions_within
 from training.loss import IGNORE
+from training.train_state import Batch, Loader, TokenCount
 
-Batch = dict[str, Tensor]
 E = TypeVar("E")
 _COLUMN = "tokens"
 _STARTS = "starts"
@@ -111,11 +109,6 @@ class PackedShards(StreamingDataset):
     def largest(self, count: int) -> list[Any]:
         """So many examples of the greatest length; packed sequences are all of one."""
         return [self[number % self.size] for number in range(count)]
-
-
-def data_fingerprint(loader: DataSpec) -> str:
-    """What names the data behind a loader; empty where it makes its data itself."""
-    return str(getattr(loader.dataloader.dataset, "fingerprint", ""))
 
 
 def _index(folder: Path) -> dict[str, Any]:
@@ -230,12 +223,12 @@ def packed_loader(
     shards: PackedShards,
     batch_size: int,
     batch: Callable[[Packed], Batch],
-    count: Callable[[Any], dict[str, int]],
+    count: Callable[[Any], TokenCount],
     *,
     workers: int = 0,
     pin_memory: bool = False,
     rampup: BatchSizeRampup | None = None,
-) -> DataSpec:
+) -> Loader:
     """Batches of packed sequences; the rest of an epoch that fills no batch is left out.
 
     batch: makes tensors of sequences, see training/objectives.
@@ -253,7 +246,7 @@ def packed_loader(
         "generator": torch.Generator().manual_seed(0),
         "num_workers": workers,
         "pin_memory": pin_memory,
-        # A spawned worker would import torch and Composer anew, and could not be handed `collate`.
+        # A spawned worker would import torch anew, and could not be handed `collate`.
         "multiprocessing_context": "fork" if workers else None,
     }
     loader: DataLoader[Any]
@@ -261,7 +254,7 @@ def packed_loader(
         loader = DataLoader(shards, ranks.per_rank_batch(batch_size), **settings)
     else:
         loader = RampedBatches(shards, rampup, **settings)
-    return DataSpec(loader, get_num_tokens_in_batch=count)
+    return Loader(loader, count)
 
 
 class RampedBatches(DataLoader[Any]):
@@ -307,7 +300,7 @@ class Examples(IterableDataset[E]):
         return sorted(self.examples, key=lambda example: len(repr(example)), reverse=True)[:count]
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
-        """Where Composer is, in its own terms: samples read since the beginning of the epoch."""
+        """Where training is: samples read since the beginning of the epoch."""
         return {"epoch": max(0, self._epoch - 1), "sample_in_epoch": num_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -319,8 +312,8 @@ def example_loader(
     batch_size: int,
     seed: int,
     collate: Callable[[list[E]], Batch],
-    count: Callable[[Any], dict[str, int]] | None = None,
-) -> tuple[DataSpec, int]:
+    count: Callable[[Any], TokenCount] | None = None,
+) -> tuple[Loader, int]:
     """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out.
 
     count: total and loss-bearing tokens of a batch; by default those of its labels.
@@ -333,10 +326,10 @@ def example_loader(
         drop_last=True,
         generator=torch.Generator().manual_seed(0),
     )
-    return DataSpec(loader, get_num_tokens_in_batch=count or count_tokens), len(examples) // batch_size
+    return Loader(loader, count or count_tokens), len(examples) // batch_size
 
 
-def count_tokens(batch: Any) -> dict[str, int]:
-    """Tokens of a batch for Composer: all of them, and those that bear loss (by which it weights microbatches)."""
+def count_tokens(batch: Any) -> TokenCount:
+    """Tokens of a batch by its labels."""
     labels = batch["labels"]
-    return {"total": labels.numel(), "loss_generating": int((labels != IGNORE).sum())}
+    return TokenCount(labels.numel(), int((labels != IGNORE).sum()))

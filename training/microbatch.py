@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from composer.core import DataSpec
-from composer.models import ComposerModel
 from torch import Tensor, nn
 
 from infra.errors import StageError, stage_error
 from infra.run import Run
 from training import ranks
 from training.hardware import Hardware
+from training.train_state import Loader, Trainable
 
 # Copies of a weight besides itself and its gradient: AdamW's two moments, and DDP's bucket.
 _ADAMW, _DDP = 2, 1
 
 
-def choose(model: ComposerModel, loader: DataSpec, batch_size: int, hardware: Hardware, run: Run) -> int:
+def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware, run: Run) -> int:
     """Examples at once of this device's `batch_size`: what `launch.microbatch` says, or as many as memory allows.
 
     On a CPU all of them, since running out of memory cannot be caught there. No more than what an earlier try of the
@@ -37,17 +37,17 @@ def choose(model: ComposerModel, loader: DataSpec, batch_size: int, hardware: Ha
     limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)
     if run.launch.microbatch != "auto":
         return min(limit, run.launch.microbatch)
-    dataset = loader.dataloader.dataset
+    dataset: Any = loader.dataloader.dataset
     if not can_be_tried(hardware.device) or not hasattr(dataset, "largest"):
         return limit
     examples = dataset.largest(limit)
-    collate = loader.dataloader.collate_fn
+    collate: Any = loader.dataloader.collate_fn
 
     def compute(count: int) -> None:
         model.to(hardware.device)
         batch = {name: value.to(hardware.device) for name, value in collate(examples[:count]).items()}
         loss = model.loss(model(batch), batch)
-        (loss["total"] if isinstance(loss, Mapping) else loss).backward()
+        (loss["total"] if isinstance(loss, dict) else loss).backward()
 
     sharded = run.launch.sharding == "fsdp"
     copies = 0 if sharded else _ADAMW + (_DDP if ranks.world_size() > 1 else 0)

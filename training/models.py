@@ -1,4 +1,4 @@
-"""Language models: built from a config, computed in bf16, wrapped for Composer.
+"""Language models: built from a config, computed in bf16, with their loss.
 
 Shapes: B sequences, T tokens, D width, V vocabulary.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from composer.models import ComposerModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -29,6 +28,7 @@ from training.families import FAMILIES, documents_problem, experts_problem, wind
 from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
+from training.train_state import Trainable
 
 Batch = Mapping[str, Any]
 Outputs = Tensor | tuple[Tensor, Tensor]
@@ -153,7 +153,7 @@ def decoder(model: PreTrainedModel) -> PreTrainedModel:
     return base if base is not model else model.get_decoder()
 
 
-class LanguageModel(ComposerModel):
+class LanguageModel(Trainable):
     """A language model whose loss is the mean over labelled tokens.
 
     A batch has `input_ids (B, T)` and `labels (B, T)`, where labels[b, t] is the token that follows position t, or
@@ -281,7 +281,7 @@ class LanguageModel(ComposerModel):
         found: Tensor = load_balancing_loss_func(logits, experts, config.num_experts_per_tok, real.long())
         return config.router_aux_loss_coef * found
 
-    def loss(self, outputs: Outputs, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         states, balancing = outputs if isinstance(outputs, tuple) else (outputs, None)
         flat, labels = states.flatten(0, 1), batch["labels"].flatten()
         count = (labels != IGNORE).sum().clamp(min=1)

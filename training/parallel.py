@@ -1,18 +1,16 @@
 """Spreads a model over ranks and trades memory for time; each of these leaves the losses as they are.
 
-DDP is Composer's. FSDP2 is applied here and not by Composer's `parallelism_config`: that shards the children of a
-ComposerModel one by one, while ours compute the loss from a child's weights, and it knows no offload of weights.
+DDP is the backend's. FSDP2 is applied here and not by Composer's `parallelism_config`: that shards the children of a
+model one by one, while ours compute the loss from a child's weights, and it knows no offload of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
 import torch
-from composer.models import ComposerModel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -42,13 +40,16 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def parallelize(model: ComposerModel, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Applies `launch.sharding` and `launch.offload` in place, before the optimizer is made."""
+def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
+    """Puts a model on its device, and applies `launch.sharding` and `launch.offload` in place, before the optimizer is
+    made."""
     if launch.sharding == "fsdp" and (ranks.world_size() > 1 or launch.offload):
         shard(model, hardware, offload=launch.offload)
+    else:
+        model.to(hardware.device)
 
 
-def shard(model: ComposerModel, hardware: Hardware, *, offload: bool) -> None:
+def shard(model: nn.Module, hardware: Hardware, *, offload: bool) -> None:
     """FSDP2: every layer is gathered for its own computation only, what is left over for the whole step.
 
     Layers are gathered in the type that they compute in, at half of fp32's traffic and memory; gradients are summed and
@@ -72,18 +73,6 @@ def unshard_root(model: nn.Module) -> None:
     it writes answers. Every rank must call."""
     if isinstance(model, FSDPModule):
         model.unshard()
-
-
-@contextmanager
-def pin_device(model: nn.Module, launch: LaunchConfig) -> Iterator[None]:
-    """While open, nobody can move the model to a device: offloaded weights belong on the CPU, Composer moves them."""
-    if launch.offload:
-        object.__setattr__(model, "to", lambda *_, **__: model)
-    try:
-        yield
-    finally:
-        if launch.offload:
-            object.__delattr__(model, "to")
 
 
 def checkpoint_activations(model: nn.Module, how: str) -> None:

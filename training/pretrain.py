@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composer.core import Callback
 from transformers import PreTrainedModel
 
 from corpus.pretrained import load_pretrained_tokenizer
@@ -19,14 +18,15 @@ from corpus.trained import TrainedSequences
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training import ranks
-from training.adapter import Plan, fit
 from training.attention import choose_attention
 from training.batch_size import BatchSizeRampup
+from training.callbacks import Callback
 from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
 from training.continuing import load_known
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
+from training.fit import Plan, fit
 from training.guard.corrections import write_log
 from training.guard.stuck import Stuck
 from training.hardware import prepare

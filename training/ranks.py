@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from infra.errors import stage_error
 
@@ -97,6 +97,13 @@ def any_rank(value: bool) -> bool:
     flag = torch.tensor([value], dtype=torch.uint8, device=device)
     distributed.all_reduce(flag, distributed.ReduceOp.MAX)
     return bool(flag.item())
+
+
+def all_reduce(tensor: Tensor, by: Literal["sum", "min", "max"] = "sum") -> Tensor:
+    """Combines a tensor of every rank, in place, to the same bits on each; every rank must call."""
+    if world_size() > 1:
+        distributed.all_reduce(tensor, getattr(distributed.ReduceOp, by.upper()))
+    return tensor
 
 
 def wait_for_all() -> None:

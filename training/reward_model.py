@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from composer.models import ComposerModel
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
@@ -24,17 +23,18 @@ from evaluation.statistics import binomial_p_value, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.activations import last_stack
-from training.adapter import Plan, fit
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, pad, read_rows
 from training.config import RewardModelConfig, batches
 from training.evaluate import measuring
 from training.export import export
+from training.fit import Plan, fit
 from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import limit_length
 from training.statistics import bootstrap_mean
+from training.train_state import TokenCount, Trainable
 
 _BATCH = 32
 
@@ -70,7 +70,7 @@ class Scorer(nn.Module):
         return self.every_token(ids).gather(1, last[:, None])[:, 0]
 
 
-class RewardModel(ComposerModel):
+class RewardModel(Trainable):
     """A scorer with the Bradley–Terry loss; a batch has `input_ids (B, 2, T)` (chosen, rejected) and `last (B, 2)`."""
 
     chance_loss = math.log(2)
@@ -85,7 +85,7 @@ class RewardModel(ComposerModel):
         ids, last = batch["input_ids"], batch["last"]
         return self.scorer(ids.flatten(0, 1), last.flatten()).view(-1, 2)
 
-    def loss(self, outputs: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
         return bradley_terry(outputs[:, 0], outputs[:, 1])
 
     def last_stack(self) -> nn.Module:
@@ -189,9 +189,9 @@ def pair_batch(pairs: Sequence[Pair], fill: int) -> dict[str, Tensor]:
     return {"input_ids": ids.view(len(pairs), 2, -1), "last": last.view(-1, 2)}
 
 
-def count_pairs(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """Tokens of a batch, and the pairs by which Composer weights microbatches."""
-    return {"total": batch["input_ids"].numel(), "loss_generating": len(batch["input_ids"])}
+def count_pairs(batch: Mapping[str, Tensor]) -> TokenCount:
+    """Tokens of a batch, and its pairs, which its loss is the mean over."""
+    return TokenCount(batch["input_ids"].numel(), len(batch["input_ids"]))
 
 
 def score_pairs(model: RewardModel, pairs: Sequence[Pair], fill: int) -> NDArray[np.float64]:

@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from composer.core import Callback, DataSpec, State
-from composer.loggers import Logger
-from composer.models import ComposerModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -24,11 +21,12 @@ from evaluation.statistics import wilson
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training.activations import last_stack
-from training.adapter import Plan, fit
 from training.attention import choose_attention
+from training.callbacks import Callback
 from training.chat import Chat, read_rows
 from training.config import RlhfConfig
 from training.export import export
+from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.models import limit_length, load
 from training.ppo import policy_loss, value_loss
@@ -44,9 +42,10 @@ from training.rollouts import (
     token_logprobs,
 )
 from training.statistics import bootstrap_mean, bootstrap_ratio, gain_at_equal_length
+from training.train_state import Loader, TokenCount, Trainable, TrainState
 
 
-class PolicyAndValue(ComposerModel):
+class PolicyAndValue(Trainable):
     """A policy and a value function of its own, begun from the reward model (InstructGPT, section 3.5).
 
     A batch is a minibatch of `training.rollouts.Rollouts`.
@@ -85,7 +84,7 @@ class PolicyAndValue(ComposerModel):
         logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._config.temperature)
         return token_logprobs(logits, batch["tokens"]), self.values(batch["ids"]).gather(1, batch["places"])
 
-    def loss(self, outputs: tuple[Tensor, Tensor], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def loss(self, outputs: tuple[Tensor, Tensor], batch: Any) -> dict[str, Tensor]:
         logprobs, values = outputs
         config, mask = self._config, batch["mask"]
         policy = policy_loss(logprobs, batch["logprobs"], batch["advantages"], mask, config.clip_ratio)
@@ -101,17 +100,13 @@ class _Ratios(Callback):
         self._model = model
         self._run = run
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        losses = state.total_loss_dict
+    def batch_end(self, state: TrainState) -> None:
         values = {
             "rlhf/clip_share": self._model.clip_share,
-            "rlhf/policy_loss": float(losses["loss/train/policy"]),
-            "rlhf/value_loss": float(losses["loss/train/value"]),
+            "rlhf/policy_loss": state.losses["policy"],
+            "rlhf/value_loss": state.losses["value"],
         }
-        self._run.metrics(values, state.timestamp.batch.value)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
+        self._run.metrics(values, state.clock.batch)
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -156,13 +151,9 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     rollouts = Rollouts(
         policy, reference, reward, model.values, scale, [ids for _, ids in train], chat, config, hardware, run
     )
-    loader = DataSpec(
+    loader = Loader(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
-        get_num_samples_in_batch=lambda batch: len(batch["ids"]),
-        get_num_tokens_in_batch=lambda batch: {
-            "total": batch["ids"].numel(),
-            "loss_generating": int(batch["mask"].sum()),
-        },
+        lambda batch: TokenCount(batch["ids"].numel(), int(batch["mask"].sum())),
     )
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)

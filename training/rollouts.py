@@ -1,4 +1,4 @@
-"""Rounds of sampled answers with everything that PPO learns from, as a data set for Composer.
+"""Rounds of sampled answers with everything that PPO learns from, as a data set.
 
 Shapes: B answers, P prompt tokens and T answer tokens after padding, V vocabulary.
 """

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from training.batch_size import BatchSizeRampup
+from training.callbacks import Callback
 from training.config import ScheduleConfig, batches
+from training.train_state import TrainState
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,21 @@ class Schedule:
             case "wsd":
                 fallen = min(1.0, max(0, batch + 1 - (self.total - self.decay)) / self.decay)
                 return final + (1 - final) * (1 - math.sqrt(fallen))
+
+
+class LearningRate(Callback):
+    """Sets each batch's learning rate, before the batch: Composer's schedulers step a batch late.
+
+    corrected: what a batch's rate is multiplied by besides.
+    """
+
+    def __init__(self, schedule: Schedule, peak: float, corrected: Callable[[int], float]) -> None:
+        self._schedule = schedule
+        self._peak = peak
+        self._corrected = corrected
+
+    def batch_start(self, state: TrainState) -> None:
+        batch = state.clock.batch
+        multiplier = self._schedule.lr_multiplier(batch) * self._corrected(batch)
+        for group in state.optimizer.param_groups:
+            group["lr"] = multiplier * group["scale"] * self._peak

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from evaluation.statistics import wilson
 from infra.errors import StageError
 from infra.run import Result, Run
-from training.adapter import Plan, fit
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig, batches
 from training.evaluate import measuring
 from training.export import export
 from training.families import experts_problem
+from training.fit import Plan, fit
 from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader

@@ -45,6 +45,9 @@ class LaunchConfig(Config):
     scratch: str | None = Field(None, pattern="^/")
     """A folder on a disk of each machine, into which every node unpacks compressed shards for itself. By default the
     stage's work folder for one node; for several the temporary folder of each ($TMPDIR), where it has room for them."""
+    trainer: Literal["composer", "native"] = "composer"
+    """The loop that trains: MosaicML Composer's, or a plain one of our own (training/backends/native.py) for versions
+    of torch that Composer refuses. Both take each other's checkpoints, and on a CPU end with the same bits."""
     hang_s: float = Field(600.0, gt=0)
     """Seconds that a rank may give no sign of life during training, before all are ended and started again from the
     newest checkpoint; NCCL gives up after as many. Must be longer than an evaluation during training takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,11 @@ import torch
 from corpus.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from infra.run import Run
+from tests.ranked import TRAINER
+
+if trainer := os.environ.get(TRAINER):
+    LaunchConfig.model_fields["trainer"].default = trainer
+    LaunchConfig.model_rebuild(force=True)
 
 NOUNS = ["array", "matrix", "tensor", "string", "file", "list", "token", "model"]
 VERBS = {

@@ -13,7 +13,7 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
-from training import adapter
+from training import fit
 from training.batch_size import BatchSizeRampup
 from training.config import PretrainConfig, ScheduleConfig
 from training.duration import parse_duration
@@ -115,7 +115,7 @@ def test_ranks_and_microbatches_leave_the_weights(
     launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
     pretrain(config, inputs, tmp_path / "parts", Run(tmp_path / "parts.work", launch))
     pretrain_in_ranks(2, settings, inputs, tmp_path / "ranks")
-    monkeypatch.setattr(adapter, "choose", lambda *_: 8)
+    monkeypatch.setattr(fit, "choose", lambda *_: 8)
     pretrain(config, inputs, tmp_path / "whole", Run(tmp_path / "whole.work", launch))
     expected = weights(tmp_path / "whole")
     for name in ("parts", "ranks"):

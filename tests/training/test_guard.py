@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
 from scipy.stats import median_abs_deviation
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Result, Run, open_journal, read_journal
 from tests.points import points_of
-from training import adapter
+from training import fit as fit_module
 from training import pretrain as pretrain_module
 from training.batch_size import BatchSizeRampup
+from training.callbacks import Callback
 from training.config import PretrainConfig
 from training.guard.callback import noise_of_mean
 from training.guard.config import GuardConfig
@@ -30,6 +29,7 @@ from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
 from training.guard.watch import Watch, spread_of
 from training.pretrain import pretrain
+from training.train_state import TrainState
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 GUARD: dict[str, Any] = {"rollback_every": 10, "healthy_after": 5, "window_least": 10}
@@ -51,8 +51,8 @@ class Poison(Callback):
     def __init__(self, first: int, end: int) -> None:
         self._batches = range(first, end)
 
-    def after_dataloader(self, state: State, logger: Logger) -> None:
-        if (batch := state.timestamp.batch.value) in self._batches:
+    def after_dataloader(self, state: TrainState) -> None:
+        if (batch := state.clock.batch) in self._batches:
             ids = state.batch["input_ids"]
             draw = torch.Generator().manual_seed(batch)
             ids = torch.randint(0, int(ids.max()) + 1, ids.shape, generator=draw)
@@ -66,8 +66,8 @@ class NotANumber(Callback):
     def __init__(self, first: int, end: int) -> None:
         self._batches = range(first, end)
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch.value in self._batches:
+    def after_train_batch(self, state: TrainState) -> None:
+        if state.clock.batch in self._batches:
             for weight in state.model.parameters():
                 if weight.grad is not None:
                     weight.grad.fill_(math.nan)
@@ -79,10 +79,10 @@ class ScaleDriven(Callback):
     def __init__(self, batch: int) -> None:
         self._batch = batch
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
+    def after_train_batch(self, state: TrainState) -> None:
         passed_over = len(state.batch["input_ids"]) == 1
-        if state.timestamp.batch.value == self._batch and not passed_over:
-            (scale,) = [one for all_ in state.callbacks for one in all_ if isinstance(one, LossScale)]
+        if state.clock.batch == self._batch and not passed_over:
+            (scale,) = [one for one in state.callbacks if isinstance(one, LossScale)]
             scale.scale = 1.0e-6
 
 
@@ -96,8 +96,8 @@ class KilledAt(Callback):
     def __init__(self, batch: int, nth: int) -> None:
         self._batch, self._left = batch, nth
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        self._left -= state.timestamp.batch.value == self._batch
+    def batch_end(self, state: TrainState) -> None:
+        self._left -= state.clock.batch == self._batch
         if not self._left:
             raise Killed
 
@@ -403,15 +403,15 @@ def test_what_corrections_cannot_mend_stops_with_a_clear_error(train: Callable[.
 def test_infinite_gradients_halve_the_loss_scale_and_leave_the_update_out() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     model = torch.nn.ParameterList([weight])
-    state: Any = SimpleNamespace(model=model, timestamp=SimpleNamespace(batch=SimpleNamespace(value=0)))
+    state: Any = SimpleNamespace(model=model, clock=SimpleNamespace(batch=0))
     scale = LossScale(lambda batch: False, scale=8.0, grow_after=2)
     found = []
     for factor in (1.0, math.inf, 1.0, 1.0):
         weight.grad = None
         state.loss = (weight * torch.tensor([2.0, 3.0])).sum() * factor
-        scale.before_backward(state, None)  # type: ignore[arg-type]
+        scale.before_backward(state)
         state.loss.backward()
-        scale.after_train_batch(state, None)  # type: ignore[arg-type]
+        scale.after_train_batch(state)
         found.append((None if weight.grad is None else weight.grad.tolist(), scale.scale))
     assert found == [([2.0, 3.0], 8.0), (None, 4.0), ([2.0, 3.0], 4.0), ([2.0, 3.0], 8.0)]
 
@@ -426,8 +426,8 @@ class IgnoresTheClosure(torch.optim.AdamW):
 def test_weights_that_do_not_move_stop_the_training_at_once(
     train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, journal: Any
 ) -> None:
-    adamw = adapter.adamw
-    monkeypatch.setattr(adapter, "adamw", lambda model, config: _ignoring(adamw(model, config)))
+    adamw = fit_module.adamw
+    monkeypatch.setattr(fit_module, "adamw", lambda model, config: _ignoring(adamw(model, config)))
     with pytest.raises(
         StageError, match=r"pretrain\.optimizer: the weights are the same to the bit after 3 updates"
     ) as told:

@@ -24,6 +24,7 @@ from training.loaders import PackedShards, packed_loader, trained_sequences
 from training.models import LanguageModel, build, hf_config
 from training.objectives.causal import Causal
 from training.shared_memory import own_shared_memory
+from training.train_state import TokenCount
 
 SEQUENCES, LENGTH, BATCH = 48, 40, 4
 DOCUMENTS = np.array([0, 14, 21], np.uint32)
@@ -62,7 +63,7 @@ def test_what_was_trained_on_follows_from_the_loader_s_order(
     with own_shared_memory(tmp_path):
         cache = tmp_path / "shards"
         read = PackedShards(random_shards / "train", cache, batch_size, 3, shuffle=True, read_at_once=first)
-        loader = packed_loader(read, batch_size, batch, lambda _: {}, workers=workers, rampup=rampup)
+        loader = packed_loader(read, batch_size, batch, lambda _: TokenCount(0, 0), workers=workers, rampup=rampup)
         batches = [found["numbers"].tolist() for _ in range(2) for found in loader.dataloader]
         told = PackedShards(random_shards / "train", cache, batch_size, 3, shuffle=True, read_at_once=first)
         seen: set[int] = set()

@@ -217,14 +217,12 @@ class _NotANumber:
         self._ranks = ranks
 
     def __call__(self, rank: int) -> None:
-        from composer.core import Callback, State
-        from composer.loggers import Logger
-
         from training import pretrain as module
+        from training.callbacks import Callback
 
         class Fault(Callback):
-            def before_backward(self, state: State, logger: Logger) -> None:
-                if state.timestamp.batch.value == 25:
+            def before_backward(self, state: Any) -> None:
+                if state.clock.batch == 25:
                     assert isinstance(state.loss, torch.Tensor)
                     state.loss.mul_(float("nan"))
 
@@ -253,9 +251,9 @@ def test_ranks_correct_a_fault_of_one_of_them_alike(inputs: dict[str, Path], tmp
 def _begin_with_a_scale_too_high(rank: int) -> None:
     from functools import partial
 
-    from training import adapter
+    from training import fit
 
-    adapter.LossScale = partial(adapter.LossScale, scale=2.0**24)  # type: ignore[misc, assignment]
+    fit.LossScale = partial(fit.LossScale, scale=2.0**24)  # type: ignore[misc, assignment]
 
 
 def test_ranks_with_shards_agree_on_the_loss_scale_of_fp16(inputs: dict[str, Path], tmp_path: Path) -> None:

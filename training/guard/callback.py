@@ -1,21 +1,21 @@
-"""The Composer callback that watches a training and stops it at an alarm."""
+"""The callback that watches a training and stops it at an alarm."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
-from composer.utils import dist
 from torch import Tensor, nn
 
+from training import ranks
 from training.activations import ActivationNorm
+from training.callbacks import Callback
 from training.clipping import GradientClip
 from training.guard.config import GuardConfig
 from training.guard.corrections import Alarm, Corrections
 from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
+from training.train_state import Batch, TrainState
 
 
 @runtime_checkable
@@ -60,30 +60,30 @@ class Guard(Callback):
         self._activations = activations
         self._examples: list[tuple[Tensor, Tensor]] = []
 
-    def batch_start(self, state: State, logger: Logger) -> None:
+    def batch_start(self, state: TrainState) -> None:
         self._examples = []
-        if self._corrections.skips(state.timestamp.batch.value):
+        if self._corrections.skips(state.clock.batch):
             # One sequence goes through, so that no rank waits for another; its gradients are dropped.
             state.batch = _first_row(state.batch)
 
-    def after_forward(self, state: State, logger: Logger) -> None:
+    def after_forward(self, state: TrainState) -> None:
         if self._model is not None and self._judge.learns_the_noise:
             self._examples.append(self._model.example_losses(state.outputs, state.batch))
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        if self._corrections.skips(state.timestamp.batch.value):
+    def after_train_batch(self, state: TrainState) -> None:
+        if self._corrections.skips(state.clock.batch):
             # AdamW passes over parameters without a gradient: neither moments nor decay move.
             for weight in state.model.parameters():
                 weight.grad = None
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch.value - 1
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch - 1
         if self._corrections.skips(batch):
             return
         overflowed = self._scale.overflowed if self._scale else 0
         noise, examples = noise_of_mean(self._examples)
         figures = Figures(
-            float(state.total_loss_dict["loss/train/total"]),
+            state.losses["total"],
             noise,
             examples,
             # An infinite gradient is how a loss scale finds its size; the update is left out.
@@ -111,8 +111,7 @@ def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, 
     ones = torch.ones_like(losses)
     products = [losses, weights, losses**2, losses * weights, weights**2, ones]
     sums = torch.stack([one.sum() for one in products])
-    dist.all_reduce(sums)
-    loss, weight, squared, both, weight_squared, count = sums.tolist()
+    loss, weight, squared, both, weight_squared, count = ranks.all_reduce(sums).tolist()
     if count < 2 or not weight:
         return None, int(count)
     mean = loss / weight
@@ -120,7 +119,5 @@ def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, 
     return float((rest * count / (count - 1)) ** 0.5 / weight), int(count)
 
 
-def _first_row(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {name: value[:1] for name, value in batch.items()}
-    raise TypeError(f"expected a batch of named tensors, not {type(batch).__name__}")
+def _first_row(batch: Batch) -> Batch:
+    return {name: value[:1] for name, value in batch.items()}

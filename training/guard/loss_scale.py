@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
-from composer.utils import dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from training import ranks
+from training.callbacks import Callback
+from training.train_state import TrainState
 
 _FIRST = 2.0**16
 _GROW_AFTER = 2000
@@ -21,7 +22,7 @@ class LossScale(Callback):
     al. 2018, section 3.2), and takes it out again before the update.
 
     Infinite gradients halve the scale and leave the update out; 2,000 batches without one double it (the defaults of
-    torch's GradScaler, which Composer offers on GPUs alone). It must come before whatever reads gradients.
+    torch's GradScaler). It must come before whatever reads gradients.
 
     ignored: batches that say nothing, since they are passed over.
     """
@@ -34,18 +35,16 @@ class LossScale(Callback):
         self.overflowed = 0
         """Batches in a row whose gradients were infinite."""
 
-    def before_backward(self, state: State, logger: Logger) -> None:
-        # Of several losses Composer goes backward from their total, PPO's for one.
-        loss = state.loss["total"] if isinstance(state.loss, Mapping) else state.loss
-        if not isinstance(loss, Tensor):
-            raise TypeError("expected one loss, or several with their total")
+    def before_backward(self, state: TrainState) -> None:
+        loss = state.loss["total"] if isinstance(state.loss, dict) else state.loss
+        assert loss is not None
         # The loss itself stays as it is, for whoever logs it.
         loss.register_hook(lambda gradient: gradient * self.scale)
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
+    def after_train_batch(self, state: TrainState) -> None:
         gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
         torch._foreach_div_(gradients, self.scale)
-        if self._ignored(state.timestamp.batch.value):
+        if self._ignored(state.clock.batch):
             return
         if _finite_on_all_ranks(gradients):
             self._good += 1
@@ -70,5 +69,4 @@ def _finite_on_all_ranks(gradients: Sequence[Tensor]) -> bool:
     """Ranks that hold other shards must decide alike."""
     parts = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
     finite = torch.stack([torch.isfinite(part).all() for part in parts]).all().to(torch.int32)
-    dist.all_reduce(finite, reduce_operation="MIN")
-    return bool(finite)
+    return bool(ranks.all_reduce(finite, "min"))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from composer.core import Callback, State
-from composer.loggers import Logger
-
 from infra.run import Run
+from training.callbacks import Callback
+from training.train_state import TrainState
 
 # A network that had learnt frequencies and where documents begin came to 0.97 of the frequencies' loss.
 _NEAR = 0.95
@@ -34,11 +33,11 @@ class Stuck(Callback):
         self._run = run
         self._losses: list[float] | None = []
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch.value - 1
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch - 1
         if self._losses is None or batch < self._first:
             return
-        self._losses = [*self._losses, float(state.total_loss_dict["loss/train/total"])][-_WINDOW:]
+        self._losses = [*self._losses, state.losses["total"]][-_WINDOW:]
         if len(self._losses) < _WINDOW:
             return
         earlier, later = (median(half) for half in (self._losses[: _WINDOW // 2], self._losses[_WINDOW // 2 :]))

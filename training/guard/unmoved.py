@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
-from composer.utils import dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from infra.errors import stage_error
+from training import ranks
+from training.callbacks import Callback
+from training.train_state import TrainState
 
 # One batch may have no gradient, as when none of its tokens bears loss.
 _UPDATES = 3
@@ -31,19 +31,18 @@ class WeightsMove(Callback):
         self._unmoved = 0
         self._moved = False
 
-    def batch_start(self, state: State, logger: Logger) -> None:
+    def batch_start(self, state: TrainState) -> None:
         if not self._moved and self._before is None:
             self._before = bits_of(state.model)
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        rates = [float(group["lr"]) for group in state.optimizers[0].param_groups]
-        if self._moved or not self._updated(state.timestamp.batch.value - 1) or not any(rates):
+    def batch_end(self, state: TrainState) -> None:
+        rates = [float(group["lr"]) for group in state.optimizer.param_groups]
+        if self._moved or not self._updated(state.clock.batch - 1) or not any(rates):
             return
         assert self._before is not None
         changed = torch.ne(bits_of(state.model), self._before).any().to(torch.int32)
-        dist.all_reduce(changed, reduce_operation="MAX")
         self._unmoved += 1
-        if bool(changed):
+        if bool(ranks.all_reduce(changed, "max")):
             self._moved, self._before = True, None
         elif self._unmoved >= _UPDATES:
             raise stage_error(

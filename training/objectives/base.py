@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from training.documents import Packed, document_numbers, positions_within
-from training.loaders import Batch, count_tokens
+from training.loaders import count_tokens
+from training.train_state import Batch, TokenCount
 
 
 class Objective(ABC):
@@ -37,7 +38,7 @@ class Objective(ABC):
     def batch(self, packed: Packed) -> Batch:
         """Tensors of B sequences for training.models.LanguageModel, `labels` among them."""
 
-    def count(self, batch: Any) -> dict[str, int]:
+    def count(self, batch: Any) -> TokenCount:
         """Tokens of a batch in all, and those that bear loss."""
         return count_tokens(batch)
 

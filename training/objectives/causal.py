@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from training.documents import Packed
-from training.loaders import Batch, next_token_batch
+from training.loaders import next_token_batch
 from training.objectives.base import Objective
+from training.train_state import Batch
 
 
 class Causal(Objective):

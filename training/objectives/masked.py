@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
 
 from training.documents import Packed, Tokens
-from training.loaders import Batch
 from training.loss import IGNORE
 from training.objectives.base import Objective
+from training.train_state import Batch
 
 MASK = "<|mask|>"
 _HIDDEN = 0.15

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from training.documents import Packed
-from training.loaders import Batch, next_token_batch
+from training.loaders import next_token_batch
 from training.loss import IGNORE
 from training.objectives.base import Objective
+from training.train_state import Batch
 
 
 class Prefix(Objective):

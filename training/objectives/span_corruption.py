@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from training.documents import Packed, Tokens
-from training.loaders import Batch
 from training.loss import IGNORE
 from training.objectives.base import Objective
+from training.train_state import Batch, TokenCount
 
 # Share of a sequence that is cut out, and the mean length of a span (section 3.3.4).
 _NOISE, _MEAN_SPAN = 0.15, 3.0
@@ -78,10 +78,10 @@ class SpanCorruption(Objective):
         text = np.insert(tokens[noise], places, self.sentinels)
         return np.append(shown[kept], self._end), read, np.append(text, self._end), written
 
-    def count(self, batch: Any) -> dict[str, int]:
+    def count(self, batch: Any) -> TokenCount:
         """Tokens of the text, whichever side has them."""
         labels = batch["labels"]
-        return {"total": len(labels) * self._length, "loss_generating": int((labels != IGNORE).sum())}
+        return TokenCount(len(labels) * self._length, int((labels != IGNORE).sum()))
 
 
 def noise_mask(length: int, noise: int, spans: int, generator: np.random.Generator) -> NDArray[np.bool_]:

@@ -1,34 +1,20 @@
-"""The one place that drives Composer: a model, a loader and a length in, a trained model out.
-
-Composer's quirks that are mended here, in training/checkpoints.py or in training/parallel.py: it refuses bf16 on CPU
-(our models cast in their forward pass instead), forgets the random state on a resume within an epoch, unpickles
-checkpoints and writes them in place, cannot shard a model whose loss uses its weights, sets the learning rate a batch
-late, and talks.
-"""
+"""A model, a loader and a length in, a trained model out: sets up what a training needs around a backend's loop."""
 
 from __future__ import annotations
 
 import logging
-import platform
-import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from composer import Trainer
-from composer.core import Callback, DataSpec, State
-from composer.loggers import Logger
-from composer.models import ComposerModel
-from composer.utils import collect_env
 from torch import nn
 
 from infra.run import Run
 from training import ranks
 from training.activations import ActivationNorm
+from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
-from training.callbacks import Callbacks
+from training.callbacks import Callback, Callbacks
 from training.checkpoint_folder import drop_after
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
 from training.clipping import GradientClip
@@ -39,15 +25,15 @@ from training.guard.loss_scale import LossScale
 from training.guard.unmoved import WeightsMove
 from training.hardware import Hardware
 from training.liveness import SignsOfLife, SlowRanks
-from training.loaders import data_fingerprint
+from training.metrics import MetricsLogger
 from training.microbatch import choose, lower_limit, out_of_memory
 from training.optimizers import adamw
-from training.parallel import checkpoint_activations, parallelize, pin_device, unshard_root
-from training.schedules import Schedule
-from training.throughput import Throughput, clock_time
+from training.parallel import checkpoint_activations, parallelize, unshard_root
+from training.schedules import LearningRate, Schedule
+from training.throughput import Throughput
+from training.train_state import Loader, Trainable, TrainState
 
 _ROLLBACK_KEPT = 3
-_SAY_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -112,8 +98,8 @@ class Fit:
 
 def fit(
     stage: str,
-    model: ComposerModel,
-    loader: DataSpec,
+    model: Trainable,
+    loader: Loader,
     plan: Plan,
     config: TrainerConfig,
     hardware: Hardware,
@@ -121,7 +107,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     networks: Mapping[str, nn.Module] | None = None,
 ) -> Fit:
-    """Trains `model` in place with Composer and returns when `plan.batches` are done.
+    """Trains `model` in place, by the backend that `launch.trainer` names, and returns when `plan.batches` are done.
 
     Continues from the newest whole checkpoint in `run.work_dir`. When the guard (training/guard) raises an alarm it
     goes back to a healthy checkpoint and on with a correction. Raises infra.errors.Cancelled after the running batch,
@@ -130,7 +116,9 @@ def fit(
 
     networks: parts of the model whose gradients are clipped apart.
     """
+    backend = load_backend(run.launch.trainer)
     run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
+    logging.getLogger("streaming").setLevel(logging.ERROR)
     checkpoint_activations(model, run.launch.recompute)
     # With batches that grow all microbatches are of the first one's size: shapes that change would be compiled anew.
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
@@ -139,14 +127,14 @@ def fit(
     optimizer = adamw(model, config.optimizer)
     corrections = Corrections(run.work_dir, config.guard)
     schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
-    learning_rate = _LearningRate(schedule, config.optimizer.learning_rate, corrections)
+    learning_rate = LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier)
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
     checkpoints = CheckpointPlan(
         run.work_dir / "checkpoints",
         max(1, every // plan.epoch_batches) if plan.whole_epochs else every,
         config.keep_checkpoints,
         config.keep_checkpoints_hours,
-        data_fingerprint(loader),
+        loader.fingerprint,
         plan.batches,
         plan.whole_epochs,
     )
@@ -178,40 +166,28 @@ def fit(
             clip,
             activations,
             WeightsMove(stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)),
-            _MetricsLogger(plan, throughput, clip, activations, scale, corrections, run),
+            MetricsLogger(
+                plan.batches, throughput, clip, activations, scale, corrections, run, grows=plan.rampup is not None
+            ),
             *callbacks,
             *guards,
             Checkpointer(checkpoints, run),
         ]
     )
-    _quieten()
-    with pin_device(model, run.launch):
-        trainer = Trainer(
-            model=model,
-            optimizers=optimizer,
-            train_dataloader=loader,
-            max_duration=f"{plan.batches}ba",
-            device="gpu" if hardware.device.type == "cuda" else "cpu",
-            # The models compute in bf16 by themselves, on CPU too.
-            precision="fp32",
-            device_train_microbatch_size=microbatch,
-            accumulate_train_batch_on_tokens=True,
-            seed=config.seed,
-            progress_bar=False,
-            callbacks=[together],
-        )
+    state = TrainState(model, optimizer, loader, together, hardware.device, config.seed + ranks.rank())
+    trainer = backend(state, batches=plan.batches, microbatch=microbatch)
     try:
         while True:
             if corrections.unfinished:
                 for folder in (checkpoints.folder, rollback.folder):
                     drop_after(folder, corrections.made[-1].back_to)
                 corrections.finish()
-            start = resumption.load(trainer)
+            start = resumption.load(state)
             if start:
                 run.event("continued", f"continuing {stage} at batch {start:,} of {plan.batches:,}")
             try:
                 if start is None or start < plan.batches:
-                    trainer.fit()
+                    trainer.train()
                 break
             except Alarmed as alarmed:
                 made = corrections.answer(alarmed.alarm)
@@ -224,92 +200,13 @@ def fit(
                         f"batch {made.back_to:,} on: look whether optimizer.learning_rate is right",
                     )
         unshard_root(model)
-        clock, speed = trainer.state.timestamp, throughput.mean()
+        clock, speed = state.clock, throughput.mean()
         mfu = throughput.mfu(speed) if speed else None
         skipped = corrections.skipped(plan.batches)
         made_all = tuple(corrections.made)
-        return Fit(clock.batch.value, clock.token.value, speed, mfu, made_all, skipped, corrections.healed)
+        return Fit(clock.batch, clock.token, speed, mfu, made_all, skipped, corrections.healed)
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
     finally:
         trainer.close()
-
-
-def _quieten() -> None:
-    logging.getLogger("composer").setLevel(logging.ERROR)
-    logging.getLogger("streaming").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="composer")
-    # A subprocess that takes a second or more to find the processor's name, which we use nowhere.
-    collect_env.get_cpu_model = platform.machine
-
-
-class _LearningRate(Callback):
-    """Sets each batch's learning rate. Composer's schedulers are a batch late: they step before the clock does."""
-
-    def __init__(self, schedule: Schedule, peak: float, corrections: Corrections) -> None:
-        self._schedule = schedule
-        self._peak = peak
-        self._corrections = corrections
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch.value
-        share = self._schedule.lr_multiplier(batch) * self._corrections.lr_multiplier(batch)
-        for group in state.optimizers[0].param_groups:
-            group["lr"] = share * group["scale"] * self._peak
-
-
-class _MetricsLogger(Callback):
-    """Tells metrics and progress."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        throughput: Throughput,
-        clip: GradientClip,
-        activations: ActivationNorm,
-        scale: LossScale | None,
-        corrections: Corrections,
-        run: Run,
-    ) -> None:
-        self._plan = plan
-        self._throughput = throughput
-        self._clip = clip
-        self._activations = activations
-        self._scale = scale
-        self._corrections = corrections
-        self._run = run
-        self._said = 0.0
-        self._learning_rate = 0.0
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self._learning_rate = float(state.optimizers[0].param_groups[0]["lr"])
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        batch, now = state.timestamp.batch.value, time.monotonic()
-        self._throughput.mark(batch, state.timestamp.token.value)
-        made = self._corrections.before(batch)
-        corrected = {"guard/corrections": float(made)} if made else {}
-        if self._corrections.skips(batch - 1):
-            self._run.metrics({"guard/skipped": 1.0, **corrected}, batch)
-            return
-        loss = float(state.total_loss_dict["loss/train/total"])
-        values = {"train/loss": loss, "train/lr": self._learning_rate, "train/grad_norm": self._clip.norm}
-        values |= {f"train/grad_norm_{name}": norm for name, norm in self._clip.norms.items()}
-        if self._activations.norm is not None:
-            values["train/activation_norm"] = self._activations.norm
-        if self._scale is not None:
-            values["train/loss_scale"] = self._scale.scale
-        if self._plan.rampup:
-            values["train/batch_tokens"] = float(state.timestamp.token.value - state.previous_timestamp.token.value)
-        values |= self._throughput.values() | corrected
-        self._run.metrics(values, batch)
-        if now - self._said > _SAY_EVERY_S or batch == self._plan.batches:
-            self._said = now
-            note = f"loss {loss:.3f}"
-            if speed := values.get("train/tokens_per_s"):
-                note += f", {speed:,.0f} tokens/s, {clock_time(self._throughput.left_s())} left"
-            self._run.progress(batch, self._plan.batches, "batches", note)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}

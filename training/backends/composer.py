@@ -1,0 +1,129 @@
+"""Composer's Trainer behind our interface. Nothing else imports Composer.
+
+Its quirks that are mended here or around it: it refuses bf16 on a CPU (our models cast in their forward pass instead),
+forgets the random state on a resume within an epoch, unpickles checkpoints and writes them in place, cannot shard a
+model whose loss uses its weights, sets the learning rate a batch late, and talks. So checkpoints, learning rates and
+FSDP2 are ours, and what is left to it is the loop, microbatches, the optimizer's step and DDP.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import warnings
+from typing import Any
+
+from composer import Trainer
+from composer.core import Callback, DataSpec, State, Timestamp
+from composer.core import Event as ComposerEvent
+from composer.loggers import Logger
+from composer.models import ComposerModel
+from composer.utils import collect_env
+
+from training import ranks
+from training.callbacks import Event
+from training.train_state import Clock, Loader, Trainable, TrainState, count_examples, split_batch
+
+_EVENTS = {ComposerEvent[event.name]: event for event in Event}
+_LOSS = "loss/train/"
+
+
+class Composer:
+    """See training.backends.Backend."""
+
+    def __init__(self, state: TrainState, *, batches: int, microbatch: int) -> None:
+        _quieten()
+        self._state = state
+        self._trainer = Trainer(
+            model=_Model(state.model),
+            optimizers=state.optimizer,
+            train_dataloader=_data_spec(state.loader),
+            max_duration=f"{batches}ba",
+            device="gpu" if state.device.type == "cuda" else "cpu",
+            # The models compute in bf16 by themselves, on CPU too.
+            precision="fp32",
+            device_train_microbatch_size=microbatch,
+            accumulate_train_batch_on_tokens=True,
+            # It adds the rank.
+            seed=state.seed - ranks.rank(),
+            # Our data sets go to their place by themselves.
+            spin_dataloaders=False,
+            progress_bar=False,
+            callbacks=[_Bridge(state)],
+        )
+
+    def train(self) -> None:
+        self._trainer.state.timestamp = _timestamp(self._state.clock)
+        self._trainer.fit()
+
+    def close(self) -> None:
+        self._trainer.close()
+
+
+class _Model(ComposerModel):
+    """Ours as one of Composer's."""
+
+    def __init__(self, model: Trainable) -> None:
+        super().__init__()
+        self.ours = model
+
+    def forward(self, batch: Any) -> Any:
+        return self.ours(batch)
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.ours.loss(outputs, batch)
+
+    def to(self, *args: Any, **kwargs: Any) -> _Model:
+        """Stays where it is: whoever built it has put it on its device, or on the CPU to be offloaded."""
+        return self
+
+
+class _Bridge(Callback):
+    """Tells our callbacks what Composer tells, in our terms.
+
+    All of them are one of Composer's: it asks every callback at each of a batch's 13 events, and before each builds a
+    line for a log that nobody reads.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._ours = state
+        self._seen: Timestamp | None = None
+
+    def run_event(self, event: ComposerEvent, state: State, logger: Logger) -> None:
+        if event not in _EVENTS:
+            return
+        ours = self._ours
+        if state.timestamp is not self._seen:
+            self._seen = state.timestamp
+            ours.clock = Clock.from_json(state.timestamp.state_dict())
+        ours.batch, ours.outputs, ours.loss = state.batch, state.outputs, state.loss
+        if event == ComposerEvent.BATCH_END:
+            ours.batch_tokens = ours.clock.token - state.previous_timestamp.token.value
+            ours.losses = {name.removeprefix(_LOSS): value for name, value in state.total_loss_dict.items()}
+        ours.callbacks.run_event(_EVENTS[event], ours)
+        state.batch = ours.batch
+
+
+def _data_spec(loader: Loader) -> DataSpec:
+    def count_tokens(batch: Any) -> dict[str, int]:
+        count = loader.count_tokens(batch)
+        return {"total": count.total, "loss_generating": count.labelled}
+
+    return DataSpec(
+        loader.dataloader,
+        split_batch=split_batch,
+        get_num_samples_in_batch=count_examples,
+        get_num_tokens_in_batch=count_tokens,
+    )
+
+
+def _timestamp(clock: Clock) -> Timestamp:
+    # An iteration is the whole training.
+    return Timestamp(epoch_in_iteration=clock.epoch, token_in_iteration=clock.token, **clock.as_json())
+
+
+def _quieten() -> None:
+    logging.getLogger("composer").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="composer")
+    # A subprocess that takes a second or more to find the processor's name, which we use nowhere.
+    collect_env.get_cpu_model = platform.machine

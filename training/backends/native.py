@@ -1,0 +1,126 @@
+"""A plain training loop on torch alone, for versions of torch that Composer refuses and for what it cannot do.
+
+It ends with the bits that Composer ends with: the same order of random draws, the same weights of microbatches, the
+same sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from training import ranks
+from training.callbacks import Event
+from training.snapshot import seed_all
+from training.train_state import Batch, TrainState, count_examples, split_batch
+
+
+class Native:
+    """See training.backends.Backend."""
+
+    def __init__(self, state: TrainState, *, batches: int, microbatch: int) -> None:
+        self._state = state
+        self._batches = batches
+        self._microbatch = microbatch
+        seed_all(state.seed)
+        self._model: nn.Module = state.model
+        if ranks.world_size() > 1 and not isinstance(state.model, FSDPModule):
+            self._model = DistributedDataParallel(state.model)
+
+    def train(self) -> None:
+        state = self._state
+        self._tell(Event.FIT_START)
+        self._model.train()
+        while state.clock.batch < self._batches:
+            before = state.clock
+            for batch in self._epoch():
+                self._step(batch)
+                if state.clock.batch == self._batches:
+                    break
+            else:
+                if before == state.clock and not before.batch_in_epoch:
+                    raise RuntimeError("expected at least one batch in an epoch, the loader gave none")
+                state.clock = state.clock.after_epoch()
+                self._tell(Event.EPOCH_CHECKPOINT)
+        self._tell(Event.FIT_END)
+        state.optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _tell(self, event: Event) -> None:
+        self._state.callbacks.run_event(event, self._state)
+
+    def _epoch(self) -> Iterator[Batch]:
+        """The rest of an epoch, until one rank has no further batch: ranks may have parts of unequal length."""
+        batches = iter(self._state.loader.dataloader)
+        while True:
+            self._tell(Event.BEFORE_DATALOADER)
+            batch: Any = next(batches, None)
+            if ranks.any_rank(batch is None):
+                return
+            yield batch
+
+    def _step(self, batch: Batch) -> None:
+        """One step of the optimizer."""
+        state = self._state
+        state.batch = batch
+        # Before callbacks replace it: what they leave out counts as seen.
+        counts = torch.tensor([count_examples(batch), state.loader.count_tokens(batch).total])
+        self._tell(Event.AFTER_DATALOADER)
+        self._tell(Event.BATCH_START)
+        losses = self._gradients()
+        self._tell(Event.AFTER_TRAIN_BATCH)
+        state.optimizer.step()
+        for loss in losses.values():
+            ranks.all_reduce(loss)
+        state.losses = {name: loss.item() / ranks.world_size() for name, loss in losses.items()}
+        samples, state.batch_tokens = map(int, ranks.all_reduce(counts.to(state.device)).tolist())
+        state.clock = state.clock.after_batch(samples, state.batch_tokens)
+        self._tell(Event.BATCH_END)
+        self._tell(Event.BATCH_CHECKPOINT)
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Adds up the gradients of all microbatches; this rank's part of each loss (1,).
+
+        DDP and FSDP take the mean of the ranks' gradients, so a microbatch's share is of the mean rank's labelled
+        tokens.
+        """
+        state, whole = self._state, self._state.batch
+        state.optimizer.zero_grad(set_to_none=True)
+        parts = split_batch(whole, self._microbatch)
+        labelled = [state.loader.count_tokens(part).labelled for part in parts]
+        everyone = int(ranks.all_reduce(torch.tensor(sum(labelled), device=state.device)))
+        losses: dict[str, Tensor] = {"total": torch.zeros(1, device=state.device)}
+        for number, part in enumerate(parts):
+            state.batch = {name: value.to(state.device, non_blocking=True) for name, value in part.items()}
+            share = labelled[number] / (everyone / ranks.world_size()) if everyone else 0.0
+            with self._summed(last=number == len(parts) - 1):
+                for name, loss in self._backward(share).items():
+                    losses[name] = losses.get(name, 0.0) + loss.detach().mean() * share
+        state.batch, state.outputs, state.loss = whole, None, None
+        return losses
+
+    def _backward(self, share: float) -> dict[str, Tensor]:
+        """Forward and backward pass of one microbatch; its losses by name."""
+        state = self._state
+        self._tell(Event.BEFORE_FORWARD)
+        state.outputs = self._model(state.batch)
+        self._tell(Event.AFTER_FORWARD)
+        state.loss = state.model.loss(state.outputs, state.batch)
+        self._tell(Event.BEFORE_BACKWARD)
+        losses = state.loss if isinstance(state.loss, dict) else {"total": state.loss}
+        (losses["total"] * share).backward()
+        return losses
+
+    def _summed(self, *, last: bool) -> AbstractContextManager[Any]:
+        """DDP sums gradients over the ranks once, with the last microbatch."""
+        if last or not isinstance(self._model, DistributedDataParallel):
+            return nullcontext()
+        return self._model.no_sync()
