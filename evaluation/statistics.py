@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 BOOTSTRAP_RESAMPLES = 2000
 RESAMPLED_AT_ONCE = 4_000_000  # numbers held in memory at a time: 32 MB
@@ -38,6 +37,9 @@ class Interval:
 
 def normal_quantile(confidence: float) -> float:
     """The two-sided quantile of the standard normal: 1.96 for 0.95."""
+    # Every run imports this file for its words; importing scipy's statistics takes a second.
+    from scipy import stats
+
     return float(stats.norm.ppf(0.5 + confidence / 2))
 
 
@@ -98,24 +100,6 @@ def bootstrap(
     return Interval(float(statistic(observed[None])[0]), float(low), float(high))
 
 
-def paired_bootstrap(
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    resamples: int = BOOTSTRAP_RESAMPLES,
-    seed: int = 17,
-) -> Interval:
-    """The bootstrap of the mean of first - second, where both were measured on the same units (Koehn 2004).
-
-    first, second (N,): one value a unit, in the same order. Raises ValueError if the lengths differ.
-    """
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if a.shape != b.shape:
-        raise ValueError(f"pairs need equal lengths, got {a.shape} and {b.shape}")
-    return bootstrap(a - b, confidence=confidence, resamples=resamples, seed=seed)
-
-
 def binomial_p_value(
     successes: int, n: int, chance: float = 0.5, alternative: Literal["two-sided", "greater"] = "two-sided"
 ) -> float:
@@ -123,19 +107,9 @@ def binomial_p_value(
 
     alternative: what is claimed, other than chance or better than chance.
     """
+    from scipy import stats
+
     return float(stats.binomtest(successes, n, chance, alternative).pvalue) if n else 1.0
-
-
-def two_proportion_p_value(successes_a: int, n_a: int, successes_b: int, n_b: int) -> float:
-    """The two-sided p-value of the pooled z-test that two independent shares are equal; 1 where nothing varies."""
-    if min(n_a, n_b) == 0:
-        return 1.0
-    pooled = (successes_a + successes_b) / (n_a + n_b)
-    standard_error = math.sqrt(pooled * (1 - pooled) * (1 / n_a + 1 / n_b))
-    if standard_error == 0:
-        return 1.0
-    z = (successes_a / n_a - successes_b / n_b) / standard_error
-    return float(2 * stats.norm.sf(abs(z)))
 
 
 def difference_of_proportions(

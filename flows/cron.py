@@ -9,7 +9,6 @@ from datetime import datetime
 from zoneinfo import available_timezones
 
 from prefect._vendor.croniter import CroniterBadDateError, croniter
-from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from infra.errors import ConfigError, Problem
@@ -23,6 +22,9 @@ def next_dates(cron: str, timezone: str, count: int = 3) -> list[datetime]:
 
     Raises ConfigError for an unknown time zone, for what is no cron expression, and for one that never fires.
     """
+    # Every run imports this file; importing Prefect's server takes two seconds and more.
+    from prefect.server.schemas.schedules import CronSchedule
+
     if timezone not in available_timezones():
         near = difflib.get_close_matches(timezone, available_timezones(), n=1, cutoff=0.5)
         fix = f"did you mean {near[0]}?" if near else "an IANA name was expected, e.g. Europe/Berlin"

@@ -75,12 +75,6 @@ def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
     return logprobs - reference
 
 
-def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """(r - 1) - log r with r = π_ref/π of sampled tokens: unbiased too, never negative (Schulman 2020)."""
-    log_ratio = reference - logprobs
-    return torch.exp(log_ratio) - 1 - log_ratio
-
-
 def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
     """KL divergence (…) of the whole next-token distributions, from logits (…, V)."""
     ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)

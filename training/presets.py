@@ -1,4 +1,4 @@
-"""Model sizes by name, with the batch and learning rate they were published with."""
+"""Model sizes by name, as they were published."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ Family = Literal["gpt2", "llama", "bert", "t5"]
 
 @dataclass(frozen=True)
 class Preset:
-    """The shape of a model, and how it was trained where it was published.
+    """The shape of a model.
 
     parameters: the published count, with `vocabulary` ids and input and output embedding `tied` or not.
-    batch_tokens, learning_rate: from the same table; None where nothing was published.
     """
 
     family: Family
@@ -26,17 +25,15 @@ class Preset:
     kv_heads: int | None = None
     vocabulary: int = 50_257
     tied: bool = True
-    batch_tokens: int | None = None
-    learning_rate: float | None = None
 
 
 # GPT-3 (Brown et al. 2020), table 2.1, in the GPT-2 architecture with 2,048 positions as in MosaicML's "Mosaic LLMs
 # (Part 1)". The paper's 24 heads of 128 do not fit the 1.3B model's width of 2,048: like MosaicML we take 16.
 PRESETS: dict[str, Preset] = {
-    "gpt-125m": Preset("gpt2", 12, 768, 12, 2048, 125_000_000, batch_tokens=524_288, learning_rate=6.0e-4),
-    "gpt-350m": Preset("gpt2", 24, 1024, 16, 2048, 350_000_000, batch_tokens=524_288, learning_rate=3.0e-4),
-    "gpt-760m": Preset("gpt2", 24, 1536, 16, 2048, 760_000_000, batch_tokens=524_288, learning_rate=2.5e-4),
-    "gpt-1.3b": Preset("gpt2", 24, 2048, 16, 2048, 1_300_000_000, batch_tokens=1_048_576, learning_rate=2.0e-4),
+    "gpt-125m": Preset("gpt2", 12, 768, 12, 2048, 125_000_000),
+    "gpt-350m": Preset("gpt2", 24, 1024, 16, 2048, 350_000_000),
+    "gpt-760m": Preset("gpt2", 24, 1536, 16, 2048, 760_000_000),
+    "gpt-1.3b": Preset("gpt2", 24, 2048, 16, 2048, 1_300_000_000),
     # GPT-2 (Radford et al. 2019), table 2; counts of the released weights.
     "gpt2": Preset("gpt2", 12, 768, 12, 1024, 124_439_808),
     "gpt2-medium": Preset("gpt2", 24, 1024, 16, 1024, 354_823_168),

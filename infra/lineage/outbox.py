@@ -74,15 +74,6 @@ class Outbox:
         content = json.loads(path.read_text())
         return Envelope(path, content["message"], content["sender"])
 
-    def drain_wait(self, timeout_s: float) -> bool:
-        """Waits until nothing is pending; False if the time ran out first."""
-        deadline = time.monotonic() + timeout_s
-        while self.pending():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
-
 
 def _next_time_ns() -> int:
     """Now, and later than ever before in this process, even if the clock is set back."""

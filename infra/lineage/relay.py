@@ -30,7 +30,6 @@ from infra.lineage.relay_lock import (
     process_lives,
     register,
     relay_pid,
-    unregister,
 )
 from infra.lineage.tracking import database_path, database_uri, tracking_uri
 from infra.servers.environment import server_environ
@@ -254,17 +253,6 @@ def ensure_relay(root: Path | str) -> None:
                 start_new_session=True,
             )
         )
-
-
-def release_relay(root: Path | str) -> None:
-    """Says that this process will send no more: the relay may go once it has delivered everything."""
-    unregister(root)
-
-
-def wait_delivered(root: Path | str, timeout_s: float) -> bool:
-    """Waits until every message sent so far is delivered; False if the time ran out, and then they are kept."""
-    ensure_relay(root)
-    return Outbox(root).drain_wait(timeout_s)
 
 
 # Kept so that a process that lives on reaps the ones that end.

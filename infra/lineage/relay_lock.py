@@ -66,16 +66,12 @@ def lineage_problem(root: Path | str) -> dict[str, str] | None:
 
 
 def register(root: Path | str) -> None:
-    """Asks the relay to stay while this process lives, or until `unregister`."""
+    """Asks the relay to stay while this process lives."""
     folder = lineage_folder(root) / "senders"
     folder.mkdir(parents=True, exist_ok=True)
     hidden = folder / f".{os.getpid()}"
     hidden.write_text(json.dumps(this_process()))
     hidden.replace(folder / str(os.getpid()))
-
-
-def unregister(root: Path | str) -> None:
-    (lineage_folder(root) / "senders" / str(os.getpid())).unlink(missing_ok=True)
 
 
 def anyone_registered(root: Path | str) -> bool:

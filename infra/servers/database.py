@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from infra.errors import ConfigError, Problem, stage_error
 
@@ -70,11 +70,6 @@ class Postgres:
             cursor.execute(f"ALTER SCHEMA {MLFLOW_SCHEMA} RENAME TO {MLFLOW_SCHEMA}_{time.strftime('%Y%m%d_%H%M%S')}")
             cursor.execute(f"CREATE SCHEMA {MLFLOW_SCHEMA}")
 
-    def size_bytes(self) -> int:
-        with self._connected() as cursor:
-            cursor.execute("SELECT pg_database_size(current_database())")
-            return int(cursor.fetchone()[0])
-
     def _with_driver(self, driver: str) -> str:
         return f"postgresql+{driver}://{self.url.partition('://')[2]}"
 
@@ -133,10 +128,6 @@ def database(recorded: str) -> Postgres | None:
 def described(url: str) -> str:
     """What may be written down and shown of an answer of `asked`."""
     return url if url == SQLITE else Postgres(url).told
-
-
-def password_of(url: str) -> str:
-    return unquote(urlsplit(url).password or "")
 
 
 def _place(parts: SplitResult) -> str:

@@ -18,7 +18,6 @@ from training.ppo import (
     advantages_and_returns,
     exact_kl,
     kl_k1,
-    kl_k3,
     policy_loss,
     token_rewards,
     value_loss,
@@ -108,8 +107,6 @@ def test_kl_estimates_agree_with_the_exact_divergence() -> None:
     drawn = torch.multinomial(ours.softmax(-1), 200_000, replacement=True, generator=generator)
     logp, logq = ours.log_softmax(-1)[drawn], theirs.log_softmax(-1)[drawn]
     assert float(kl_k1(logp, logq).mean()) == pytest.approx(expected, rel=0.03)
-    assert float(kl_k3(logp, logq).mean()) == pytest.approx(expected, rel=0.03)
-    assert float(kl_k3(logp, logq).min()) >= -1e-5
 
 
 def test_whitened_values_have_mean_zero_and_variance_one_over_the_mask() -> None:

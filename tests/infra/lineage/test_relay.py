@@ -14,7 +14,7 @@ import pytest
 from infra.lineage.ledger import file_url, mlflow_run_id, run_url
 from infra.lineage.messages import PipelineFinished, PipelineStarted
 from infra.lineage.outbox import Outbox
-from infra.lineage.relay import ensure_relay, release_relay, wait_delivered
+from infra.lineage.relay import ensure_relay
 from infra.lineage.relay_lock import relay_pid
 from infra.servers.environment import server_environ
 
@@ -135,15 +135,18 @@ def test_a_second_relay_gives_way(root, start_relay, eventually) -> None:
 
 
 def test_a_relay_of_its_own_comes_and_goes_with_those_who_need_it(root, eventually) -> None:
-    ensure_relay(root)
+    code = "import sys; from infra.lineage.relay import ensure_relay; ensure_relay(sys.argv[1]); sys.stdin.read()"
+    sender = subprocess.Popen([sys.executable, "-c", code, str(root)], env=server_environ({}), stdin=subprocess.PIPE)
     eventually(lambda: relay_pid(root), "a relay starts")
     pid = relay_pid(root)
     ensure_relay(root)
-    Outbox(root).send(PipelineStarted("p", "quickstart", 1.0))
-    Outbox(root).send(PipelineFinished("p", "FINISHED", 2.0))
-    assert wait_delivered(root, 120)
-    assert relay_pid(root) == pid
-    release_relay(root)
+    (root / "lineage" / "senders" / str(os.getpid())).unlink()
+    outbox = Outbox(root)
+    outbox.send(PipelineStarted("p", "quickstart", 1.0))
+    outbox.send(PipelineFinished("p", "FINISHED", 2.0))
+    eventually(lambda: outbox.pending() == 0, "all is delivered")
+    assert relay_pid(root) == pid, "it stays while somebody may send more"
+    sender.communicate(b"", timeout=60)
     eventually(lambda: relay_pid(root) is None, "it goes")
     assert run_statuses(root) == {"p": ["FINISHED"]}
 
