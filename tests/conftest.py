@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from infra.servers.private import private_prefect_server
 from tests.command import REPOSITORY, Answer, environment, stemma, write_config
@@ -18,7 +19,17 @@ from tests.pipelines import data_config, full_config
 
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
+# Without it each of the hundreds of processes that the tests start compiles what it imports of ours: about a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Several test workers share the cores, and OpenMP's threads wait for each other without letting others work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("few", max_examples=25)
+    if "not long" in config.getoption("markexpr"):
+        settings.load_profile("few")
 
 
 @pytest.fixture(scope="session")

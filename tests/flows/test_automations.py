@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from flows.journal import latest
 from infra.servers.http import post
 from tests.command import environment, start, stemma, write_config
-from tests.pipelines import DOCSTRING_RULES, data_config
+from tests.pipelines import DOCSTRING_RULES, data_config, short_config
 from tests.prefect_page import tables
 from tests.processes import running_stage, wait_until
 from tests.receivers import mail_server, webhook
@@ -65,8 +66,12 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(told: Told) -> None:
     assert all(set(document) == {"text"} for path, document in told.hooks if path == "/slack")
 
 
+@pytest.mark.long
 def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told: Told) -> None:
-    """The text of a source changes, the learning rate is far too high, and a gate asks for more than there is."""
+    """The text of a source changes, the learning rate is far too high, and a gate asks for more than there is.
+
+    The risk: a notice whose text Prefect cannot fill in is sent to nobody. One of a failure is in `make test`.
+    """
     folder = told.folder / "drifting"
     folder.mkdir()
     settings = {**data_config(folder, documents=200), "name": "drifting", "clean": DOCSTRING_RULES}
@@ -89,15 +94,17 @@ def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told:
     for title in ("drifting: validate drifted", "drifting: pretrain corrected", "drifting refused"):
         wait_until(lambda title=title: told.posted("/slack", title), timeout_s=60)
     found = tables(told.page, answer.document["flow_run_id"])
-    (row, *_) = found["corrections-pretrain"]
-    assert row["learning rate ×"] < 1 and row["alarm by"] in ("loss", "gradient norm", "activation norm")
+    made = json.loads((Path(answer.rows()["pretrain"]["path"]) / "aux" / "corrections.json").read_text())
+    shown = [(row["batch"], row["alarm by"], row["learning rate ×"]) for row in found["corrections-pretrain"]]
+    assert shown == [(one["alarm"]["batch"], one["alarm"]["cause"], one["factor"]) for one in made]
+    assert made[0]["factor"] < 1
     wait_until(lambda: list((told.root / "mlflow").rglob("corrections.json")), timeout_s=60)
 
 
 def test_a_run_whose_worker_and_processes_died_is_marked_told_and_can_be_run_again(told: Told) -> None:
-    config = write_config(told.folder / "dying.yaml", {**data_config(told.folder), "name": "dying"})
+    config = write_config(told.folder / "dying.yaml", {**short_config(told.folder), "name": "dying"})
     follower = start("run", config, "--root", told.root)
-    wait_until(lambda: running_stage(told.root, "validate"))
+    wait_until(lambda: running_stage(told.root, "clean"))
     journal = next(latest(told.root / "runs", "dying"))
     flow = psutil.Process(journal.read()[0]["pid"])
     worker = psutil.Process(int(_service(told, "worker")["pid"]))

@@ -150,7 +150,12 @@ def test_what_is_no_config_file_is_refused_and_never_waited_for(
     assert "a file" in error["message"]
 
 
-def test_only_launch_speaks_of_machines_and_keys_are_the_quickstarts() -> None:
+def test_only_launch_speaks_of_machines_and_sections_are_the_quickstarts() -> None:
+    classes = {name: set(found.get("properties", ())) for name, found in json.loads(schema())["$defs"].items()}
+    of_launch = classes.pop("LaunchConfig")
+    elsewhere = {name: keys & of_launch for name, keys in classes.items() if keys & of_launch}
+    # There it says which positions see which, in `launch` by which kernel that is computed.
+    assert elsewhere == {"PretrainConfig": {"attention"}}
     sections = [set(dump(load(config))) for config in CONFIGS]
     assert all(section == sections[0] for section in sections)
 

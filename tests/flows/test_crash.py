@@ -8,6 +8,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import pytest
 from infra.lineage.ledger import Ledger
 from infra.lineage.messages import from_json
 from infra.lineage.outbox import Outbox
-from infra.lineage.relay import release_relay, wait_delivered
 from infra.lineage.tracking import database_uri
 from infra.run import read_journal
 from tests.command import Answer, environment, finish, start, stemma, write_config
@@ -32,11 +32,17 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path / "config.yaml", data_config(tmp_path))
 
 
-@pytest.mark.parametrize("stage", ["ingest", "clean"])
+def without(pipeline: Path, stage: str) -> tuple[Path, Path]:
+    """The config and the store of a built pipeline that lacks the artifact of one stage."""
+    shutil.rmtree(pipeline / "store" / stage)
+    return pipeline / "config.yaml", pipeline / "store"
+
+
 def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
-    env: dict[str, str], config: Path, tmp_path: Path, stage: str
+    env: dict[str, str], data_pipeline: Path
 ) -> None:
-    store = tmp_path / "store"
+    stage = "clean"
+    config, store = without(data_pipeline, stage)
     first = start("run", config, "--root", store, env=env)
     child = wait_until(lambda: running_stage(store, stage))
     assert isinstance(child, psutil.Process)
@@ -44,11 +50,12 @@ def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
     first.kill()
     first.communicate()
     wait_until(lambda: gone(child), timeout_s=10)
-    assert not list((store / stage).glob("*")) if (store / stage).exists() else True
+    assert not list(store.glob(f"{stage}/*"))
+    assert list((store / ".work" / stage).iterdir()), "what was done so far waits for whoever continues it"
 
     second = stemma("run", config, "--root", store, env=env)
     assert second.code == 0, second.document["errors"]
-    assert stage in second.with_status("built")
+    assert second.with_status("built") == {stage}
     assert "taking over from" in second.stderr
     assert stemma("run", config, "--root", store, env=env).with_status("built") == set()
 
@@ -95,28 +102,26 @@ def killed_once(config: Path, store: Path, env: dict[str, str], *settings: str) 
     return finish(first)
 
 
-def test_a_killed_stage_is_tried_again(env: dict[str, str], config: Path, tmp_path: Path) -> None:
-    answer = killed_once(config, tmp_path / "store", env, "--set", "launch.retry_wait_s=0")
+def test_a_killed_stage_is_tried_again(env: dict[str, str], data_pipeline: Path) -> None:
+    answer = killed_once(*without(data_pipeline, "clean"), env, "--set", "launch.retry_wait_s=0")
     assert answer.code == 0, answer.document["errors"]
     assert "killed by SIGKILL, from outside" in answer.stderr
     assert "trying again" in answer.stderr
 
 
-def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(
-    env: dict[str, str], config: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
+def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(env: dict[str, str], data_pipeline: Path) -> None:
+    config, store = without(data_pipeline, "clean")
     answer = killed_once(config, store, env, "--set", "launch.retries=0")
     assert answer.code == 1
-    assert answer.statuses() == {"ingest": "built", "validate": "built", "clean": "failed", "tokenizer": "skipped"}
+    assert answer.statuses() == {"ingest": "reused", "validate": "reused", "clean": "failed", "tokenizer": "skipped"}
     (problem,) = answer.document["errors"]
     assert (problem["code"], problem["path"]) == ("killed", "clean")
     second = stemma("run", config, "--root", store, env=env)
-    assert second.with_status("built") == {"clean", "tokenizer"}
+    assert second.with_status("built") == {"clean"}
 
 
-def test_a_kill_for_want_of_memory_is_named_and_tried_again(env: dict[str, str], config: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
+def test_a_kill_for_want_of_memory_is_named_and_tried_again(env: dict[str, str], data_pipeline: Path) -> None:
+    config, store = without(data_pipeline, "validate")
     with memory_limit(16_000_000) as group:
         settings = ("--set", "launch.retry_wait_s=0")
         first = start("run", config, "--root", store, "--until", "validate", *settings, env=env)
@@ -140,7 +145,7 @@ def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path
 
     assert (answer.code, answer.document["status"]) == (130, "cancelled")
     assert gone(child)
-    assert stemma("run", config, "--root", store, env=env).code == 0
+    assert stemma("run", config, "--root", store, "--until", "ingest", env=env).code == 0
 
 
 def test_ctrl_c_ends_every_rank_within_ten_seconds(env: dict[str, str], built_full: Path, tmp_path: Path) -> None:
@@ -164,33 +169,6 @@ def test_ctrl_c_ends_every_rank_within_ten_seconds(env: dict[str, str], built_fu
 
     assert finish(process, timeout_s=120).code == 130
     assert list((store / ".work" / "pretrain").glob("*/scratch/checkpoints/ba*/manifest.json"))
-
-
-def test_a_failed_validation_stops_its_branch_and_names_the_expectation(
-    env: dict[str, str], config: Path, tmp_path: Path
-) -> None:
-    answer = stemma("run", config, "--root", tmp_path / "store", "--set", "validate.documents.min_rows=5000", env=env)
-    assert answer.code == 1
-    assert answer.statuses() == {"ingest": "built", "validate": "failed", "clean": "skipped", "tokenizer": "skipped"}
-    assert answer.document["errors"][0]["code"] == "validation_failed"
-    assert "5,000" in answer.document["errors"][0]["message"] or "5000" in answer.document["errors"][0]["message"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root to mount")
-def test_a_full_disk_is_named_and_leaves_no_artifact(env: dict[str, str], tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    store.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(store)], check=False)
-    if mounted.returncode:
-        pytest.skip("this machine does not let root mount a small file system")
-    try:
-        config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
-        answer = stemma("run", config, "--root", store, env=env)
-    finally:
-        subprocess.run(["umount", "-l", str(store)], check=True)
-    assert answer.code == 1
-    assert answer.document["errors"][0]["code"] == "disk_full", json.dumps(answer.document["errors"])
-    assert not answer.with_status("built")
 
 
 def test_a_private_server_is_started_when_none_runs(config: Path, tmp_path: Path) -> None:
@@ -228,10 +206,7 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     assert points == points_of(read_journal(aux / "journal.jsonl"))
     assert [step for step, _ in points["train/loss"]] == list(range(1, 601)), "each once, whatever the kill took"
     assert [step for step, _ in points["validation/loss"]] == [600]
-    try:
-        assert wait_delivered(store, 240)
-    finally:
-        release_relay(store)
+    subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
     query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)
         WHERE tags.key = 'stemma.build_id' AND tags.value = ? AND metrics.key = ? ORDER BY step"""
     with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as database:

@@ -12,7 +12,7 @@ import pytest
 
 from infra.store.layout import MANIFEST
 from tests.command import Answer, environment, finish, start, write_config
-from tests.pipelines import data_config
+from tests.pipelines import short_config
 from tests.processes import running_stage, wait_until
 
 SIZE_MB = 256
@@ -55,7 +55,7 @@ def test_a_full_disk_fails_cleanly_and_the_next_run_goes_on(
     small_disk: Path, tmp_path: Path, run: Callable[..., Answer], env: dict[str, str]
 ) -> None:
     store = small_disk / "store"
-    config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
+    config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
     process = start("run", config, "--root", store, "--set", "launch.retries=0", env=environment(**env))
     wait_until(lambda: running_stage(store, "ingest"))
     filler = fill(small_disk)

@@ -178,14 +178,17 @@ def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -
     arc = str(shared_data / "llm_foundry_eval/world_knowledge/arc_easy.jsonl")
     config["benchmarks"] = {"tasks": [{"name": "arc_easy", "kind": "multiple_choice", "path": arc}], "limit": 8}
     config["safety"]["bias"] = {"pairs": str(shared_data / "crows_pairs/crows_pairs_anonymized.csv"), "limit": 20}
-    for section in ("benchmarks_base", "register", "report"):
-        config.pop(section, None)
+    for section in ("sft", "reward_model", "rlhf", "register", "report"):
+        config.pop(section)
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
 
     answer = run("run", path, "--root", tmp_path / "store")
 
     assert answer.code == 0, answer.document["errors"]
-    scores = json.loads((Path(answer.rows()["benchmarks_rlhf"]["path"]) / "results.json").read_text())
+    scores = json.loads((Path(answer.rows()["benchmarks_base"]["path"]) / "results.json").read_text())
     assert "arc_easy" in scores["tasks"]
-    assert "overall" in json.dumps(json.loads((Path(answer.rows()["safety_sft"]["path"]) / "results.json").read_text()))
+    assert "overall" in json.dumps(
+        json.loads((Path(answer.rows()["safety_base"]["path"]) / "results.json").read_text())
+    )
+    assert {"instructions", "preferences"} <= answer.with_status("built")

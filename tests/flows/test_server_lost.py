@@ -21,7 +21,7 @@ from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
 from infra.servers.specs import prefect_server_variables
 from tests.command import environment, finish, start, stemma, write_config
-from tests.pipelines import data_config
+from tests.pipelines import data_config, short_config
 from tests.processes import running_stage, wait_until
 
 
@@ -66,13 +66,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.mark.cluster
 def test_a_server_that_dies_takes_no_training_with_it(server: Server, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
-    process = start("run", config, "--root", store, "--until", "validate", env=server.env)
+    config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
+    process = start("run", config, "--root", store, "--until", "clean", env=server.env)
     wait_until(lambda: running_stage(store, "ingest"))
     server.kill()
     answer = finish(process)
     assert (answer.code, answer.document["status"]) == (0, "done"), (answer.document["errors"], answer.stderr)
-    assert answer.with_status("built") == {"ingest", "validate"}
+    assert answer.with_status("built") == {"ingest", "clean"}
     assert [warning["code"] for warning in answer.document["warnings"]] == ["page_lost"]
     assert "does not answer" in answer.stderr
     assert len(list(store.glob("*/*/manifest.json"))) == 2

@@ -51,11 +51,13 @@ def test_the_next_run_shows_its_drift_and_builds_the_same_payload(run: Run, data
     assert re.search(r"by characters of text, the share of .* went from", told["message"])
 
 
-def test_a_failure_says_where_its_page_and_rows_lie(run: Run, data_pipeline: Path) -> None:
+def test_a_failure_stops_its_branch_and_says_where_its_page_and_rows_lie(run: Run, data_pipeline: Path) -> None:
     limit = "validate.documents.max_characters=200"
     answer = run("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", "--set", limit)
     [error] = answer.document["errors"]
-    assert answer.statuses()["clean"] == "skipped" and "1 to 200 characters" in error["message"]
+    assert answer.code == 1
+    assert answer.statuses() == {"ingest": "reused", "validate": "failed", "clean": "skipped", "tokenizer": "skipped"}
+    assert error["code"] == "validation_failed" and "1 to 200 characters" in error["message"]
     page = Path(next(word for word in error["fix"].split() if word.endswith("validation.html")))
     rows = [json.loads(line) for line in (page.parent / "failing_rows.jsonl").open()]
     assert rows and all(len(row["text"]) > 200 for row in rows if not row["success"])

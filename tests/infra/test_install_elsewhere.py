@@ -69,8 +69,12 @@ def test_kubernetes_runs_nothing_as_root_and_keeps_secrets_out_of_the_files() ->
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_the_parts_of_the_compose_file_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part's own command and environment, with loopback for the names that only containers have."""
+    """Each part's own command and environment, with loopback for the names that only containers have.
+
+    The risk: an option or variable in the file that a server no longer takes.
+    """
     with postgres() as database, ExitStack() as stack:
         parts = _parts(database)
         ports = {name: any_free_port() for name in ("prefect", "mlflow", "metrics")}

@@ -13,10 +13,11 @@ from tests.pipelines import data_config
 from tests.processes import gone, running_stage, wait_until
 from tests.slurm import slurm
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 def test_a_worker_of_a_slurm_job_runs_pipelines_and_ends_with_its_job(tmp_path: Path) -> None:
+    """The risk: what Slurm sets, limits or kills that a shell does not."""
     root = tmp_path / "store"
     with slurm() as cluster:
         env = environment(**cluster)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.throttle import LINES, WINDOW_S, Throttle
-from tests.command import Answer, write_config
-from tests.pipelines import data_config
+from tests.command import Answer
 from tests.prefect_page import sheets
 
 PICTURE = r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([^)]+)\)"
@@ -40,12 +39,10 @@ def test_every_stage_that_was_built_leaves_its_sheet(full_sheets: tuple[set[str]
 
 
 def test_a_failed_stage_says_what_where_and_what_to_do(
-    run: Callable[..., Answer], prefect_url: str, tmp_path: Path
+    run: Callable[..., Answer], prefect_url: str, data_pipeline: Path
 ) -> None:
-    settings = data_config(tmp_path)
-    settings["validate"] = {"documents": {"min_rows": 1_000_000}}
-    config = write_config(tmp_path / "config.yaml", settings)
-    answer = run("run", config, "--root", tmp_path / "store")
+    wanted = ["--set", "validate.documents.min_rows=1000000"]
+    answer = run("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", *wanted)
     error = answer.document["errors"][0]
     sheet = sheets(prefect_url.removesuffix("/api"), answer.document["flow_run_id"])["stage-validate"]
     assert "# validate failed" in sheet
