@@ -19,7 +19,7 @@ def lineage_page(document: Mapping[str, Any]) -> str:
 
     nodes = document["nodes"]
     boxes = [Box(node["id"], _name(node), _small(node), _told(node), node.get("stage") in MODELS) for node in nodes]
-    edges = {(edge["from"], edge["to"]): Edge(edge["from"], edge["to"], edge["gate"]) for edge in document["edges"]}
+    edges = {(edge["from"], edge["to"]): Edge(edge["from"], edge["to"], edge["requires"]) for edge in document["edges"]}
     name = nodes[0]["id"]
     title = escape(f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from")
     drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else f"{len(boxes):,} nodes: too many to draw"

@@ -47,8 +47,11 @@ def print_tree(document: Mapping[str, Any], *, down: bool) -> None:
 
 
 def _edge(edge: Mapping[str, Any], down: bool) -> str:
-    name = f"gate {edge['name']}" if edge["gate"] else edge["name"]
-    message = f"as {name}:" if down else f"{name}:"
+    name = edge["name"]
+    if edge["requires"]:
+        message = f"required, as {name}:" if down else f"requires {name}:"
+    else:
+        message = f"as {name}:" if down else f"{name}:"
     return f"{message[:-1]}, from equal bytes at another address:" if edge["same_bytes"] else message
 
 

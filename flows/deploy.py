@@ -14,7 +14,6 @@ from flows.graph import graph
 from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
 from flows.schedules import Schedule, Timing, timing_by_now, timing_of
-from infra.config import StageConfig
 from infra.project import code_state
 
 WORK_POOL = "stemma"
@@ -32,17 +31,14 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
     """Makes or updates `<pipeline>/<stage>` for every stage, its form prefilled from the config file."""
-    from flows.stage import FLOWS
+    from flows.stage import FLOWS, form_of
 
     made = {}
     for node in graph(config).values():
         if node.adopted:
             continue
-        step = config.steps.get(node.id)
-        section = step.config if step else config.section(node.stage.name)
-        assert isinstance(section, StageConfig)
         parameters = {
-            "config": section.model_dump(mode="json"),
+            "config": form_of(config, node.id, node.stage.name).model_dump(mode="json"),
             "stage": node.id,
             "config_path": str(Path(config_path).absolute()),
             "settings": {},

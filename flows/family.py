@@ -12,7 +12,7 @@ from infra.store.manifest import Manifest, SourceRecord
 
 
 def family_document(family: Family) -> dict[str, Any]:
-    """{"nodes": [...], "edges": [{"from", "to", "name", "gate", "same_bytes"}]}; edges go from parent to child."""
+    """{"nodes": [...], "edges": [{"from", "to", "name", "requires", "same_bytes"}]}; edges go from parent to child."""
     read = {
         row["source"]: row
         for member in family.artifacts
@@ -26,7 +26,7 @@ def family_document(family: Family) -> dict[str, Any]:
                 "from": link.parent,
                 "to": link.child,
                 "name": link.name,
-                "gate": link.gate,
+                "requires": link.requires,
                 "same_bytes": link.same_bytes,
             }
             for link in family.links

@@ -48,7 +48,7 @@ class Survey:
 def survey(store: Store, *, spare_adopted: bool = True) -> Survey:
     """Sorts a store into needed and not.
 
-    Needed are, each with all that it descends from, gates included: what the newest finished run of every pipeline came
+    Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came
     to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
     pins; what a run in progress or a living lease refers to; and adopted artifacts, unless `spare_adopted` is False.
     """

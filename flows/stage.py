@@ -53,7 +53,7 @@ def run_stage(
         return state
     texts = {key: json.dumps(value) for key, value in settings.items()}
     pipeline = load(Path(config_path), texts)
-    changed = parse(_with(dump(pipeline), stage, section, config), Path(config_path).parent)
+    changed = parse(with_form(pipeline, stage, section, config), Path(config_path).parent)
     store = Store(Path(root) if root else default_root())
     selection = Selection(from_=(stage,)) if and_below else Selection(only=(stage,))
     state = PipelineRun(changed, selection, store, new_run_id(), False, config_path).run()
@@ -65,22 +65,22 @@ def run_stage(
     return state
 
 
-def _with(pipeline: dict[str, Any], stage: str, section: str, config: StageConfig) -> dict[str, Any]:
-    """The pipeline with this config of a stage: in its step where it is a named one, else in its section."""
-    given = config.model_dump(mode="json", by_alias=True)
-    step = pipeline.get("steps", {}).get(stage)
-    if step is None:
-        return {**pipeline, section: given}
-    kept = {key: value for key, value in step.items() if key in OWN_KEYS}
-    return {**pipeline, "steps": {**pipeline["steps"], stage: {**kept, **given}}}
+def with_form(pipeline: PipelineConfig, stage: str, section: str, config: StageConfig) -> dict[str, Any]:
+    """The pipeline's plain data with what a form says of a stage: in its step where it is a named one, else in its
+    section."""
+    data, given = dump(pipeline), config.model_dump(mode="json", by_alias=True)
+    if stage not in pipeline.steps:
+        return {**data, section: given}
+    kept = {key: value for key, value in data["steps"][stage].items() if key in OWN_KEYS}
+    return {**data, "steps": {**data["steps"], stage: {**kept, **given}}}
 
 
-def _given(pipeline: dict[str, Any], stage: str, section: str) -> dict[str, Any]:
-    """The config of a stage as its form shows it."""
-    step = pipeline.get("steps", {}).get(stage)
-    if step is None:
-        return dict(pipeline[section])
-    return {key: value for key, value in step.items() if key not in OWN_KEYS}
+def form_of(pipeline: PipelineConfig, stage: str, section: str) -> StageConfig:
+    """The config of a stage as its form shows it: that of the whole section, of which a step may read a part."""
+    step = pipeline.steps.get(stage)
+    found = step.config if step else pipeline.section(section)
+    assert found is not None
+    return found
 
 
 def _offer_next(
@@ -107,7 +107,11 @@ def _offer_next(
         text += "\n\n### What hangs on it and is not built for this result\n\n"
         text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
         section = nodes[stage].stage.name
-        whole = {"config": _given(dump(after), stage, section), "settings": dict(settings), "and_below": True}
+        whole = {
+            "config": form_of(after, stage, section).model_dump(mode="json"),
+            "settings": dict(settings),
+            "and_below": True,
+        }
         text += f"\n\nAll of it at once: {_form_link(after.name, stage, whole)} with *and below* switched on."
     if changed:
         text += f"\n\nTo keep the change, write it into `{config_path}`."

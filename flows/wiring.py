@@ -12,6 +12,8 @@ from infra.errors import Problem
 from tasks.stage import Kind, Stage
 from tasks.stages import STAGES
 
+# What `--set` and the names of deployments could mistake for a step.
+_RESERVED = {"report", "pipeline", "name", "description", "seed", "steps", "adopted", "launch"}
 NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 REPORT = "report"
 
@@ -67,8 +69,8 @@ def _of_name(name: str, joint: Joint, usual: Mapping[str, Stage]) -> Iterator[Pr
     if not NAME.fullmatch(name):
         message = f"expected small letters, digits and _ after a first letter, at most 48 of them, not {name!r}"
         yield Problem("bad_name", path, message)
-    elif name in usual or name == REPORT:
-        yield Problem("name_taken", path, f"{name} is what the stage of a section is called already", other)
+    elif name in usual or name in _RESERVED:
+        yield Problem("name_taken", path, f"{name} is a stage of a section, or a key of the config, already", other)
     elif name in STAGES and joint.stage is not None and joint.stage.name != name:
         yield Problem("name_taken", path, f"{name} is a stage, and this step uses {joint.stage.name}", other)
 

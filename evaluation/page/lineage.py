@@ -27,11 +27,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Edge:
-    """From an input to what was made of it. gate: it had to exist, but its bytes do not bear on the result."""
+    """From an input to what was made of it. requires: it had to exist, but its bytes do not bear on the result."""
 
     source: str
     target: str
-    gate: bool = False
+    requires: bool = False
 
 
 def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
@@ -45,12 +45,12 @@ def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
     for id, one in artifacts.items():
         if one.manifest is None:
             continue
-        for inputs, gate in ((one.manifest.inputs, False), (one.manifest.requires, True)):
+        for inputs, requires in ((one.manifest.inputs, False), (one.manifest.requires, True)):
             for wanted in inputs.values():
                 source = by_address.get((wanted.stage, wanted.fingerprint))
                 if source is not None and source != id:
-                    edges.append(Edge(source, id, gate))
-    return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.gate))
+                    edges.append(Edge(source, id, requires))
+    return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.requires))
 
 
 def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
@@ -154,8 +154,8 @@ def _arrow(edge: Edge, places: Mapping[str, tuple[float, float]]) -> str:
         x, y = left + NODE_WIDTH, top + 2
     left, top = places[edge.target]
     path += _bend(x, y, left, top + NODE_HEIGHT / 2)
-    label = escape(f"{edge.source} → {edge.target}" + (" (must exist first)" if edge.gate else ""))
-    return f'<path class="edge{" gate" if edge.gate else ""}" d="{path}"><title>{label}</title></path>'
+    label = escape(f"{edge.source} → {edge.target}" + (" (must exist first)" if edge.requires else ""))
+    return f'<path class="edge{" requires" if edge.requires else ""}" d="{path}"><title>{label}</title></path>'
 
 
 def _bend(x: float, y: float, to_x: float, to_y: float) -> str:

@@ -34,14 +34,14 @@ class Member:
 class Link:
     """`child` was made from `parent`.
 
-    name: what the child calls it. gate: it had to exist first, but its bytes do not bear on the child. same_bytes: the
-    child was built from another artifact, whose bytes are those of the parent.
+    name: what the child calls it. requires: it had to exist first, but its bytes do not bear on the child. same_bytes:
+    the child was built from another artifact, whose bytes are those of the parent.
     """
 
     parent: str
     child: str
     name: str
-    gate: bool = False
+    requires: bool = False
     same_bytes: bool = False
 
 
@@ -82,7 +82,7 @@ def locate(store: Store, wanted: Input) -> tuple[Path, Manifest] | None:
 
 
 def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
-    """These artifacts and all that they descend from, gates included, with outside sources as leaves."""
+    """These artifacts and all that they descend from or require, with outside sources as leaves."""
     family = Family()
     parents: dict[tuple[str, str], Member] = {}
 
@@ -99,9 +99,9 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
         made = child.manifest or child.stand_in
         if not family.add(child) or made is None:
             continue
-        for name, wanted, gate in _inputs(made):
+        for name, wanted, requires in _inputs(made):
             parent = parent_of(wanted)
-            family.links.append(Link(parent.id, child.id, name, gate))
+            family.links.append(Link(parent.id, child.id, name, requires))
             left.append(parent)
         for record in made.sources:
             source = source_member(record)
@@ -118,8 +118,8 @@ def descent(store: Store, start: Member) -> Family:
     left = deque([start])
     for folder, manifest in store.manifests():
         child = artifact_member(store, folder, manifest)
-        for name, wanted, gate in _inputs(manifest):
-            readers.setdefault((wanted.stage, wanted.digest), []).append((child, name, wanted, gate))
+        for name, wanted, requires in _inputs(manifest):
+            readers.setdefault((wanted.stage, wanted.digest), []).append((child, name, wanted, requires))
         for record in manifest.sources:
             if start.source and _share_bytes(start.source, record):
                 family.links.append(Link(start.id, child.id, record.key))
@@ -130,9 +130,9 @@ def descent(store: Store, start: Member) -> Family:
         if parent.manifest is None:
             continue
         made = parent.manifest
-        for child, name, wanted, gate in readers.get((made.stage, made.digest), []):
+        for child, name, wanted, requires in readers.get((made.stage, made.digest), []):
             same_bytes = wanted.fingerprint != made.fingerprint
-            family.links.append(Link(parent.id, child.id, name, gate, same_bytes))
+            family.links.append(Link(parent.id, child.id, name, requires, same_bytes))
             if family.add(child):
                 left.append(child)
     return family

@@ -38,7 +38,7 @@ def text(*arguments: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment()).stdout
 
 
-def test_up_leads_to_the_source_files_with_gates_and_losses(run: Run, built_data: Path) -> None:
+def test_up_leads_to_the_source_files_with_what_it_requires_and_losses(run: Run, built_data: Path) -> None:
     document = lineage(run, built_data, "tokenizer")
     nodes = {node.get("stage", node["kind"]): node for node in document["nodes"]}
     assert set(nodes) == {"tokenizer", "clean", "ingest", "validate", "source"}
@@ -51,7 +51,7 @@ def test_up_leads_to_the_source_files_with_gates_and_losses(run: Run, built_data
     assert {rule: count for rule, count in nodes["clean"]["dropped"].items() if count} == {"min_characters": 1}
     assert nodes["ingest"]["quarantined"] == 0
     by_id = {node["id"]: node.get("stage", node["kind"]) for node in document["nodes"]}
-    edges = {(by_id[edge["from"]], by_id[edge["to"]], edge["gate"]) for edge in document["edges"]}
+    edges = {(by_id[edge["from"]], by_id[edge["to"]], edge["requires"]) for edge in document["edges"]}
     assert edges == {
         ("source", "ingest", False),
         ("source", "validate", False),
@@ -125,7 +125,7 @@ def test_the_tree_says_what_a_person_asks(built_data: Path) -> None:
     shown = text("lineage", "tokenizer", "--root", built_data / "store")
     assert "dropped 1 of 61 documents: min_characters 1" in shown
     assert str(built_data / "text.jsonl") in shown.replace("\n", "")
-    assert "gate validate:" in shown
+    assert "requires validate:" in shown
 
 
 def test_format_json_is_the_same_document(run: Run, built_data: Path) -> None:

@@ -67,7 +67,7 @@ def write_family(root: Path, ids: Collection[str] | None = None, seed: int = 0) 
             config={"seed": 17, "batch_size": 32},
             identity={"limit": 3} if stage == "ingest" else {},
             inputs={name: made[of].as_input() for name, of in INPUTS[id].items() if of in made},
-            requires={"gate": made[REQUIRES[id]].as_input()} if REQUIRES.get(id) in made else {},
+            requires={"verdict": made[REQUIRES[id]].as_input()} if REQUIRES.get(id) in made else {},
             sources=(SourceRecord(f"{id}.read.0", "ab" * 32),) if stage in {"ingest", "instructions"} else (),
             files=(File("aux/metrics.jsonl", 0, "0" * 64),),
             result={"figures": figures, "headline": HEADLINES.get(id, "")},

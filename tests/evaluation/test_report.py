@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evaluation.artifacts import ancestors, read_artifacts
 from evaluation.config import ReportConfig
 from evaluation.page.family import Family
 from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
@@ -20,6 +23,7 @@ from evaluation.page.verdicts import claims
 from evaluation.page.words import p_value, percent, seconds, signed
 from evaluation.report import render, report
 from infra.run import Run
+from infra.store.manifest import Manifest
 from tests.evaluation.family import HOSTILE, INPUTS, write_family
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -221,10 +225,58 @@ def test_curves_leave_out_what_is_not_finite(tmp_path: Path) -> None:
     assert Family(folders).curve("sft", "train/loss") == [(2.0, 2.0)]
 
 
+def with_named_steps(root: Path) -> dict[str, Path]:
+    """The family with a second tuning, a second alignment of that one, its benchmarks, and a reward model."""
+    folders = write_family(root)
+    copies = {
+        "chat": ("sft", {"model": "pretrain"}),
+        "gentle": ("rlhf", {"model": "chat"}),
+        "benchmarks_of_gentle": ("benchmarks_rlhf", {"model": "gentle"}),
+        "strict": ("reward_model", {"model": "chat"}),
+    }
+    for number, (step, (of, inputs)) in enumerate(copies.items()):
+        manifest = Manifest.read(folders[of])
+        address = f"{number:016x}"
+        folder = folders[of].parent / address
+        shutil.copytree(folders[of], folder)
+        read = {name: Manifest.read(folders[up]).as_input() for name, up in inputs.items()}
+        replace(
+            manifest, step=step, fingerprint=address, digest=f"{number:064x}", inputs={**manifest.inputs, **read}
+        ).write(folder)
+        folders[step] = folder
+    return folders
+
+
+def test_named_steps_are_told_of_as_the_usual_ones_are(tmp_path: Path) -> None:
+    folders = with_named_steps(tmp_path / "store")
+    family = Family(folders)
+    assert family.models == ["base", "sft", "rlhf", "chat", "gentle"]
+    assert family.first_and_last() == [("base", "rlhf"), ("base", "gentle")]
+    assert family.evaluation("benchmarks", "gentle") is family.get("benchmarks_of_gentle")
+    assert family.evaluation("benchmarks", "chat") is None
+    assert len({family.style(model) for model in family.models}) == 5
+    assert {"base", "sft", "rlhf", "chat", "gentle"} == set(family.samples(1)[0]["answers"])
+    page = Page(render(ReportConfig(), folders)[0])
+    assert {"tuning-chat", "alignment-gentle", "reward-model-strict"} < set(page.ids)
+    titles = [claim.title for claim in claims(family)]
+    assert "PPO raised the reward" in titles and "PPO raised the reward (gentle)" in titles
+    assert len(titles) == len(set(titles)), "each claim names the model that it is about"
+
+
+def test_the_card_tells_of_each_tuning_after_what_it_began_with(tmp_path: Path) -> None:
+    """Even where the steps are called, and sorted, otherwise: here a model that was tuned twice."""
+    folders = with_named_steps(tmp_path / "store")
+    again = Manifest.read(folders["chat"])
+    replace(again, inputs={**again.inputs, "model": Manifest.read(folders["sft"]).as_input()}).write(folders["chat"])
+    model = read_artifacts({"model": folders["gentle"]})["model"]
+    told = [one.label for one in ancestors(model) if one.stage in ("pretrain", "sft", "rlhf")]
+    assert told == ["pretrain", "sft", "sft (chat)", "rlhf"]
+
+
 class TestLineage:
     def test_edges_follow_the_manifests(self, tmp_path: Path) -> None:
         edges = edges_of(Family(write_family(tmp_path / "store")).artifacts)
-        assert Edge("clean", "shard") in edges and Edge("validate", "clean", gate=True) in edges
+        assert Edge("clean", "shard") in edges and Edge("validate", "clean", requires=True) in edges
         assert Edge("sft", "rlhf") in edges and Edge("ingest", "rlhf") not in edges
 
     def test_every_edge_goes_to_the_right_and_boxes_do_not_overlap(self, tmp_path: Path) -> None:

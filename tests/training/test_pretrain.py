@@ -178,3 +178,35 @@ def test_workers_that_read_ahead_change_nothing_also_after_an_interruption(
         pretrain(config, inputs, tmp_path / "ahead", Run(work, launch, journal=journal, is_cancelled=stopped))
     pretrain(config, inputs, tmp_path / "ahead", Run(work, launch))
     assert _same(weights(tmp_path / "ahead"), weights(tmp_path / "alone"))
+
+
+def test_it_goes_on_from_the_weights_of_another_step(inputs: dict[str, Path], tmp_path: Path) -> None:
+    """With a schedule of its own and the other's architecture, which the config does not name again."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    for folder in (first, again):
+        folder.mkdir()
+    begun = pretrain(_config(duration="10 batches"), inputs, first, _quiet(tmp_path / "one"))
+    of_other = {key: value for key, value in SETTINGS.items() if key != "model"}
+    config = PretrainConfig.model_validate({**of_other, "duration": "10 batches", "seed": 5})
+    gone_on = pretrain(config, {**inputs, "model": first}, again, _quiet(tmp_path / "two"))
+    assert gone_on.figures["batches"] == 10
+    assert gone_on.figures["parameters"] == begun.figures["parameters"]
+    assert gone_on.figures["validation_loss"] < begun.figures["validation_loss"]
+    seen = [json.loads((folder / "trained_sequences.json").read_text())["trained"] for folder in (first, again)]
+    assert seen[1] > seen[0], "what both trainings saw can be memorised"
+
+
+def test_a_model_of_another_tokenizer_is_not_gone_on_from(inputs: dict[str, Path], tmp_path: Path) -> None:
+    """Its ids would mean other text."""
+    first = tmp_path / "first"
+    first.mkdir()
+    pretrain(_config(duration="2 batches"), inputs, first, _quiet(tmp_path / "one"))
+    path = first / "tokenizer.json"
+    told = json.loads(path.read_text())
+    vocabulary = told["model"]["vocab"]
+    one, other = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    path.write_text(json.dumps(told))
+    config = PretrainConfig.model_validate({key: value for key, value in SETTINGS.items() if key != "model"})
+    with pytest.raises(StageError, match=r"expected the tokenizer of the model"):
+        pretrain(config, {**inputs, "model": first}, tmp_path, _quiet(tmp_path / "two"))
