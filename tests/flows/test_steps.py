@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flows.config import dump, parse
 from flows.graph import graph
 from infra.errors import ConfigError
 from tests.command import REPOSITORY, Answer, stemma, write_config
-from tests.pipelines import data_config
 
 Run = Callable[..., Answer]
 
@@ -119,50 +119,33 @@ def test_items_of_the_benchmarks_of_steps_are_cleared_of_too() -> None:
     assert [task["name"] for task in graph(config)["benchmark_text"].config.model_dump()["tasks"]] == ["cloze"]
 
 
-class TestARun:
-    """Text that is cleaned in three ways, two of them the same."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        yield tmp_path_factory.mktemp("steps")
-
-    @pytest.fixture(scope="class")
-    def config(self, folder: Path) -> Path:
-        steps = {
-            "words": {"uses": "tokenizer", "inputs": {"documents": "strict"}, "vocab_size": 400},
-            "strict": {"uses": "clean", "inputs": {"documents": "ingest"}, "min_characters": 300},
-            "again": {"uses": "clean", "inputs": {"documents": "ingest"}, "requires": ["verdict"]},
-            "verdict": {"uses": "validate", "inputs": {"data": "ingest"}, "documents": {"min_rows": 2}},
-        }
-        return write_config(folder / "config.yaml", {**data_config(folder), "steps": steps})
-
-    @pytest.fixture(scope="class")
-    def built(self, config: Path, folder: Path) -> Answer:
-        answer = stemma("run", config, "--root", folder / "store")
-        assert answer.code == 0, answer.document["errors"]
-        return answer
-
-    def test_steps_with_one_config_and_inputs_share_one_artifact(self, built: Answer) -> None:
-        rows = built.rows()
-        assert rows["again"]["path"] == rows["clean"]["path"]
-        assert rows["strict"]["path"] != rows["clean"]["path"]
-        assert Path(rows["strict"]["path"]).parent.name == "clean"
-        assert {rows["again"]["status"], rows["clean"]["status"]} == {"built", "reused"}
-
-    def test_every_command_knows_them_by_name(self, built: Answer, run: Run, config: Path, folder: Path) -> None:
-        root = ("--root", folder / "store")
-        moved = run("check", config, "--set", "strict.min_characters=350", "--from", "strict", *root).rows()
-        assert set(moved) == {"strict", "words"}
-        assert moved["strict"]["because"] == ["steps.strict.min_characters changed: 300 → 350"]
-        assert moved["strict"]["uses"] == "clean"
-        assert run("why", config, "strict", *root).document["did"] == "built"
-        strict = built.rows()["strict"]
-        assert run("logs", "strict", *root).document["path"] == str(Path(strict["path"]) / "aux")
-        whole = run("lineage", "words", *root).document
-        assert {node.get("step") for node in whole["nodes"]} >= {"words", "strict", "ingest"}
-        unknown = run("check", config, "--only", "strct", *root)
-        assert unknown.document["errors"][0]["fix"] == "did you mean strict?"
-        assert run("gc", *root).document["garbage"] == []
+def test_steps_run_under_their_names_and_share_what_is_one_artifact(data_pipeline: Path, run: Run) -> None:
+    steps = {
+        "words": {"uses": "tokenizer", "inputs": {"documents": "strict"}, "vocab_size": 400},
+        "strict": {"uses": "clean", "inputs": {"documents": "ingest"}, "min_characters": 300},
+        "again": {"uses": "clean", "inputs": {"documents": "ingest"}, "requires": ["validate"]},
+    }
+    config = data_pipeline / "config.yaml"
+    write_config(config, {**yaml.safe_load(config.read_text()), "steps": steps})
+    root = ("--root", data_pipeline / "store")
+    built = run("run", config, *root)
+    assert built.code == 0, built.document["errors"]
+    assert built.with_status("built") == {"strict", "words"}
+    rows = built.rows()
+    assert rows["again"]["path"] == rows["clean"]["path"], "the same config and inputs"
+    assert Path(rows["strict"]["path"]).parent == Path(rows["clean"]["path"]).parent
+    # Every command knows them by name.
+    moved = run("check", config, "--set", "strict.min_characters=350", "--from", "strict", *root).rows()
+    assert set(moved) == {"strict", "words"}
+    assert moved["strict"]["because"] == ["steps.strict.min_characters changed: 300 → 350"]
+    assert moved["strict"]["uses"] == "clean"
+    assert run("why", config, "strict", *root).document["did"] == "built"
+    assert run("logs", "strict", *root).document["path"] == str(Path(rows["strict"]["path"]) / "aux")
+    assert run("logs", "clean", *root).document["path"] == str(Path(rows["clean"]["path"]) / "aux")
+    whole = run("lineage", "words", *root).document
+    assert {node.get("step") for node in whole["nodes"]} >= {"words", "strict", "ingest"}
+    assert run("check", config, "--only", "strct", *root).document["errors"][0]["fix"] == "did you mean strict?"
+    assert run("gc", *root).document["garbage"] == []
 
 
 SHOUT = '''
@@ -213,7 +196,7 @@ STAGES["shout"] = Stage(
 """
 
 
-def test_a_new_stage_is_one_file_and_its_declaration(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_new_stage_is_one_file_and_its_declaration(data_pipeline: Path, tmp_path: Path, env: dict[str, str]) -> None:
     """Config check, command line, process of its own, store and page's schema: no other file knows of it."""
     copy = tmp_path / "stemma"
     for name in ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra", "configs"):
@@ -221,16 +204,16 @@ def test_a_new_stage_is_one_file_and_its_declaration(tmp_path: Path, env: dict[s
     (copy / "corpus" / "shout.py").write_text(SHOUT)
     with (copy / "tasks" / "stages.py").open("a") as declarations:
         declarations.write(DECLARED)
-    data = data_config(tmp_path)
+    ingest = yaml.safe_load((data_pipeline / "config.yaml").read_text())["ingest"]
     steps = {
         "loud": {"uses": "shout", "inputs": {"documents": "ingest"}, "mark": "?"},
         "kept": {"uses": "clean", "inputs": {"documents": "loud"}},
     }
-    config = write_config(tmp_path / "c.yaml", {"name": "loud", "ingest": data["ingest"], "steps": steps})
+    config = write_config(tmp_path / "c.yaml", {"name": "loud", "ingest": ingest, "steps": steps})
     there = {"env": {**env, "PYTHONPATH": str(copy)}, "cwd": copy}
-    answer = stemma("run", config, "--root", tmp_path / "store", **there)
+    answer = stemma("run", config, "--root", data_pipeline / "store", **there)
     assert answer.code == 0, answer.document["errors"]
     (text,) = {row["headline"].split(" ", 1)[1] for name, row in answer.rows().items() if name == "loud"}
     assert text == "documents, all loud"
-    wrong = stemma("check", config, "--set", "loud.mrk=x", "--root", tmp_path / "store", **there)
+    wrong = stemma("check", config, "--set", "loud.mrk=x", "--root", data_pipeline / "store", **there)
     assert wrong.document["errors"][0]["fix"] == "did you mean mark?"

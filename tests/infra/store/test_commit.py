@@ -91,6 +91,17 @@ def test_a_manifest_with_values_of_a_wrong_kind_is_damaged_and_never_a_crash(sto
             assert list(store.manifests("clean")) == ([(store.path(made), found)] if found else [])
 
 
+def test_a_manifest_of_an_earlier_version_is_read(store: Store, make: Make) -> None:
+    """It called `gates` what an artifact requires, and named no step."""
+    made = make("clean", {"a": "text"}, requires={"verdict": make("validate", {"b": "yes"})})
+    path = store.path(made) / "manifest.json"
+    told = json.loads(path.read_text())
+    del told["step"]
+    path.write_text(json.dumps({"gates": told.pop("requires"), **told}))
+    assert store.find("clean", made.fingerprint) == made
+    assert made.requires["verdict"].stage == "validate"
+
+
 UNCHECKED = {
     "config",
     "requires",
