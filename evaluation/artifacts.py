@@ -39,7 +39,8 @@ class Artifact:
     @property
     def label(self) -> str:
         """The stage, and the step's name where that is another: `sft`, `sft (chat)`."""
-        return self.stage if self.id in (self.stage, "model") else f"{self.stage} ({self.id})"
+        step = self.manifest.step if self.manifest else self.id
+        return self.stage if step in ("", self.stage) else f"{self.stage} ({step})"
 
     @property
     def figures(self) -> dict[str, float]:
@@ -115,7 +116,7 @@ def _parents(artifact: Artifact) -> Iterator[Artifact]:
     for wanted in artifact.manifest.inputs.values():
         manifest = _manifest(root / wanted.path)
         if manifest is not None and manifest.digest == wanted.digest:
-            yield Artifact(manifest.step or wanted.stage, root / wanted.path, manifest)
+            yield Artifact(wanted.stage, root / wanted.path, manifest)
 
 
 def _manifest(folder: Path) -> Manifest | None:

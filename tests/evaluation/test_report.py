@@ -270,7 +270,7 @@ def test_the_card_tells_of_each_tuning_after_what_it_began_with(tmp_path: Path) 
     replace(again, inputs={**again.inputs, "model": Manifest.read(folders["sft"]).as_input()}).write(folders["chat"])
     model = read_artifacts({"model": folders["gentle"]})["model"]
     told = [one.label for one in ancestors(model) if one.stage in ("pretrain", "sft", "rlhf")]
-    assert told == ["pretrain", "sft", "sft (chat)", "rlhf"]
+    assert told == ["pretrain", "sft", "sft (chat)", "rlhf (gentle)"]
 
 
 class TestLineage:

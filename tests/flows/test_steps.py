@@ -113,6 +113,17 @@ def test_what_the_page_changes_in_a_steps_form_is_changed_in_that_step_alone() -
     assert parse(with_form(config, "chat", "sft", shown)) == config
 
 
+def test_a_step_is_adopted_by_its_name() -> None:
+    """Its artifact is looked for under its stage, and what only it needed does not run."""
+    more = {"uses": "instructions", "read": [{"kind": "docstrings", "packages": ["scipy"]}]}
+    chat = {"uses": "sft", "inputs": {"model": "pretrain", "instructions": "more"}}
+    adopted = {"chat": "0" * 16}
+    nodes = graph(parse({"name": "x", **MODELS, "steps": {"more": more, "chat": chat}, "adopted": adopted}))
+    assert (nodes["chat"].adopted, nodes["chat"].folder, nodes["chat"].upstream) == ("0" * 16, "sft", ())
+    assert set(nodes) == {"instructions", "chat"}
+    assert problems_of({"more": more, "chat": chat}, adopted={"chatt": "0" * 16})["adopted.chatt"][1].startswith("did")
+
+
 def test_items_of_the_benchmarks_of_steps_are_cleared_of_too() -> None:
     scores = {"uses": "benchmarks", "inputs": {"model": "pretrain"}, "tasks": ["cloze"]}
     config = parse({"name": "x", **MODELS, "decontaminate": None, "steps": {"scores": scores}})
