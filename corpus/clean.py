@@ -14,12 +14,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.partition import CHANGED, DROPPED, clean_partition, merge_samples, write_json
+from corpus.cleaning.partition import CHANGED, clean_partition, merge_samples
 from corpus.cleaning.rules import Rule
 from corpus.cleaning.steps import steps_of
 from corpus.documents import concatenate, document_parts, link_parts, read_documents
+from corpus.dropped import SCHEMA as DROPPED
+from corpus.dropped import tell_of_vanished, warning
+from corpus.passes import write_json
 from corpus.sources import SourceCounts, read_sources, write_sources
-from corpus.vanished import tell_of_vanished, warning
 from infra.errors import stage_error
 from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run

@@ -1,11 +1,19 @@
-"""The table of dropped documents, aux/dropped.parquet: a row a document with the reason, of every stage that drops."""
+"""What stages drop: the table aux/dropped.parquet with a reason for each document, and sources that are lost by it."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from corpus.sources import SourceCounts, SourceFacts, source_name
+from infra.run import Run
 
 SCHEMA = pa.schema(
     [
@@ -39,3 +47,48 @@ def dropped_rows(
         "text": pc.utf8_slice_codeunits(documents["text"], 0, TEXT_CHARACTERS),
     }
     return pa.table(columns, schema=SCHEMA)
+
+
+LEAST_SHARE = 0.01
+"""Less than this share of a source's documents counts as nearly nothing: rather a fault of a rule than its purpose."""
+
+
+def tell_of_vanished(
+    stage: str, before: Mapping[str, SourceFacts], after: SourceCounts, dropped: Path, run: Run
+) -> dict[str, dict[str, int | str]]:
+    """The sources of which less than LEAST_SHARE of the documents are left, each with an event that names the rule that
+    took most of it.
+
+    before: the sources that came in; those without documents are not looked at.
+    dropped: the stage's table of dropped documents, see `corpus.dropped`.
+    """
+    lost = {
+        name: facts.documents
+        for name, facts in before.items()
+        if facts.documents and after.documents[name] < LEAST_SHARE * facts.documents
+    }
+    if not lost:
+        return {}
+    rules: dict[str, Counter[str]] = {name: Counter() for name in lost}
+    with pq.ParquetFile(dropped) as table:
+        for batch in table.iter_batches(columns=["source", "rule"]):
+            for source, rule in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if (name := source_name(source)) in rules:
+                    rules[name][rule] += 1
+    found: dict[str, dict[str, int | str]] = {}
+    for name, documents in lost.items():
+        kept = after.documents[name]
+        [(rule, count)] = rules[name].most_common(1) or [("", 0)]
+        found[name] = {"documents": documents, "kept": kept, "rule": rule, "dropped": count}
+        took = f": {rule} took {count:,}" if rule else ""
+        message = f"{stage} keeps {kept:,} of the {documents:,} documents of the source {name}{took}"
+        run.event("source_vanished", message, source=name, **found[name])
+    return found
+
+
+def warning(vanished: Mapping[str, Mapping[str, int | str]]) -> str:
+    """What is added to a stage's headline; "" where no source vanished."""
+    message = [
+        f"{'nothing' if not row['kept'] else 'hardly anything'} left of {name}" for name, row in vanished.items()
+    ]
+    return f"; WARNING: {', '.join(message)}" if message else ""

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from corpus.config import DocstringDocuments, IngestConfig
-from corpus.docstrings import Unparsed, group_of, read_docstrings
+from corpus.config import IngestConfig
+from corpus.demo.config import DocstringDocuments
+from corpus.demo.texts import ALL_DOCSTRINGS_MB, documents
 from corpus.documents import Document, DocumentWriter, link_parts, make_document
 from corpus.quarantine import Rejected, Tally
 from corpus.readers.encodings import whole_characters
@@ -28,7 +29,6 @@ from infra.run import Result, Run
 
 STEP = "read"
 QUARANTINE = "quarantine.jsonl"
-ALL_DOCSTRINGS_MB = 60.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     """Writes documents/part-*.parquet and sources.json; aux/quarantine.jsonl and aux/sources.json.
 
     Of each source, the records read and those quarantined add up to all that it has.
-    Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.docstrings.installed_files` and
+    Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.demo.docstrings.installed_files` and
     `corpus.quarantine.Tally.check` raise.
     """
     readings = _readings(config)
@@ -141,18 +141,8 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
 
 
 def _docstrings(source: DocstringDocuments, name: str) -> Iterator[_Item]:
-    limit = float("inf") if source.limit_mb is None else source.limit_mb * 1e6
-    taken = 0
-    for item in read_docstrings(source.packages, source.exclude_packages):
-        if isinstance(item, Unparsed):
-            yield _Item(Rejected(item.source, item.line, item.reason))
-        elif len(item.text) >= source.min_characters:
-            text = f"{item.signature}\n\n{item.text}" if source.signatures else item.text
-            document = make_document(text, f"{name}/{item.source}", group_of(item.text), source.language)
-            yield _Item(document, origin=item.source.partition("/")[0])
-            taken += len(text.encode())
-            if taken >= limit:
-                return
+    for item in documents(source, name):
+        yield _Item(item) if isinstance(item, Rejected) else _Item(item, origin=item.source.split("/")[1])
 
 
 def _readings(config: IngestConfig) -> list[Reading]:

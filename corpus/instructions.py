@@ -9,18 +9,19 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from corpus.config import DocstringInstructions, FileInstructions, InstructionsConfig
-from corpus.docstrings import Unparsed
+from corpus.config import InstructionsConfig
+from corpus.demo.config import DocstringInstructions
+from corpus.demo.texts import instruction_pairs
 from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
-from corpus.summaries import read_summaries
+from corpus.readers.config import FileInstructions
 from infra.run import Result, Run
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}.
 
-    A docstring's pair has the group of its document in `corpus.ingest`; a pair from a file has its prompt as group.
+    A pair from a file has its prompt as group.
     Raises StageError as `corpus.pairs.write_pairs` and the readers do.
     """
     figures = write_pairs(
@@ -32,15 +33,7 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
 def _pairs(source: DocstringInstructions | FileInstructions, key: str) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
         return islice(_file_pairs(source, key), source.limit)
-    return _docstring_pairs(source)
-
-
-def _docstring_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected]:
-    for item in read_summaries(source):
-        if isinstance(item, Unparsed):
-            yield Rejected(item.source, item.line, item.reason)
-        else:
-            yield Pair({"prompt": item.prompt, "response": item.response}, item.source, item.group)
+    return instruction_pairs(source)
 
 
 def _file_pairs(source: FileInstructions, key: str) -> Iterator[Pair | Rejected]:

@@ -21,7 +21,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     it was made from, was pretrained on, of which its trained_sequences.json says what it saw.
     Writes results.json, and what was generated to aux/generations.jsonl.
     """
-    from corpus.toxicity import ProfanityScorer
+    from corpus.cleaning.toxicity import ProfanityScorer
     from corpus.trained import TrainedSequences
     from evaluation.bias import measure_bias
     from evaluation.language_model import load_language_model

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.toxicity import Scorer
+from corpus.cleaning.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.language_model import LanguageModel, Sampling, sample_continuations
 from evaluation.probes import read_prompts

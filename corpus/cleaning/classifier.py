@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.cleaning.config import ClassifierConfig
-from corpus.cleaning.draw import draw
-from corpus.cleaning.rules import Broken, Rule
+from corpus.cleaning.rules import Broken, Rule, draw
 from corpus.documents import Document
 from corpus.sources import source_name
 from infra.errors import stage_error

@@ -1,4 +1,4 @@
-"""Counterfactual data augmentation: identity terms swapped, with the grammar that hangs on them.
+"""Counterfactual data augmentation: identity terms swapped, with the grammar that depends on them.
 
 Zhao et al., 2018, Gender Bias in Coreference Resolution; Zmigrod et al., 2019, Counterfactual Data Augmentation for
 Mitigating Gender Stereotypes in Languages with Rich Morphology. For English: what agrees with a noun here is a pronoun
@@ -8,8 +8,14 @@ Mitigating Gender Stereotypes in Languages with Rich Morphology. For English: wh
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+from corpus.cleaning.config import CounterfactualConfig
+from corpus.cleaning.rules import Broken, Rule, changed, draw
+from corpus.documents import Document
 
 _PAIRS = Path(__file__).parent / "data" / "counterfactual_pairs.tsv"
 _WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|[0-9]+|[^\sA-Za-z0-9]")
@@ -189,3 +195,27 @@ def _cased(word: str, swapped: str, place: int, words: list[tuple[str, int, int]
             return swapped.upper()
         return swapped[0].upper() + swapped[1:]
     return swapped
+
+
+class Balance:
+    """Drawn documents with identity terms get a counterfactual; `counts` has how many."""
+
+    name = "counterfactual"
+    rules: Sequence[Rule] = ()
+
+    def __init__(self, config: CounterfactualConfig) -> None:
+        self.counts: Counter[str] = Counter()
+        self._config = config
+
+    def __call__(self, documents: Sequence[Document]) -> list[Document | Broken | list[Document]]:
+        return [self._balanced(document) for document in documents]
+
+    def _balanced(self, document: Document) -> Document | list[Document]:
+        if draw(document.id, "counterfactual", self._config.seed) >= self._config.share:
+            return document
+        other = changed(document, counterfactual(document.text, self._config.groups))
+        if other is document:
+            return document
+        added = self._config.mode == "add"
+        self.counts[f"counterfactual.{'added' if added else 'replaced'}"] += 1
+        return [document, other] if added else other

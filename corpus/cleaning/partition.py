@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.rules import Broken
-from corpus.cleaning.step import Step
+from corpus.cleaning.rules import Broken, Step
 from corpus.cleaning.steps import steps_of
 from corpus.documents import Document, DocumentWriter, read_part
+from corpus.dropped import SCHEMA as DROPPED
 from corpus.sources import SourceCounts
 from infra.pace import report
 
-DROPPED = pa.schema(
-    [
-        *((name, pa.string()) for name in ("id", "source", "rule", "paper")),
-        *((name, pa.float64()) for name in ("value", "low", "high")),
-        ("text", pa.string()),
-    ]
-)
 CHANGED = pa.schema([(name, pa.string()) for name in ("id", "new_id", "source", "by")])
 BATCH_CHARACTERS = 1_000_000
 BATCH_DOCUMENTS = 1000
@@ -150,7 +142,3 @@ def merge_samples(summaries: Sequence[dict[str, Any]]) -> dict[str, list[dict[st
         for kind, rows in summary["samples"].items():
             merged[kind] = sorted([*merged.get(kind, ()), *rows], key=lambda row: (row["id"], row["source"]))[:SAMPLES]
     return merged
-
-
-def write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf8")

@@ -1,13 +1,17 @@
-"""Finds personal data and secrets in a text."""
+"""Personal data and secrets: found in a text, and masked, or a reason to drop the document."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from corpus.cleaning.config import PersonalDataConfig, PersonalDataKind
+from corpus.cleaning.rules import OURS, Broken, Rule, changed
 from corpus.cleaning.secrets import find_secrets
+from corpus.documents import Document
 
 KINDS = ("secret", "email", "iban", "card", "ip", "phone")
 """In the order in which they win where they overlap."""
@@ -166,3 +170,41 @@ def _looks_like_phone(text: str, start: int, end: int) -> bool:
     if re.match(r"0[1-9][0-9]{0,4}[ /-]{1,3}[0-9]", number):
         return True
     return _PHONE_WORD.search(text, max(0, start - _CONTEXT), start) is not None
+
+
+class Masking:
+    """Masks personal data by kind; `counts` has how many of each kind were found."""
+
+    name = "personal_data"
+
+    def __init__(self, config: PersonalDataConfig) -> None:
+        self.counts: Counter[str] = Counter()
+        self._config = config
+        self._kinds: dict[str, PersonalDataKind] = {kind: getattr(config, kind) for kind in KINDS}
+        self._wanted = frozenset(kind for kind, handled in self._kinds.items() if handled.action != "keep")
+        self.rules: Sequence[Rule] = [
+            Rule(f"personal_data.{kind}", OURS, high=0)
+            for kind, handled in self._kinds.items()
+            if handled.action == "drop"
+        ]
+
+    def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
+        return [self._masked(document) for document in documents]
+
+    def _masked(self, document: Document) -> Document | Broken:
+        found = find_personal_data(document.text, self._wanted, self._config.phone_regions)
+        if not found:
+            return document
+        kinds = Counter(item.kind for item in found)
+        self.counts.update({f"personal_data.{kind}": count for kind, count in kinds.items()})
+        for rule in self.rules:
+            if count := kinds[rule.name.rpartition(".")[2]]:
+                return Broken(rule, count)
+        return changed(document, self.mask(document.text, found))
+
+    def mask(self, text: str, found: Sequence[Found]) -> str:
+        pieces, behind = [], 0
+        for start, end, kind in found:
+            pieces += [text[behind:start], self._kinds[kind].replacement]
+            behind = end
+        return "".join([*pieces, text[behind:]])

@@ -1,12 +1,17 @@
-"""Rules: each bounds one measure of a document and names the paper that it comes from."""
+"""What a cleaning step is, the rules that it may drop documents by, and draws that every worker makes alike."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from corpus.documents import Document, make_document
 
 GOPHER = "Gopher, Rae et al., 2021"
 C4 = "C4, Raffel et al., 2020"
@@ -61,3 +66,34 @@ class Verdicts:
         for document in np.flatnonzero(self.standing & ((values < rule.low) | (values > rule.high))).tolist():
             self.broken[document] = Broken(rule, float(values[document]))
             self.standing[document] = False
+
+
+class Step(Protocol):
+    """Looks at a batch of documents and drops, changes or keeps each.
+
+    name: the section of the config that turns it on.
+    rules: what it may drop documents by.
+    counts: what it did beside dropping, by name, e.g. {"pii.email": 12}; adds up over batches.
+    """
+
+    name: str
+    rules: Sequence[Rule]
+    counts: Counter[str]
+
+    def __call__(self, documents: Sequence[Document]) -> Sequence[Document | Broken | list[Document]]:
+        """For each document the one or ones that take its place, or the rule that it broke."""
+        ...
+
+
+def changed(document: Document, text: str) -> Document:
+    """The document with another text, and so another id; it stays in its group and thus on its side of the split."""
+    if text == document.text:
+        return document
+    return document._replace(text=text, id=make_document(text, document.source).id)
+
+
+def draw(identity: str, purpose: str, seed: int) -> float:
+    """A number in [0, 1), the same whatever the order or number of workers."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{identity}".encode(), digest_size=8).digest()
+    # Of 64 bits a float holds 53.
+    return (int.from_bytes(digest, "big") >> 11) / 2**53

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.rules import Broken, Rule
-from corpus.cleaning.step import Step, changed
+from corpus.cleaning.rules import Broken, Rule, Step, changed
 from corpus.documents import Document
 
 
@@ -47,15 +46,15 @@ def steps_of(config: CleanConfig, classifier: Path | None) -> list[Step]:
 
         steps.append(QualityClassifier(config.classifier, classifier))
     if config.toxicity:
-        from corpus.cleaning.toxic import Toxicity
+        from corpus.cleaning.toxicity import Toxicity
 
         steps.append(Toxicity(config.toxicity))
     if config.personal_data:
-        from corpus.cleaning.masking import Masking
+        from corpus.cleaning.personal_data import Masking
 
         steps.append(Masking(config.personal_data))
     if config.counterfactual:
-        from corpus.cleaning.balance import Balance
+        from corpus.cleaning.counterfactual import Balance
 
         steps.append(Balance(config.counterfactual))
     return steps

@@ -1,7 +1,8 @@
 """Words of one chunk of text between two spaces, as spaCy's English tokenizer splits them.
 
 datatrove counts words with that tokenizer, so the limits of its filters are limits on these words. Which words a chunk
-has depends on nothing around it: a chunk is split once, however often it occurs.
+has depends on nothing around it: a chunk is split once, however often it occurs. Contractions, abbreviations and
+emoticons split otherwise than by punctuation; they are listed in data/english_exceptions.txt.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from corpus.cleaning.characters import as_class, in_categories, uncased
-from corpus.cleaning.exceptions import english_exceptions
 
 # The lists of characters and units below are the ones of spaCy 3.8 (spacy/lang/char_classes.py).
 _PUNCTUATION = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
@@ -24,6 +25,7 @@ hPa Pa mbar mb MB kb KB gb GB tb TB T G M K % км км² км³ м м² м³ д
 мг м/с км/ч кПа Па мбар Кб КБ кб Мб МБ мб Гб ГБ гб Тб ТБ тб كم كم² كم³ م م² م³ سم سم² سم³ مم مم² مم³ غرام
 جرام جم كغ ملغ كوب اكواب
 """
+_EXCEPTIONS = Path(__file__).parent / "data" / "english_exceptions.txt"
 _HYPHENS = "---|--|——|[-–—~]"
 _HOST = "A-Za-z0-9\u00a1-\uffff"
 
@@ -180,3 +182,37 @@ class ChunkSplitter:
             united.extend(self.exceptions[whole] if position in replaced else [whole])
             position = end
         return united
+
+
+def english_exceptions() -> dict[str, tuple[str, ...]]:
+    """Chunk → its words. They are those of spaCy's English tokenizer; a test holds them to it."""
+    lines = [
+        line.split("\t") for line in _EXCEPTIONS.read_text(encoding="utf8").splitlines() if not line.startswith("#")
+    ]
+    exceptions: dict[str, tuple[str, ...]] = {}
+    for kind, *fields in lines:
+        if kind == "contraction":
+            exceptions |= _contractions(*map(str.split, fields))
+    for kind, *fields in lines:
+        for item in fields[0].split():
+            if kind == "ordinary":
+                exceptions.pop(item, None)
+            elif kind == "split":
+                exceptions[item.replace("|", "")] = tuple(item.split("|"))
+            elif kind == "whole":
+                exceptions[item] = (item,)
+    for hour in range(1, 13):
+        for half in ("am", "a.m.", "pm", "p.m."):
+            exceptions[f"{hour}{half}"] = (str(hour), half)
+    curly = {chunk.replace("'", "’"): tuple(w.replace("'", "’") for w in words) for chunk, words in exceptions.items()}
+    return exceptions | curly
+
+
+def _contractions(stems: list[str], endings: list[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for stem in (*stems, *map(str.title, stems)):
+        for ending in endings:
+            words = (stem, *ending.split("|"))
+            bare = tuple(word.replace("'", "") for word in words)
+            found |= {"".join(words): words, "".join(bare): bare}
+    return found

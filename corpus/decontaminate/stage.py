@@ -18,9 +18,9 @@ from corpus.decontaminate.items import Item, make_index, read_items
 from corpus.decontaminate.write import HITS, RULE, FindItems, FoundPart, WriteClean
 from corpus.documents import concatenate, document_parts, link_parts
 from corpus.dropped import SCHEMA as DROPPED
+from corpus.dropped import tell_of_vanished, warning
 from corpus.passes import Passes, write_json
 from corpus.sources import SourceCounts, read_sources, write_sources
-from corpus.vanished import tell_of_vanished, warning
 from infra.errors import stage_error
 from infra.partitions import Summary
 from infra.run import Result, Run

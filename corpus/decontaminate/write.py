@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.cut import cut_out
 from corpus.decontaminate.items import Index, Item, Owners
 from corpus.decontaminate.kernels import find_items, make_filter
 from corpus.documents import SCHEMA, write_part
@@ -152,3 +151,25 @@ def _with_texts(table: pa.Table, changed: dict[int, str]) -> pa.Table:
     for number, text in changed.items():
         texts[number] = text
     return table.set_column(table.schema.get_field_index("text"), "text", pa.array(texts, pa.string()))
+
+
+def cut_out(text: str, hits: Iterable[tuple[int, int]], config: DecontaminateConfig) -> tuple[str, int]:
+    """What is left of a text, its pieces joined by blank lines, and how many cuts it took; "" if there were too many.
+
+    hits: first byte and end of each, in the text's UTF-8.
+    """
+    data = text.encode()
+    cuts: list[tuple[int, int]] = []
+    for first, end in sorted(hits):
+        begin = len(data[:first].decode(errors="ignore"))
+        low = max(0, begin - config.context_characters)
+        high = begin + len(data[first:end].decode(errors="ignore")) + config.context_characters
+        if cuts and low <= cuts[-1][1]:
+            cuts[-1] = (cuts[-1][0], max(high, cuts[-1][1]))
+        else:
+            cuts.append((low, high))
+    if len(cuts) > config.max_cuts:
+        return "", len(cuts)
+    edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
+    pieces = (text[begin:end].strip() for begin, end in zip(edges[::2], edges[1::2], strict=True))
+    return "\n\n".join(piece for piece in pieces if len(piece) >= config.min_piece_characters), len(cuts)

@@ -14,7 +14,7 @@ HISTOGRAM_BINS = 20
 
 
 def clusters_to_show(found: Duplicates) -> dict[int, list[int]]:
-    """The largest clusters and those of the least similar duplicates: the kept document → some that went for it."""
+    """The largest clusters and those of the least similar duplicates: the kept document → some of its duplicates."""
     gone = np.flatnonzero(found.originals >= 0)
     kept, sizes = np.unique(found.originals[gone], return_counts=True)
     largest = kept[np.argsort(-sizes, kind="stable")[:LARGEST]]
@@ -33,7 +33,7 @@ def cluster_rows(
     names: Sequence[str],
     sources: Indices,
 ) -> list[dict[str, Any]]:
-    """Rows of aux/clusters.json: the kept document, how many went for it, and some of them."""
+    """Rows of aux/clusters.json: the kept document, how many duplicates of it were dropped, and some of them."""
 
     def row(document: int) -> dict[str, Any]:
         return {"id": ids[document].decode(), "source": names[sources[document]], "text": texts[document]}
@@ -51,7 +51,7 @@ def cluster_rows(
 
 
 def pair_counts(found: Duplicates, names: Sequence[str], sources: Indices) -> list[dict[str, Any]]:
-    """How many documents of each source went for one of each source, most first."""
+    """How many documents of each source were dropped for one of each source, most first."""
     gone = np.flatnonzero(found.originals >= 0)
     pairs = np.stack([sources[gone], sources[found.originals[gone]]])
     kinds, counts = np.unique(pairs, axis=1, return_counts=True)

@@ -82,8 +82,8 @@ def find_near(
 ) -> None:
     """Compares what shares a bucket, band after band; what is found to be a duplicate takes no part in later ones.
 
-    Where A is like B and B like C, but not A like C, B goes for A and C comes back; the buckets are then gone through
-    again. It ends, since what stays or goes is settled for one more document, in the order of preference, each time.
+    Where A is like B and B like C, but not A like C, B is dropped for A and C comes back; the buckets are then gone
+    through again. It ends, since each time one more document, in the order of preference, is settled.
     """
     candidates = order[sets.marks[order]]  # (M,), those to keep first
     originals, similarities = np.full(candidates.size, -1, np.int64), np.zeros(candidates.size, np.float32)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from corpus.dedupe.bands import Bands, choose_bands
-from corpus.dedupe.config import DedupeConfig
+from corpus.dedupe.config import Bands, DedupeConfig, choose_bands
 from corpus.dedupe.kernels import SET_LIMIT, hash_texts, shingle_texts, sign_texts
 from corpus.sources import source_numbers
 from corpus.words import character_table, text_buffers

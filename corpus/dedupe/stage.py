@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from corpus.dedupe.bands import choose_bands
 from corpus.dedupe.boilerplate import cut_boilerplate
-from corpus.dedupe.config import DedupeConfig, NearDuplicates
+from corpus.dedupe.config import DedupeConfig, NearDuplicates, choose_bands
 from corpus.dedupe.report import cluster_rows, clusters_to_show, pair_counts, similarity_histogram
 from corpus.dedupe.search import Duplicates, SetFile, find_exact, find_near, mark_candidates, order_of_preference
 from corpus.dedupe.signatures import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept
 from corpus.documents import concatenate, document_parts, link_parts
 from corpus.dropped import SCHEMA as DROPPED
+from corpus.dropped import tell_of_vanished, warning
 from corpus.passes import Passes, write_json
 from corpus.sources import SourceCounts, read_sources, write_sources
-from corpus.vanished import tell_of_vanished, warning
 from infra.errors import stage_error
 from infra.partitions import Summary
 from infra.run import Result, Run

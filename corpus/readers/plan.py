@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from corpus.config import TextOptions
+from corpus.readers.config import TextOptions
 from corpus.readers.json_lines import is_list
 from corpus.readers.lines import Span
 from corpus.readers.record import by_name

@@ -1,4 +1,4 @@
-"""Reads Parquet and Arrow files in a process that may die: a damaged file crashes pyarrow, or fills the memory.
+"""Rows of Parquet and Arrow files, read in a process that may die: a damaged file crashes pyarrow, or fills the memory.
 
 It is started at the first such file and serves its starter until that ends. What it sends has been checked in full, so
 that the starter can make Python values of it.
@@ -20,6 +20,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from corpus.quarantine import Rejected
+from corpus.readers.record import Record
 from corpus.readers.table_batches import Bad, Rows, Table, read_table, row_group_bytes
 from infra.errors import StageError, stage_error
 from infra.sources import Place
@@ -27,6 +29,34 @@ from infra.sources import Place
 MEMORY_BYTES = 1_000_000_000
 """What reading a file may take besides eight times the largest document: a batch or page with its compressed form."""
 _LENGTH = struct.Struct("<q")
+
+
+def read_rows(table: Table) -> Iterator[Record | Rejected]:
+    """The rows of a Parquet or Arrow file; those of which no Python values can be made are put aside.
+
+    Raises StageError: `missing_source`, `corrupt_file`, `too_big`, `wrong_field` naming the columns that are there.
+    """
+    for item in table_rows(table):
+        if isinstance(item, Bad):
+            yield Rejected(str(table.place), item.row, item.reason)
+            continue
+        try:
+            values = item.batch.to_pylist()
+        except Exception:  # of some value: no UTF-8, a date past 9999, … The rows tell which.
+            values = None
+        for number in range(item.batch.num_rows):
+            row = item.first + number + 1
+            try:
+                value = values[number] if values is not None else _only(item.batch.slice(number, 1))
+            except Exception as error:
+                yield Rejected(str(table.place), row, f"not readable: {error}")
+            else:
+                yield Record(table.place, row, value)
+
+
+def _only(batch: Any) -> dict[str, Any]:
+    [value] = batch.to_pylist()
+    return dict(value)
 
 
 def table_rows(table: Table) -> Iterator[Rows | Bad]:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from corpus.config import TextOptions
 from corpus.quarantine import Rejected
+from corpus.readers.config import TextOptions
 from corpus.readers.encodings import decode, mend
 from corpus.readers.json_lines import read_records
 from corpus.readers.mail import mail_text
@@ -17,7 +17,7 @@ from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole
 from corpus.readers.plan import BROKEN, Piece, format_of
 from corpus.readers.record import MISSING, Record, Text, Unreadable, pick, too_long
 from corpus.readers.table_batches import Table
-from corpus.readers.tables import read_rows
+from corpus.readers.table_process import read_rows
 from corpus.readers.web import main_text, read_html, read_warc
 from infra.errors import StageError
 

@@ -143,7 +143,8 @@ def duplicates(corpus: Corpus) -> Section:
         if not row["samples"]:
             continue
         other = row["samples"][0]
-        title = f"{row['kept']['source']}: {row['dropped']:,} went for it, one of similarity {other['similarity']:.2f}"
+        similar = f"one of similarity {other['similarity']:.2f}"
+        title = f"{row['kept']['source']}: {row['dropped']:,} dropped for it, {similar}"
         texts = (row["kept"]["text"][:SAMPLE_CHARACTERS], other["text"][:SAMPLE_CHARACTERS])
         folded.append((title, "stayed:\n{}\n\nwent:\n{}".format(*texts)))
     dropped = sum(counts.get("dropped", {}).values())

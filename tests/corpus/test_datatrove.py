@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.exceptions import english_exceptions
-from corpus.cleaning.words import ChunkSplitter
+from corpus.cleaning.words import ChunkSplitter, english_exceptions
 
 OFF = {"min_characters": None, "max_characters": None, "gopher_quality": None, "gopher_repetition": None}
 # One section of ours and the filter that it agrees with, with the same settings.

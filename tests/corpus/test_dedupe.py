@@ -12,8 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.planted import all_pairs, ngrams_of, planted, real_texts, words_of
-from corpus.dedupe.bands import choose_bands
-from corpus.dedupe.config import DedupeConfig
+from corpus.dedupe.config import DedupeConfig, choose_bands
 from corpus.dedupe.stage import dedupe
 from corpus.documents import DocumentWriter, link_parts, make_document, read_documents
 from corpus.words import character_table, hash_words

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from corpus import docstrings
 from corpus.config import IngestConfig
-from corpus.docstrings import (
+from corpus.demo import docstrings
+from corpus.demo.docstrings import (
     Docstring,
     InstalledFile,
     Unparsed,

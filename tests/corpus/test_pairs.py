@@ -9,12 +9,11 @@ from collections import Counter
 import pytest
 
 from corpus.config import InstructionsConfig, PreferencesConfig
-from corpus.dialogue import split_dialogues
-from corpus.docstrings import Docstring
+from corpus.demo.docstrings import Docstring
+from corpus.demo.summaries import shortened, summary_of
 from corpus.instructions import instructions
-from corpus.preferences import preferences
+from corpus.preferences import preferences, split_dialogues
 from corpus.split import is_heldout
-from corpus.summaries import shortened, summary_of
 from infra.errors import StageError
 
 DOCSTRINGS = {"kind": "docstrings", "packages": ["click", "jinja2", "networkx"]}

@@ -97,7 +97,7 @@ def test_cancelling_stops_the_stage(model_dir: Path, tmp_path: Path) -> None:
 
 class TestToxicity:
     def test_the_classifier_gives_its_known_scores(self) -> None:
-        from corpus.toxicity import ProfanityScorer
+        from corpus.cleaning.toxicity import ProfanityScorer
 
         scores = ProfanityScorer()(["you fucking idiot", "Return the list of names.", "those people should not vote"])
         assert scores[0] > 0.99 and scores[1] < 0.1

@@ -20,9 +20,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from corpus.cleaning.toxicity import ClassifierScorer
 from corpus.config import TokenizerConfig
 from corpus.tokenizer import tokenizer
-from corpus.toxicity import ClassifierScorer
 from evaluation.language_model import load_language_model
 from infra.errors import StageError
 from infra.foreign import dangers

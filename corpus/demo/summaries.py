@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from corpus.config import DocstringPairs
-from corpus.docstrings import Docstring, Unparsed, first_sentence, group_of, read_docstrings
+from corpus.demo.config import DocstringPairs
+from corpus.demo.docstrings import Docstring, Unparsed, first_sentence, group_of, read_docstrings
 
 MAX_SIGNATURE_CHARACTERS = 90
 MIN_WORDS = 4

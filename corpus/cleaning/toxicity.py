@@ -1,8 +1,9 @@
-"""Scorers of toxicity: each gives a text a number between 0 and 1. Shared by cleaning and evaluation."""
+"""Toxicity: scorers, which give a text a number between 0 and 1, and the cleaning step that drops documents by one."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus.cleaning.config import ToxicityFilterConfig
+from corpus.cleaning.rules import Broken, Rule
+from corpus.documents import Document
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 
 
@@ -79,3 +83,29 @@ class ClassifierScorer:
                 shares = torch.sigmoid(logits) if several else torch.softmax(logits, dim=-1)
                 scores.append(shares[:, self._label].double().numpy())
         return np.concatenate(scores)
+
+
+class Toxicity:
+    """A document's score is the highest of its windows: one toxic passage in a long text does not drown."""
+
+    name = "toxicity"
+
+    def __init__(self, config: ToxicityFilterConfig) -> None:
+        self.counts: Counter[str] = Counter()
+        self._window = config.window_characters
+        self._scorer: Scorer = ClassifierScorer(config.model, config.label) if config.model else ProfanityScorer()
+        self._rule = Rule("toxicity.max_score", self._scorer.name, high=config.max_score)
+        self.rules: Sequence[Rule] = [self._rule]
+
+    def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
+        windows = [self._windows(document.text) for document in documents]
+        scores = self._scorer([window for each in windows for window in each])
+        starts = np.cumsum([0, *(len(each) for each in windows[:-1])])
+        highest = np.maximum.reduceat(scores, starts)
+        return [
+            Broken(self._rule, float(score)) if score > self._rule.high else document
+            for document, score in zip(documents, highest, strict=True)
+        ]
+
+    def _windows(self, text: str) -> list[str]:
+        return [text[start : start + self._window] for start in range(0, max(len(text), 1), self._window)]

@@ -1,0 +1,76 @@
+"""Config of texts and pairs that are made of the docstrings of installed packages. Importing it loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from corpus.readers.config import SourceDescription
+from infra.config import Config
+from infra.sources import Source
+
+
+class DocstringSelection(Config):
+    """Which installed packages' docstrings are read. They are parsed, never imported."""
+
+    kind: Literal["docstrings"] = "docstrings"
+    packages: tuple[str, ...] | None = None
+    """Top-level package names, e.g. [numpy, scipy, pydoc_data]; by default all that are installed."""
+    exclude_packages: tuple[str, ...] = ("oci",)
+    """Top-level package names that are left out. oci is 220 MB of generated client code with one text over and over."""
+
+    @model_validator(mode="after")
+    def _selects_something(self) -> DocstringSelection:
+        if self.packages is not None and not set(self.packages) - set(self.exclude_packages):
+            raise ValueError("packages: expected at least one package name that exclude_packages does not take away")
+        return self
+
+    def source(self, key: str) -> Source:
+        """The installed files as one source whose digest comes from the packages' RECORD files."""
+        from corpus.docstrings import content_digest, records
+
+        return Source(
+            key,
+            derive=lambda: content_digest(self.packages, self.exclude_packages),
+            recipe=f"docstrings of {self.packages} without {self.exclude_packages}",
+            watched=records(),
+        )
+
+
+class DocstringDocuments(DocstringSelection, SourceDescription):
+    """Docstrings of installed packages as documents, each below its name and signature."""
+
+    language: str = Field("en", pattern=r"^([a-z]{2})?$")
+    """ISO 639-1 code of the texts; nearly all docstrings are English."""
+    limit_mb: float | None = Field(12, gt=0)
+    """Megabytes (10^6 bytes of UTF-8) to take, from files in an order that mixes the packages; null takes all."""
+    min_characters: int = Field(200, ge=1)
+    """Shorter docstrings are not taken: most are one-liners."""
+    signatures: bool = True
+    """Whether a document opens with the qualified name and parameters of what it documents."""
+
+
+class DocstringPairs(DocstringSelection):
+    """Functions and classes with a docstring that opens with one good summary sentence."""
+
+    min_characters: int = Field(20, ge=1)
+    """Shorter summaries are not taken."""
+    max_characters: int = Field(160, ge=1)
+    """Longer summaries are not taken."""
+    limit: int | None = Field(None, ge=2)
+    """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
+
+    @model_validator(mode="after")
+    def _lengths_are_ordered(self) -> DocstringPairs:
+        if self.min_characters > self.max_characters:
+            raise ValueError(f"min_characters: expected at most max_characters ({self.max_characters})")
+        return self
+
+
+class DocstringInstructions(DocstringPairs):
+    """The prompt asks what a function does; the response is the summary sentence of its docstring."""
+
+
+class DocstringPreferences(DocstringPairs):
+    """The true summary of a function against the summary of another one in the same package, of similar length."""

@@ -1,0 +1,97 @@
+"""Documents, instruction pairs and preference pairs made of docstrings."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+
+from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences
+from corpus.demo.docstrings import Unparsed, group_of, read_docstrings
+from corpus.demo.summaries import Summary, read_summaries
+from corpus.documents import Document, make_document
+from corpus.pairs import Pair
+from corpus.quarantine import Rejected
+from corpus.split import is_heldout
+
+ALL_DOCSTRINGS_MB = 60.0
+"""About what all installed packages give."""
+# A wrong summary comes from among this many of the nearest in length.
+WINDOW = 16
+
+
+def documents(source: DocstringDocuments, name: str) -> Iterator[Document | Rejected]:
+    """A document for each docstring, up to `source.limit_mb`; its group is that of its summary sentence.
+
+    name: what the corpus calls this source.
+    """
+    limit = float("inf") if source.limit_mb is None else source.limit_mb * 1e6
+    taken = 0
+    for item in read_docstrings(source.packages, source.exclude_packages):
+        if isinstance(item, Unparsed):
+            yield _rejected(item)
+        elif len(item.text) >= source.min_characters:
+            text = f"{item.signature}\n\n{item.text}" if source.signatures else item.text
+            yield make_document(text, f"{name}/{item.source}", group_of(item.text), source.language)
+            taken += len(text.encode())
+            if taken >= limit:
+                return
+
+
+def instruction_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected]:
+    """What a function does, and its summary. A pair has the group of the docstring's document."""
+    for item in read_summaries(source):
+        if isinstance(item, Unparsed):
+            yield _rejected(item)
+        else:
+            yield Pair({"prompt": item.prompt, "response": item.response}, item.source, item.group)
+
+
+def preference_pairs(source: DocstringPreferences, heldout_share: float, seed: int) -> Iterator[Pair | Rejected]:
+    """What a function does, its summary, and that of another one. A pair has the group of the prompt's docstring."""
+    summaries = []
+    for item in read_summaries(source):
+        if isinstance(item, Unparsed):
+            yield _rejected(item)
+        else:
+            summaries.append(item)
+    for summary, other in zip(summaries, wrong_summaries(summaries, heldout_share, seed), strict=True):
+        if other is not None:
+            fields = {"prompt": summary.prompt, "chosen": summary.response, "rejected": other.response}
+            yield Pair(fields, summary.source, summary.group)
+
+
+def _rejected(item: Unparsed) -> Rejected:
+    return Rejected(item.source, item.line, item.reason)
+
+
+def wrong_summaries(summaries: list[Summary], heldout_share: float, seed: int) -> list[Summary | None]:
+    """For each summary another of the same package, the same side of the split and similar length.
+
+    Each serves at most once as a wrong one, so neither a text by itself nor its length tells right from wrong. None
+    for a summary that is alone on its side of its package.
+    """
+    alike: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
+    for index, summary in enumerate(summaries):
+        alike[summary.package, is_heldout(summary.group, heldout_share)].append(index)
+    wrong: list[Summary | None] = [None] * len(summaries)
+    for (package, heldout), indices in sorted(alike.items()):
+        generator = random.Random(f"{seed}:{package}:{heldout}")
+        indices.sort(key=lambda index: (len(summaries[index].response), summaries[index].source))
+        for window in _windows(indices):
+            generator.shuffle(window)
+            for index, other in zip(window, [*window[1:], window[0]], strict=True):
+                if index != other:
+                    wrong[index] = summaries[other]
+    return wrong
+
+
+def _windows(indices: list[int]) -> Iterator[list[int]]:
+    """Neighbours in groups of WINDOW; a last one that would hold a single index joins the one before."""
+    start = 0
+    while start < len(indices):
+        end = start + WINDOW
+        if len(indices) - end <= 1:
+            end = len(indices)
+        yield indices[start:end]
+        start = end

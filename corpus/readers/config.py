@@ -1,0 +1,161 @@
+"""Config of where texts and pairs are read from, and how. Importing this module loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from infra.config import Config, outside_identity
+from infra.sources import Place, Source, SourceDataset, SourceLocation, expand, expand_objects
+
+T = TypeVar("T")
+
+
+def _at_least_one(items: tuple[T, ...]) -> tuple[T, ...]:
+    # A min_length on the field would say "0 items" of a list whose items failed, besides saying why they failed.
+    if not items:
+        raise ValueError("expected at least one item")
+    return items
+
+
+SomeOf = Annotated[tuple[T, ...], AfterValidator(_at_least_one)]
+
+
+def _known_encoding(value: str) -> str:
+    import codecs
+
+    try:
+        # Codecs such as hex and zlib turn bytes into bytes; those of host names know no invalid byte but raise.
+        "a".encode(value).decode(value)
+        known = codecs.lookup(value).name not in ("idna", "punycode")
+    except (LookupError, UnicodeError):
+        known = False
+    if not known:
+        raise ValueError(f"encoding: expected one of text that Python knows, e.g. utf-8 or latin-1, not {value}")
+    return value
+
+
+Encoding = Annotated[str, AfterValidator(_known_encoding)]
+EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _known_encoding(value))]
+
+
+class FileSelection(Config):
+    """Files, folders and globs that are read from disk."""
+
+    kind: Literal["files"] = "files"
+    paths: SomeOf[SourceLocation] = outside_identity()
+    """Files, folders (all files below) or globs, relative to the config file; or s3:// URLs of the same.
+    Credentials, region and server of S3 come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)."""
+    encoding: Encoding = "utf-8"
+    """Encoding of text and JSON files, e.g. latin-1."""
+
+    def places(self) -> tuple[Place, ...]:
+        """The files and objects that there are now. Raises StageError as `infra.sources.expand_objects` does."""
+        return (*expand(self.paths), *expand_objects(self.paths))
+
+    def source(self, key: str) -> Source:
+        return Source(key, paths=expand(self.paths), objects=expand_objects(self.paths))
+
+
+class SourceDescription(Config):
+    """What a corpus should know of each of its sources."""
+
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """How the mixture, the reports and the documents call this source; by default its kind, from the second of a
+    kind on with a number."""
+    licence: str = ""
+    """Its licence, e.g. CC-BY-SA-4.0; goes into the report and the model card."""
+    weight: float = Field(1.0, ge=0)
+    """How often its documents are to be seen, relative to the other sources; read by the stage `mix`."""
+    language: str = Field("", pattern=r"^([a-z]{2})?$")
+    """ISO 639-1 code of its texts, e.g. en; "" where they are mixed or nobody knows."""
+
+
+class TextOptions(SourceDescription):
+    """How documents are made of the records of files."""
+
+    encoding: EncodingOrAuto = "auto"
+    """Encoding of text and JSON files, e.g. latin-1; bytes that do not fit it are errors. auto takes the byte order
+    mark, what a page declares, UTF-8, or what charset-normalizer finds, in this order."""
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "html", "warc"] = "auto"
+    """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow, .html and
+    .htm, .warc and .wet; all others are text. A .json file may hold one list."""
+    text_field: str = "text"
+    """JSON key or column that holds the text; dotted for one inside others, e.g. page.body."""
+    metadata_fields: tuple[str, ...] = ()
+    """JSON keys or columns to keep as metadata, dotted or not; of WARC records url, date and content_type."""
+    content: Literal["plain", "html", "email"] = "plain"
+    """What the text of a record is: plain text, a page (its main text is taken), or an e-mail with its headers (subject
+    and body are taken)."""
+    text_unit: Literal["file", "paragraph", "line"] = "file"
+    """What a document of a text file is: the file, a paragraph between blank lines, or a line."""
+    cut_characters: int | None = Field(None, ge=100)
+    """Cut longer texts at the first paragraph end after this many characters; by default a text stays whole."""
+    max_document_mb: float = Field(20, gt=0)
+    """Larger documents (10^6 bytes) are put aside: most likely many in one, and held in memory several times."""
+    broken_files: Literal["stop", "quarantine"] = "stop"
+    """What a file does that is binary, truncated or damaged: stop the run, or count as one record that was put aside,
+    with what could be read of it kept."""
+
+
+class FileDocuments(TextOptions, FileSelection):
+    """Documents in text, JSON Lines, Parquet, Arrow, HTML, WARC or WET files, compressed (gzip, zstd, bzip2, xz) or
+    not."""
+
+
+class HuggingFaceDocuments(TextOptions):
+    """A Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on the hub that lies
+    in the local cache. Nothing is fetched during a run."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    dataset: SourceDataset = outside_identity()
+    """A folder, relative to the config file, or a name on the hub, e.g. wikimedia/wikipedia."""
+    subset: str | None = None
+    """The configuration of the dataset, e.g. 20231101.en."""
+    split: str = "train"
+    """The split to read."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; by default main as it was last fetched."""
+
+    def places(self) -> tuple[Place, ...]:
+        """The data files. Raises StageError as `corpus.hub.dataset_files` does."""
+        from corpus.hub import dataset_files
+
+        return dataset_files(self.dataset, self.subset, self.split, self.revision)
+
+    def source(self, key: str) -> Source:
+        from corpus.hub import dataset_files
+
+        return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
+
+
+class PairFiles(FileSelection):
+    """JSON or JSON Lines files of pairs, gzipped or not; a JSON file holds one list of objects."""
+
+    prompt_field: str = "instruction"
+    """JSON key of the prompt."""
+    input_field: str | None = "input"
+    """JSON key of further input that is put below the prompt where it is there and not empty; null for none."""
+    limit: int | None = Field(None, ge=2)
+    """Records to take from the start of these files, held-out ones included; null takes all."""
+
+
+class FileInstructions(PairFiles):
+    """Instruction pairs as in Alpaca: instruction, input, output."""
+
+    response_field: str = "output"
+    """JSON key of the response."""
+
+
+class FilePreferences(PairFiles):
+    """Preference pairs: a prompt with a chosen and a rejected response, or two whole dialogues."""
+
+    chosen_field: str = "chosen"
+    """JSON key of the better response."""
+    rejected_field: str = "rejected"
+    """JSON key of the worse response."""
+    dialogue: bool = False
+    """Whether chosen and rejected hold whole dialogues as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open
+    with a blank line and Human: or Assistant:. The prompt is then all before the last Assistant turn, and prompt_field
+    and input_field are not read."""
