@@ -30,14 +30,14 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from corpus import tokenise
-from corpus.chat_template import END_OF_TEXT
 from corpus.config import ShardConfig, TokenizerConfig
-from corpus.cutting import EXPRESSIONS
 from corpus.documents import DocumentWriter, make_document
-from corpus.encode import Encoder, PlainEncoder, encoder_of, load_tokenizer
 from corpus.shard import shard
 from corpus.tokenizer import tokenizer
+from corpus.tokens import tokenise
+from corpus.tokens.chat_template import END_OF_TEXT
+from corpus.tokens.cutting import EXPRESSIONS
+from corpus.tokens.encode import Encoder, PlainEncoder, encoder_of, load_tokenizer
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 

@@ -16,7 +16,7 @@ from infra.project import PROJECT
 from infra.sources import Source, SourcePath, expand
 
 if TYPE_CHECKING:
-    from corpus.suites import Suite
+    from corpus.validation.suites import Suite
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -138,8 +138,8 @@ class ValidateConfig(StageConfig):
         return ValidateConfig(**{kind: chosen}, max_rows=self.max_rows, kind=kind)
 
     def read(self, kind: DataKind) -> Suite:
-        """The suite of a kind of data. Raises what `corpus.suites.read_suite` raises."""
-        from corpus.suites import read_suite
+        """The suite of a kind of data. Raises what `corpus.validation.suites.read_suite` raises."""
+        from corpus.validation.suites import read_suite
 
         return read_suite(self._file(kind), self._chosen(kind).limits, f"validate.{kind}")
 

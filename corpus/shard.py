@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from corpus.config import ShardConfig
 from corpus.documents import document_parts
-from corpus.encode import end_of_text, load_tokenizer, unknown_id
-from corpus.packing import Form, Side, Slice, in_order, slices_of, write_shards
-from corpus.tokenise import Index, Names, joined_index, tokenise
+from corpus.tokens.encode import end_of_text, load_tokenizer, unknown_id
+from corpus.tokens.packing import Form, Side, Slice, in_order, slices_of, write_shards
+from corpus.tokens.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
 from infra.files import link_or_copy
 from infra.partitions import map_partitions, partition_folder

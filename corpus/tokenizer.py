@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corpus.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from corpus.config import TokenizerConfig
-from corpus.encode import load_tokenizer
 from corpus.pretrained import load_pretrained_tokenizer
-from corpus.tokenizer_report import heldout_sample, report
-from corpus.tokenizer_training import UNKNOWN, special_tokens, train
+from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.compression import heldout_sample, report
+from corpus.tokens.encode import load_tokenizer
+from corpus.tokens.training import UNKNOWN, special_tokens, train
 from infra.errors import stage_error
 from infra.run import Result, Run
 

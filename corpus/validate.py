@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corpus.config import ValidateConfig
-from corpus.drift import MUCH, compare, profile
-from corpus.suites import Suite
-from corpus.validated_rows import kind_of, load_rows
-from corpus.validation_page import render
+from corpus.validation.drift import MUCH, compare, profile
+from corpus.validation.page import render
+from corpus.validation.rows import kind_of, load_rows
+from corpus.validation.suites import Suite
 from infra.errors import stage_error
 from infra.run import Result, Run
 

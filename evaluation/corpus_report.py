@@ -25,7 +25,7 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    from corpus.drift import compare
+    from corpus.validation.drift import compare
     from evaluation.corpus_page import text_sections as text
     from evaluation.corpus_page import token_sections as tokens
     from evaluation.corpus_page.corpus import Corpus

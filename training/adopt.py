@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from corpus.chat_template import CHAT_TEMPLATE, PAD
 from corpus.pretrained import load_pretrained_tokenizer
+from corpus.tokens.chat_template import CHAT_TEMPLATE, PAD
 from corpus.trained import FILE as TRAINED
 from infra.errors import stage_error
 from infra.foreign import check_model

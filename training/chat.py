@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from corpus.chat_template import ASSISTANT, END, USER
 from corpus.pretrained import load_pretrained_tokenizer
+from corpus.tokens.chat_template import ASSISTANT, END, USER
 from infra.errors import stage_error
 from training.loss import IGNORE
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from transformers import PreTrainedModel
 
-from corpus.chat_template import ASSISTANT, END, USER
+from corpus.tokens.chat_template import ASSISTANT, END, USER
 
 CHAT_TOKENS = (USER, ASSISTANT, END)
 _KEY = "untrained_tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corpus.drift import Drift
+from corpus.validation.drift import Drift
 from evaluation.corpus_page.corpus import Corpus
 from evaluation.page.bars import Bar, bar_chart
 from evaluation.page.parts import Figure, Section, Table

@@ -22,10 +22,10 @@ from tokenizers.pre_tokenizers import (
     WhitespaceSplit,
 )
 
-from corpus.chunks import Table
-from corpus.cutting import EXPRESSIONS, cutting_of
 from corpus.documents import read_documents
-from corpus.encode import PartlyPlain, PlainEncoder, TableEncoder, encoder_of, load_tokenizer
+from corpus.tokens.chunks import Table
+from corpus.tokens.cutting import EXPRESSIONS, cutting_of
+from corpus.tokens.encode import PartlyPlain, PlainEncoder, TableEncoder, encoder_of, load_tokenizer
 
 CLOSING = 0
 # Letters and marks of several scripts, numbers that are no digits, every kind of space, what contractions are made of.

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
-from corpus.chat_template import SPECIAL_TOKENS
 from corpus.config import IngestConfig, TokenizerConfig
 from corpus.documents import DocumentWriter, read_documents
-from corpus.encode import TableEncoder, encoder_of, load_tokenizer
 from corpus.ingest import ingest
 from corpus.split import is_heldout
 from corpus.tokenizer import tokenizer
+from corpus.tokens.chat_template import SPECIAL_TOKENS
+from corpus.tokens.encode import TableEncoder, encoder_of, load_tokenizer
 from infra.errors import StageError
 from tests.command import REPOSITORY, environment
 from tests.corpus.conftest import build_stage

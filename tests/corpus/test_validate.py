@@ -15,10 +15,10 @@ from scipy.special import rel_entr
 
 from corpus.config import InstructionsConfig, ShardConfig, ValidateConfig
 from corpus.documents import DocumentWriter, make_document
-from corpus.drift import compare
 from corpus.instructions import instructions
 from corpus.shard import shard
 from corpus.validate import validate
+from corpus.validation.drift import compare
 from infra.errors import StageError
 from infra.run import Run
 

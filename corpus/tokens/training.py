@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corpus.chat_template import SPECIAL_TOKENS
 from corpus.config import TokenizerConfig
 from corpus.documents import count_documents, read_documents
 from corpus.sources import read_sources
 from corpus.split import is_heldout
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.errors import stage_error
 from infra.pace import Pace
 from infra.run import Run
@@ -74,7 +74,7 @@ def _trained(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokeni
 def _unigram(vocab_size: int, texts: Iterator[str]) -> Tokenizer:
     from tokenizers import Tokenizer, models
 
-    from corpus.unigram import train_pieces
+    from corpus.tokens.unigram import train_pieces
 
     special = special_tokens("unigram")
     entries = [*((token, 0.0) for token in special), *train_pieces(texts, vocab_size - len(special))]

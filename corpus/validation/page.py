@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from corpus.drift import Drift
+from corpus.validation.drift import Drift
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from corpus.chat_template import END_OF_TEXT
-from corpus.cuts import kinds
-from corpus.cutting import Cutting, cutting_of, without_space_in_front
+from corpus.tokens.chat_template import END_OF_TEXT
+from corpus.tokens.cuts import kinds
+from corpus.tokens.cutting import Cutting, cutting_of, without_space_in_front
 from infra.errors import stage_error
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from corpus.chunks import Table
+    from corpus.tokens.chunks import Table
 
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
@@ -118,7 +118,7 @@ class TableEncoder:
     """
 
     def __init__(self, plain: PlainEncoder, cutting: Cutting, table: Table | None = None) -> None:
-        from corpus.chunks import Table
+        from corpus.tokens.chunks import Table
 
         self._plain = plain
         self._cutting = cutting
@@ -144,7 +144,7 @@ class TableEncoder:
 
     def _encode_some(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         """As many of the first texts as the table has room for."""
-        from corpus.chunks import find, gather
+        from corpus.tokens.chunks import find, gather
 
         text, offsets = _utf8(texts)
         table = self._table

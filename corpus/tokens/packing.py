@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.tokenise import TOKENS, Index
+from corpus.tokens.tokenise import TOKENS, Index
 from infra.pace import report
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def compression(tokenizer: Tokenizer, unknown_id: int | None, texts: list[str]) 
 
 def report(tokenizers: Mapping[str, Tokenizer], sample: Mapping[str, list[str]]) -> dict[str, Any]:
     """Label → {"vocab_size", "all": …, "sources": {source: …}}, each with what `Compression` has."""
-    from corpus.encode import unknown_id
+    from corpus.tokens.encode import unknown_id
 
     found = {}
     for label, tokenizer in tokenizers.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from corpus.cuts import SPACE_SIGN, Cuts, before_words, between_pretokens
+from corpus.tokens.cuts import SPACE_SIGN, Cuts, before_words, between_pretokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -2,7 +2,7 @@
 
 Most tokenizers split a text into pre-tokens first, by a regular expression that is matched from left to right, and a
 model turns each pre-token into ids without looking at the others. Where the expression begins a new pre-token whatever
-stands before and behind, a text may be cut. For the expressions of `corpus/cutting.py` that is
+stands before and behind, a text may be cut. For the expressions of `corpus/tokens/cutting.py` that is
 
 - before a space that follows no space: only at its beginning does a pre-token have a space beside other characters;
 - before a line break, a tab or an ASCII sign other than the apostrophe that follows a letter or a number: letters and

@@ -1,7 +1,7 @@
 """Texts cut into chunks (words with the space before them, mostly), with a table of the chunks seen so far.
 
-Compiled by numba. What the tokenizer has encoded once need only be looked up: `corpus/cuts.py` says where cuts leave
-ids as they are.
+Compiled by numba. What the tokenizer has encoded once need only be looked up: `corpus/tokens/cuts.py` says where cuts
+leave ids as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cuts import ALWAYS, LAST, LINE, PLAIN, Cuts
+from corpus.tokens.cuts import ALWAYS, LAST, LINE, PLAIN, Cuts
 from infra.native import kernel
 
 ENTRIES = 1 << 20
