@@ -52,7 +52,7 @@ def command(
     if form == "json":
         click.echo(json.dumps({"errors": [], **document}, indent=1))
     elif form == "html":
-        from cli.lineage_page import lineage_page
+        from evaluation.page.lineage import lineage_page
 
         click.echo(lineage_page(document), nl=False)
     else:

@@ -9,7 +9,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from corpus.validation.drift import compare
 from evaluation.config import CorpusReportConfig
+from evaluation.corpus_page import text_sections as text
+from evaluation.corpus_page import token_sections as tokens
+from evaluation.corpus_page.corpus import Corpus
+from evaluation.page.family import Family
+from evaluation.page.parts import render_page
+from evaluation.page.verdicts import Claim
+from evaluation.report import facts
 from infra.run import Result, Run
 
 FACTS = "facts.json"
@@ -22,17 +30,6 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     inputs: the stages of the chain by id, any of which may be missing; `previous`, where there is one, is the last
     report of this pipeline, against which the page shows the drift. It bears on nothing but the page.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    from corpus.validation.drift import compare
-    from evaluation.corpus_page import text_sections as text
-    from evaluation.corpus_page import token_sections as tokens
-    from evaluation.corpus_page.corpus import Corpus
-    from evaluation.page.family import Family
-    from evaluation.page.verdicts import Claim
-    from evaluation.report import TEMPLATES, facts
-
     stages = {name: folder for name, folder in inputs.items() if name != "previous"}
     corpus = Corpus(stages)
     before = inputs["previous"] / FACTS if "previous" in inputs else None
@@ -56,17 +53,10 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
         tokens.shards(corpus),
         tokens.drifted(compare(old, corpus.facts)),
     ]
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template("report.html.j2").render(
-        title=config.title or "Corpus",
-        kind="corpus report",
-        facts=[(name, value) for name, value in facts(Family(stages)) if name != "models"],
-        claims=claims,
-        sections=[section for section in made if section],
-        css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
-    )
+    about = [(name, value) for name, value in facts(Family(stages)) if name != "models"]
+    page = render_page(config.title or "Corpus", "corpus report", about, made, claims)
     (out_dir / PAGE).parent.mkdir(exist_ok=True)
-    (out_dir / PAGE).write_text(page + "\n", encoding="utf-8")
+    (out_dir / PAGE).write_text(page, encoding="utf-8")
     (out_dir / FACTS).write_text(json.dumps(corpus.facts, indent=1) + "\n", encoding="utf-8")
     run.progress(1, 1, "pages")
     documents, text_bytes = corpus.totals(corpus.chain[-1]) if corpus.chain else (0, 0)

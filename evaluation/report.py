@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from evaluation.config import ReportConfig
+from evaluation.page.benchmark_sections import answers, benchmarks
+from evaluation.page.family import Family
+from evaluation.page.origin_sections import data, lineage, reproduce, stages
+from evaluation.page.parts import Section, render_page
+from evaluation.page.safety_sections import bias, memorisation, toxicity
+from evaluation.page.training_sections import alignment, pretraining, reward_model, tuning
+from evaluation.page.verdicts import claims
+from evaluation.page.words import seconds
 from infra.run import Result, Run
-
-if TYPE_CHECKING:
-    from evaluation.page.family import Family
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -33,32 +35,15 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[str]]:
     """The page, and the state of each claim at its head."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    from evaluation.page.family import Family
-    from evaluation.page.sections import sections
-    from evaluation.page.verdicts import claims
-
     family = Family(inputs)
     judged = claims(family)
-    # No conditions: everything that is not Markup is escaped, whatever the template is called.
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template("report.html.j2").render(
-        title=config.title or "Training report",
-        kind="training report",
-        facts=facts(family),
-        claims=judged,
-        sections=sections(family, config.samples, config.command),
-        css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
-    )
-    return page + "\n", [claim.state for claim in judged]
+    made = sections(family, config.samples, config.command)
+    page = render_page(config.title or "Training report", "training report", facts(family), made, judged)
+    return page, [claim.state for claim in judged]
 
 
 def facts(family: Family) -> list[tuple[str, str]]:
     """The line under the title: models, stages, when and how long."""
-    from evaluation.page.words import seconds
-
     manifests = [one.manifest for one in family.artifacts.values() if one.manifest]
     found = [("models", ", ".join(family.models) or "none"), ("stages", str(len(family.artifacts)))]
     if manifests:
@@ -68,6 +53,33 @@ def facts(family: Family) -> list[tuple[str, str]]:
         commits = {str(manifest.code.get("commit") or "")[:10] for manifest in manifests} - {""}
         found.append(("code", ", ".join(sorted(commits)) or "not recorded"))
     return found
+
+
+def sections(family: Family, samples: int, command: str) -> list[Section]:
+    """Every section that has something to say, in reading order."""
+    made = [
+        *(pretraining(family, id) for id in family.steps("pretrain")),
+        *_tunings(family),
+        *(alignment(family, id) for id in family.steps("rlhf")),
+        benchmarks(family),
+        answers(family, samples),
+        toxicity(family),
+        bias(family),
+        memorisation(family),
+        data(family),
+        stages(family),
+        lineage(family),
+        reproduce(family, command),
+    ]
+    return [section for section in made if section]
+
+
+def _tunings(family: Family) -> list[Section]:
+    """The usual tuning with the usual reward model on one section, named steps each on its own."""
+    tunings, rewards = family.steps("sft"), family.steps("reward_model")
+    made = [tuning(family, "sft", "reward_model")]
+    made += [tuning(family, id) for id in tunings if id != "sft"]
+    return [*made, *(reward_model(family, id) for id in rewards if id != "reward_model")]
 
 
 if __name__ == "__main__":

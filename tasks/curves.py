@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluation.page.charts import Line, Point, line_chart
 from evaluation.page.parts import loss_lines
-from evaluation.page.plots import Line, Point, line_chart
 
 Curves = dict[str, list[Point]]
 

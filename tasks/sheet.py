@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.page.picture import data_uri
+from evaluation.page.charts import data_uri
 from evaluation.page.words import compact, seconds
 from infra.errors import StemmaError
 from infra.servers.logs import tail

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from evaluation.corpus_page.corpus import WORDS, Corpus
-from evaluation.page.bars import Bar, bar_chart
+from evaluation.page.charts import Bar, bar_chart
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import compact, percent, size
 

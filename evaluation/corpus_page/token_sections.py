@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corpus.validation.drift import Drift
 from evaluation.corpus_page.corpus import Corpus
-from evaluation.page.bars import Bar, bar_chart
+from evaluation.page.charts import Bar, bar_chart
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import fixed, percent, size
 

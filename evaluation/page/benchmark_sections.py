@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from evaluation.page.charts import Mark, Row, interval_plot
 from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table
-from evaluation.page.plots import Mark, Row, interval_plot
 from evaluation.page.words import (
     fixed,
     p_value,

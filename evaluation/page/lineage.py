@@ -1,15 +1,22 @@
-"""The family of the pipeline's artifacts as a picture: layers from left to right, an arrow for each input."""
+"""A family of artifacts as a picture, layers from left to right with an arrow for each input, and as a page."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from markupsafe import Markup
 
 from evaluation.artifacts import Artifact
+from evaluation.page.parts import Figure, Section, Table, render_page
 
+MODELS = ("pretrain", "base_model", "sft", "rlhf", "reward_model")
+FILES_SHOWN = 200
+DRAWN = 300
+"""Nodes; a picture of more is unreadable."""
 NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 114, 40, 20, 14
 SWEEPS = 12
 
@@ -21,7 +28,7 @@ class Box:
     id: str
     name: str
     small: str
-    told: str
+    tooltip: str
     is_model: bool = False
 
 
@@ -164,18 +171,71 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def _box(one: Artifact) -> Box:
-    is_model = one.stage in {"pretrain", "base_model", "sft", "rlhf", "reward_model"}
+    is_model = one.stage in MODELS
     if one.manifest is None:
         return Box(one.id, one.id, "no manifest", one.id, is_model)
-    told = f"{one.id}\nfingerprint {one.manifest.fingerprint}\ndigest {one.manifest.digest}\n{one.headline}"
-    return Box(one.id, one.id, one.manifest.digest[:10], told, is_model)
+    tooltip = f"{one.id}\nfingerprint {one.manifest.fingerprint}\ndigest {one.manifest.digest}\n{one.headline}"
+    return Box(one.id, one.id, one.manifest.digest[:10], tooltip, is_model)
 
 
 def _node(box: Box, x: float, y: float) -> str:
     name = box.name if len(box.name) <= 17 else box.name[:16] + "…"
     return (
-        f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.told)}</title>'
+        f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.tooltip)}</title>'
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="7"/>'
         f'<text class="name" x="{x + 9:.0f}" y="{y + 17:.0f}">{escape(name)}</text>'
         f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(box.small)}</text></g>'
     )
+
+
+def lineage_page(document: Mapping[str, Any]) -> str:
+    """The HTML page of what `stemma lineage --json` says: the picture, then every node with what is known of it."""
+    nodes = document["nodes"]
+    name = nodes[0]["id"]
+    title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"
+    boxes = [Box(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in MODELS) for node in nodes]
+    edges = {(edge["from"], edge["to"]): Edge(edge["from"], edge["to"], edge["requires"]) for edge in document["edges"]}
+    drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else Markup("")
+    lead = "" if drawn else f"{len(boxes):,} nodes: too many to draw."
+    means = "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist."
+    figures = [Figure("What descends from what", drawn, means, "", wide=True)] if drawn else []
+    table = Table("", ["node", "what came out", "what is known"], list(map(_known, nodes)), mono=(0,))
+    return render_page(
+        title, "lineage", [("store", document["root"])], [Section("family", "Family", lead, figures, [table])]
+    )
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["stage"]) if "stage" in node else node["key"] or "source"
+
+
+def _small(node: Mapping[str, Any]) -> str:
+    return "gone" if node["kind"] == "gone" else node.get("fingerprint", node["digest"])[:10]
+
+
+def _tooltip(node: Mapping[str, Any]) -> str:
+    files = [file["path"] for file in node.get("files", [])[:5]]
+    return "\n".join([node["id"], f"digest {node['digest']}", node.get("headline", ""), *files])
+
+
+def _known(node: Mapping[str, Any]) -> list[str | Markup]:
+    facts: list[str] = []
+    if node["kind"] == "gone":
+        facts.append("is not in the store any more")
+    if "dropped" in node:
+        facts += [f"dropped by {rule}: {count:,}" for rule, count in node["dropped"].items() if count]
+    if node.get("quarantined"):
+        facts.append(f"unreadable records put aside: {node['quarantined']:,}")
+    if node.get("adopted"):
+        facts.append(f"imported: {json.dumps(node['adopted'])}")
+    if node.get("settings"):
+        facts.append(f"settings: {json.dumps(node['settings'])}")
+    if code := node.get("code"):
+        facts.append(f"code {code.get('commit', '')[:12]}{', with changes' * bool(code.get('dirty'))}")
+    if "origins" in node:
+        facts += [f"documents from {name}: {count:,}" for name, count in node["origins"].items()]
+    files = node.get("files", [])
+    facts += [f"{file['sha256'][:16]} {file['path']}" for file in files[:FILES_SHOWN]]
+    if len(files) > FILES_SHOWN:
+        facts.append(f"and {len(files) - FILES_SHOWN:,} more; --json lists them all")
+    return [node["id"], node.get("headline", ""), Markup("<br>").join(facts)]

@@ -1,14 +1,17 @@
-"""What a section of the page may hold."""
+"""The parts of a page, and the one renderer that makes HTML of them: reports, and the lineage of an artifact."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from evaluation.page.plots import Line, smoothed
+from evaluation.page.charts import Line, smoothed
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,25 @@ def loss_lines(points: list[tuple[float, float]], label: str = "training") -> li
         Line(f"{label}, each batch", points, "train", faint=True),
         Line(label, smoothed(points, half_life), "train"),
     ]
+
+
+def render_page(
+    title: str, kind: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section], claims: Sequence[Any] = ()
+) -> str:
+    """A self-contained HTML page; everything in it that is not Markup is escaped.
+
+    facts: names and values below the title. claims: `evaluation.page.verdicts.Claim`s at the head of the page.
+    Sections that say nothing are left out.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template("report.html.j2").render(
+        title=title,
+        kind=kind,
+        facts=facts,
+        claims=claims,
+        sections=[section for section in sections if section],
+        css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
+    )
+    return page + "\n"

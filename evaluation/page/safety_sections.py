@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from evaluation.page.charts import Mark, Row, interval_plot
 from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table
-from evaluation.page.plots import Mark, Row, interval_plot
 from evaluation.page.words import (
     between,
     between_percent,

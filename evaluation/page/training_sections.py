@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from evaluation.page.charts import Level, Line, line_chart
 from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table, loss_lines
-from evaluation.page.plots import Level, Line, line_chart
 from evaluation.page.words import (
     between,
     between_percent,

@@ -15,10 +15,10 @@ import pytest
 
 from evaluation.artifacts import ancestors, read_artifacts
 from evaluation.config import ReportConfig
+from evaluation.page.charts import Line as PlotLine
+from evaluation.page.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.page.family import Family
 from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
-from evaluation.page.plots import Line as PlotLine
-from evaluation.page.plots import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.page.verdicts import claims
 from evaluation.page.words import p_value, percent, seconds, signed
 from evaluation.report import render, report
