@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.train_setting import SETTINGS, write, write_tokenizer
-from infra.servers.logs import tail
+from infra.tail import tail
 from tasks.supervisor import KEEP_MEMORY
 from training.hardware import native_bf16
 

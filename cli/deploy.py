@@ -1,4 +1,4 @@
-"""stemma deploy CONFIG: the pipeline and each of its stages as forms in the Prefect page."""
+"""stemma deploy, schedule, pause and resume CONFIG: a pipeline in the Prefect page, and when it runs by itself."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def command(
     if not as_json:
         for deployment in deployments:
             click.echo(f"{deployment['name']:<36} {deployment['url']}")
-        print_schedules(schedules)
+        _print_schedules(schedules)
     document = {
         "status": "done",
         "config": str(config),
@@ -77,7 +77,49 @@ def command(
     return document, 0
 
 
-def print_schedules(rows: list[dict[str, Any]]) -> None:
+@click.command("schedule")
+@CONFIG
+@root_option
+@as_json
+def schedule(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """When the pipeline runs by itself next, by what rules. `stemma deploy --cron` makes a schedule."""
+    return _tell(config, root, None, as_json)
+
+
+@click.command("pause")
+@CONFIG
+@root_option
+@as_json
+def pause(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Keep the pipeline from running by itself. A run that goes on goes on; `stemma run` still works."""
+    return _tell(config, root, False, as_json)
+
+
+@click.command("resume")
+@CONFIG
+@root_option
+@as_json
+def resume(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Let the pipeline run by itself again, from its next date on."""
+    return _tell(config, root, True, as_json)
+
+
+def _tell(config: Path, root: Path | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    from flows.config import load
+
+    pipeline = load(config)
+    reach_server(root_of(root))
+    from flows.schedules import schedule_rows, switch
+
+    rows = schedule_rows(pipeline.name) if active is None else switch(pipeline.name, active=active)
+    if not as_json:
+        _print_schedules(rows)
+        if not rows:
+            click.echo(f"{pipeline.name} has no schedule")
+    return {"status": "done", "pipeline": pipeline.name, "schedules": rows}, 0
+
+
+def _print_schedules(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         state = f"next at {', '.join(row['next'])}" if row["active"] else "paused"
         click.echo(f"{row['cron']} {row['timezone']}: {state}; overlap {row['overlap']}, catch up {row['catch_up']}")

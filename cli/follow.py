@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 from flows.journal import RunJournal
+from infra.tail import Tail
 
 POLL_S = 0.1
 PLAIN_PROGRESS_EVERY_S = 10.0
@@ -33,30 +34,15 @@ def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator
 
 
 def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
-    file: IO[str] | None = None
+    added = Tail(journal.path)
     with show:
         while True:
-            last_look = ended.is_set()
-            if file is None and journal.path.exists():
-                file = open(journal.path, encoding="utf8")  # noqa: SIM115 - closed below
-            if file is not None:
-                for line in _whole_lines(file):
-                    show.line(json.loads(line))
-            if last_look:
+            is_last_look = ended.is_set()
+            for line in added.lines():
+                show.line(json.loads(line))
+            if is_last_look:
                 break
             time.sleep(POLL_S)
-    if file is not None:
-        file.close()
-
-
-def _whole_lines(file: IO[str]) -> Iterator[str]:
-    while True:
-        position = file.tell()
-        line = file.readline()
-        if not line.endswith("\n"):
-            file.seek(position)
-            return
-        yield line
 
 
 class _Lines:

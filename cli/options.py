@@ -68,9 +68,9 @@ def reach_server(root: Path) -> None:
     Raises ConfigError if there is none, or if it does not let us in.
     """
     from infra.errors import ConfigError, Problem
-    from infra.servers.access import check_credentials
     from infra.servers.credentials import client_variables
     from infra.servers.environment import QUIET
+    from infra.servers.http import check_credentials
     from infra.servers.state import prefect_api_url
 
     url = prefect_api_url(root)

@@ -25,9 +25,9 @@ def command(
     """What runs now, where and since when; with CONFIG also each of its stages."""
     from infra.lineage.outbox import Outbox
     from infra.lineage.relay_lock import lineage_problem
-    from infra.servers.disk import disk
     from infra.servers.services import states
     from infra.servers.settings import settings_of as servers_of
+    from infra.store.layout import disk
 
     folder = root_of(root)
     servers = servers_of(folder)

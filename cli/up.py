@@ -1,4 +1,4 @@
-"""stemma up: the servers and the worker, in the background."""
+"""stemma up and down: the servers and the worker, in the background."""
 
 from __future__ import annotations
 
@@ -57,4 +57,19 @@ def command(
         for service in services:
             link = settings.page_of(service.url) or "in the background"
             click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
+    return document, 0
+
+
+@click.command("down")
+@root_option
+@as_json
+def down(root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Stop what `stemma up` started for this store. What it knows stays on disk."""
+    from infra.servers import services
+
+    folder = root_of(root)
+    stopped = services.down(folder, say=lambda line: click.echo(line, err=True))
+    document = {"status": "done", "root": str(folder), "services": [service.as_json() for service in stopped]}
+    if not as_json:
+        click.echo(f"stopped {', '.join(service.name for service in stopped)}" if stopped else "nothing was running")
     return document, 0

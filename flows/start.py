@@ -18,9 +18,9 @@ from flows.selection import Selection
 from infra.errors import Problem, StemmaError
 from infra.interrupts import NUMBERS, asked
 from infra.project import code_state
-from infra.servers.access import check_credentials
 from infra.servers.credentials import client_variables
 from infra.servers.environment import OFFLINE, QUIET
+from infra.servers.http import check_credentials
 from infra.servers.state import prefect_api_url, recorded, works_elsewhere
 
 if TYPE_CHECKING:

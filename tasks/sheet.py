@@ -11,8 +11,8 @@ from typing import Any
 from evaluation.page.charts import data_uri
 from evaluation.page.words import compact, seconds
 from infra.errors import StemmaError
-from infra.servers.logs import tail
 from infra.store.manifest import Manifest
+from infra.tail import tail
 from tasks.curves import curves_of, drawings
 
 LOG_LINES = 15

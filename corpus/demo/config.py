@@ -28,7 +28,7 @@ class DocstringSelection(Config):
 
     def source(self, key: str) -> Source:
         """The installed files as one source whose digest comes from the packages' RECORD files."""
-        from corpus.docstrings import content_digest, records
+        from corpus.demo.docstrings import content_digest, records
 
         return Source(
             key,

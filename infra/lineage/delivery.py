@@ -41,9 +41,8 @@ from infra.lineage.messages import (
     StageReused,
     StageStarted,
 )
-from infra.lineage.metric_lines import Line, read_lines, undone_lines
+from infra.lineage.metrics import Line, Point, delete_points, read_lines, undone_lines
 from infra.lineage.migrations import prepare
-from infra.lineage.points import Point, delete_points
 from infra.lineage.tracking import database_uri, exclusive
 
 METRICS_A_BATCH = 1000

@@ -1,4 +1,4 @@
-"""Small questions to servers, past any proxy.
+"""Small questions to servers, past any proxy, and whether guarded ones let us in.
 
 python -m infra.servers.http URL    ends with 0 if it answers, for health checks
 """
@@ -10,9 +10,13 @@ import sys
 import urllib.error
 import urllib.request
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-from infra.servers.credentials import credentials
+from infra.errors import ConfigError, Problem
+from infra.servers.credentials import AUTH, credentials
+from infra.servers.settings import settings_of
+from infra.servers.state import prefect_api_url
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -51,6 +55,24 @@ def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
         if error.code == HTTPStatus.UNAUTHORIZED:
             raise PermissionError(f"{url} refuses these credentials") from error
         raise
+
+
+def check_credentials(root: Path | str) -> None:
+    """Raises ConfigError `no_credentials` if the servers of a store ask for credentials that we do not have."""
+    url = prefect_api_url(root)
+    if url is None or not settings_of(root).guarded:
+        return
+    try:
+        post(f"{url}/flows/count", {})
+    except PermissionError:
+        raise not_let_in() from None
+    except OSError:
+        return  # whoever needs the server says so
+
+
+def not_let_in() -> ConfigError:
+    message = "the servers do not accept these credentials" if credentials() else "the servers ask for credentials"
+    return ConfigError(Problem("no_credentials", AUTH, message, f"export {AUTH} as it was at `stemma up`"))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from infra.errors import stage_error
 from infra.process import PARENT_FD, group_alive, signal_group
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
-from infra.servers.logs import last_lines
 from infra.servers.ports import HOST, any_free_port
 from infra.servers.specs import prefect_server_variables
+from infra.tail import last_lines
 
 START_TIMEOUT_S = 180.0
 

@@ -19,7 +19,6 @@ import psutil
 from infra.errors import ConfigError, Problem, StageError, stage_error
 from infra.process import end_group, group_alive, signal_group, started_at
 from infra.servers.environment import server_environ
-from infra.servers.logs import last_lines
 from infra.servers.ports import reserved_port
 from infra.servers.settings import Settings, chosen, settings_of
 from infra.servers.specs import (
@@ -33,6 +32,7 @@ from infra.servers.specs import (
     worker_spec,
 )
 from infra.servers.state import Service, make_servers_folder, record, recorded, servers_folder
+from infra.tail import last_lines
 
 PORT_PATIENCE_S = 3.0
 """People have the address of a server that is started again in their bookmarks."""

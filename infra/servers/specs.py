@@ -10,10 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.lineage.relay_lock import relay_pid
-from infra.servers.access import not_let_in
 from infra.servers.credentials import credentials
 from infra.servers.environment import prefect_home
-from infra.servers.http import answers, post
+from infra.servers.http import answers, not_let_in, post
 from infra.servers.settings import Settings
 from infra.servers.state import Service
 
@@ -125,7 +124,7 @@ def metrics_spec(root: Path, port: int, settings: Settings) -> Spec:
     return Spec(
         "metrics",
         f"{url}/metrics",
-        (sys.executable, "-m", "infra.metrics.server", str(root), "--host", settings.host, "--port", str(port)),
+        (sys.executable, "-m", "infra.servers.metrics", str(root), "--host", settings.host, "--port", str(port)),
         lambda service: answers(f"{url}/health"),
     )
 

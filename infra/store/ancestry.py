@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from infra.store.manifest import Input, Manifest, SourceRecord
-from infra.store.store import Store
+from infra.store.store import Difference, Store
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,15 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
             family.add(source)
             family.links.append(Link(source.id, child.id, record.key))
     return family
+
+
+def missing(store: Store, family: Family) -> list[tuple[Member, Difference]]:
+    """The ancestors whose bytes are not in the store any more."""
+    return [
+        (member, Difference(store.root / member.input.path, "missing: no artifact with its bytes is there"))
+        for member in family.members.values()
+        if member.kind == "gone" and member.input
+    ]
 
 
 def descent(store: Store, start: Member) -> Family:

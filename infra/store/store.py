@@ -105,6 +105,13 @@ class Store:
         found += [Difference(path, "changed") for path, sha in actual.items() if sha != expected[path].sha256]
         return sorted(found, key=lambda difference: difference.path)
 
+    def verify(self, folder: Path, manifest: Manifest) -> list[Difference]:
+        """Every file that is missing, changed, unreadable or in no manifest; every byte is read."""
+        found = self.differences(folder, manifest, read_all=True)
+        named = {folder / file.path for file in manifest.files} | {folder / MANIFEST}
+        extra = sorted(path for path in folder.rglob("*") if not path.is_dir() and path not in named)
+        return [*found, *(Difference(path, "in no manifest") for path in extra)]
+
     def _contradictions(self, folder: Path, manifest: Manifest) -> list[Difference]:
         if self.content_digest(manifest.files) != manifest.digest:
             return [Difference(folder / MANIFEST, "changed: its digest is not that of the files it names")]

@@ -22,7 +22,6 @@ from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest
 from infra.store.pins import Pins
 from infra.store.store import Store
-from infra.store.verification import verify
 from tests.artifacts import make_artifact
 from tests.command import Answer
 
@@ -240,7 +239,7 @@ class TestAncestorsOfARegisteredModel:
             assert ancestors <= set(left)
             assert set(left) == needed
             for path, one in left.values():
-                assert verify(store, path, one) == []
+                assert store.verify(path, one) == []
             for member in ancestry(store, list(left.values())).members.values():
                 assert member.kind != "gone", f"{member.id} was taken from its descendants"
 

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from infra.metrics.store import StoreCollector
 from infra.run import Run, open_journal
 from infra.servers.http import answers
+from infra.servers.metrics import StoreCollector
 from infra.servers.ports import any_free_port
 from infra.store.layout import Layout
 from tests.command import Answer, environment, write_config
@@ -71,7 +71,7 @@ def test_behind_credentials_the_figures_are_for_those_who_know_them(
     tmp_path: Path, given: str | None, status: int
 ) -> None:
     port = any_free_port()
-    command = [sys.executable, "-m", "infra.metrics.server", str(tmp_path), "--port", str(port)]
+    command = [sys.executable, "-m", "infra.servers.metrics", str(tmp_path), "--port", str(port)]
     server = subprocess.Popen(command, env=environment(STEMMA_AUTH="ops:correct-horse-battery"))
     try:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), timeout_s=60)

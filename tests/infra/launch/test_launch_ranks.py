@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
-from infra.launch.nodes import Node
+from infra.launch.ranks import Node
 from tests.infra.launch.launcher import launch
 from tests.processes import gone, wait_until
 

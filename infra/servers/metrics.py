@@ -1,20 +1,38 @@
-"""What a store's folders say: runs and failures, what is being built and how fast, what waits for MLflow, the disk."""
+"""The metrics of one store for Prometheus, beside Prefect's and MLflow's own.
+
+Runs and failures, what is being built and how fast, what waits for MLflow, the disk, the queue; behind the same
+credentials as the pages where STEMMA_AUTH is set.
+
+python -m infra.servers.metrics ROOT --port 9464
+"""
 
 from __future__ import annotations
 
+import argparse
+import hmac
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.servers.callers import HEADERS, Callers
+from infra.servers.credentials import Credentials, credentials
+from infra.servers.http import post
+from infra.servers.services import services
+from infra.servers.settings import Settings
+from infra.servers.state import prefect_api_url
 from infra.store.layout import Layout
 
-TAIL_BYTES = 64_000
+JOURNAL_END_BYTES = 64_000
 LIVE = {
     "train/tokens_per_s": ("stemma_tokens_per_second", "Training throughput of a stage that is being built."),
     "train/mfu": ("stemma_mfu_ratio", "Model FLOPs utilisation, attention included (PaLM, appendix B)."),
@@ -107,11 +125,98 @@ def _newest_lines(journal: Path) -> Iterator[dict[str, Any]]:
     """The whole lines at a journal's end."""
     try:
         with open(journal, "rb") as file:
-            file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
+            file.seek(max(0, journal.stat().st_size - JOURNAL_END_BYTES))
             text = file.read()
     except FileNotFoundError:
         return  # it became an artifact just now
-    cut = len(text) == TAIL_BYTES
+    cut = len(text) == JOURNAL_END_BYTES
     for line in text.rpartition(b"\n")[0].split(b"\n")[int(cut) :]:
         if line:
             yield json.loads(line)
+
+
+STATES = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
+
+
+class QueueCollector(Collector):
+    """Asks the servers of a store at each scrape: who answers, and how many runs wait, are late, and run."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("stemma_service_up", "1 for each service that runs and answers.", labels=["service"])
+        for service in services(self._root):
+            up.add_metric([service.name], 1)
+        yield up
+        queue = GaugeMetricFamily("stemma_flow_runs", "Flow runs that are due, by state.", labels=["state"])
+        late = 0
+        if url := prefect_api_url(self._root):
+            due = {"expected_start_time": {"before_": datetime.now(UTC).isoformat()}}
+            for state in STATES:
+                queue.add_metric([state.lower()], _count(url, due | {"state": {"type": {"any_": [state]}}}))
+            late = _count(url, {"state": {"name": {"any_": ["Late"]}}})
+        yield queue
+        yield GaugeMetricFamily("stemma_flow_runs_late", "Flow runs past their time that no worker has taken.", late)
+
+
+def _count(url: str, which: dict[str, object]) -> int:
+    try:
+        return int(post(f"{url}/flow_runs/count", {"flow_runs": which}, timeout_s=5))
+    except OSError:
+        return 0
+
+
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def serve(root: Path, host: str, port: int) -> None:
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(root))
+    registry.register(QueueCollector(root))
+    app = _guarded(make_wsgi_app(registry), credentials(), Settings(host).callers(port))
+    make_server(host, port, app, server_class=_Server, handler_class=_Quiet).serve_forever()
+
+
+def _guarded(metrics: App, known: Credentials | None, callers: Callers) -> App:
+    """/health answers all of our callers, anything else only who knows the credentials."""
+
+    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if refused := callers.refusal(environ["REQUEST_METHOD"], _headers(environ)):
+            start(f"{refused.status.value} {refused.status.phrase}", list(HEADERS))
+            return [refused.body]
+        if environ["PATH_INFO"] == "/health":
+            start("200 OK", [("Content-Type", "text/plain")])
+            return [b"OK"]
+        given = environ.get("HTTP_AUTHORIZATION", "")
+        if known and not hmac.compare_digest(given.encode(), known.header.encode()):
+            start("401 Unauthorized", [("WWW-Authenticate", 'Basic realm="stemma"'), ("Content-Type", "text/plain")])
+            return [b"credentials were expected"]
+        return metrics(environ, start)
+
+    return app
+
+
+def _headers(environ: Mapping[str, Any]) -> dict[str, str]:
+    """WSGI has `HTTP_SEC_FETCH_SITE` for Sec-Fetch-Site, and says of a body's absence that it has no length."""
+    found = {key[5:]: value for key, value in environ.items() if key.startswith("HTTP_")}
+    found |= {key: environ[key] for key in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(key)}
+    return {name.lower().replace("_", "-"): value for name, value in found.items()}
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape every few seconds is no news."""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9464)
+    options = parser.parse_args()
+    serve(options.root.absolute(), options.host, options.port)
