@@ -1,4 +1,4 @@
-"""stemma adopt STAGE FOLDER: bring in a corpus, shards or a model that was made elsewhere."""
+"""stemma adopt STAGE FOLDER: import a corpus, shards or a model that was made elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cli.output import as_json
 @root_option
 @as_json
 def command(stage: str, folder: Path, note: str, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Copy FOLDER into the store as an artifact of STAGE, its provenance marked as adopted.
+    """Copy FOLDER into the store as an artifact of STAGE, its provenance marked as imported.
 
     FOLDER holds what the stage would have written: documents/part-*.parquet for ingest and clean; train/, validation/
     and meta.json for shard; a Hugging Face folder with safetensors for a model or a tokenizer; train.jsonl and

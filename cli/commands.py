@@ -14,7 +14,7 @@ COMMANDS = {
     "logs": ("cli.logs", "What a stage printed."),
     "lineage": ("cli.lineage", "What an artifact descends from, and what descends from it."),
     "verify": ("cli.verify", "Hash an artifact, or its whole ancestry, again."),
-    "adopt": ("cli.adopt", "Bring in a corpus, shards or a model made elsewhere."),
+    "adopt": ("cli.adopt", "Import a corpus, shards or a model made elsewhere."),
     "gc": ("cli.gc", "Remove artifacts that nothing needs."),
     "up": ("cli.up", "Start the Prefect and MLflow servers and a worker in the background."),
     "down": ("cli.up:down", "Stop what `up` started."),

@@ -15,7 +15,7 @@ from cli.output import as_json, print_problems, print_table
 @click.option("--yes", is_flag=True, help="Remove what is shown.")
 @click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this one and all that it descends from.")
 @click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Take a pin away.")
-@click.option("--adopted", is_flag=True, help="Adopted artifacts too; otherwise they stay.")
+@click.option("--adopted", is_flag=True, help="Imported artifacts too; otherwise they stay.")
 @root_option
 @as_json
 def command(

@@ -59,7 +59,7 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
             _print_said(said.lines())
             for line in printed.lines():
                 click.echo(line)
-    return {"status": "done", "stage": stage, "path": str(place), "said": _told(said_lines), "text": text}, 0
+    return {"status": "done", "stage": stage, "path": str(place), "said": _spoken(said_lines), "text": text}, 0
 
 
 def _step_of(journal: Path) -> str:
@@ -71,12 +71,12 @@ def _step_of(journal: Path) -> str:
     return journal.parts[-4]
 
 
-def _told(lines: list[str]) -> list[dict[str, Any]]:
+def _spoken(lines: list[str]) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if line["kind"] != "metric"]
 
 
 def _print_said(lines: list[str]) -> None:
-    for line in _told(lines):
+    for line in _spoken(lines):
         clock = time.strftime("%H:%M:%S", time.localtime(line["time"]))
         if line["kind"] == "event":
             click.echo(f"{clock} {line['message']}")

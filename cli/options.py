@@ -31,7 +31,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for flag, message in (
         ("force", "Build these stages even if their artifacts are there."),
         ("until", "These stages and all that they need."),
-        ("from", "These stages and all that hang on them."),
+        ("from", "These stages and all downstream of them."),
         ("only", "Just these stages."),
     ):
         function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=message)(function)

@@ -82,7 +82,7 @@ def _details(node: Mapping[str, Any]) -> list[str]:
     if adopted := node.get("adopted"):
         note = f": {adopted['note']}" if adopted.get("note") else ""
         lines.append(
-            f"adopted from {adopted['host']}:{adopted['from']} by {adopted['user']}, {adopted['when'][:10]}{note}"
+            f"imported from {adopted['host']}:{adopted['from']} by {adopted['user']}, {adopted['when'][:10]}{note}"
         )
     if "dropped" in node:
         rules = sorted(((count, rule) for rule, count in node["dropped"].items() if count), reverse=True)

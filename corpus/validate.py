@@ -66,8 +66,8 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if largest is not None and largest.psi > MUCH:
         moved, before, now = largest.moved
         changed = f"the share of {moved} went from {before:.1%} to {now:.1%}"
-        told = f"{kind} drifted since the last validation: by {largest.name}, {changed}"
-        run.event("drift", told, distribution=largest.name, psi=round(largest.psi, 6))
+        message = f"{kind} drifted since the last validation: by {largest.name}, {changed}"
+        run.event("drift", message, distribution=largest.name, psi=round(largest.psi, 6))
     failed = [outcome for outcome in outcomes if not outcome["success"]]
     if failed:
         words = "; ".join(f"expected: {outcome['sentence']}, found: {outcome['observed']}" for outcome in failed)
@@ -106,8 +106,8 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
 
 def _outcome(sentence: str, found: ExpectationValidationResult) -> dict[str, Any]:
     if not found.result:
-        told = next(iter(found.exception_info.values()), found.exception_info)
-        reason = told.get("exception_message") if isinstance(told, Mapping) else told
+        raised = next(iter(found.exception_info.values()), found.exception_info)
+        reason = raised.get("exception_message") if isinstance(raised, Mapping) else raised
         raise stage_error("bad_suite", _config(found).type, f"Great Expectations could not evaluate it: {reason}")
     return {
         "expectation": _config(found).type,

@@ -84,11 +84,11 @@ def _pairs(parser: argparse.ArgumentParser, texts: list[str]) -> dict[str, str]:
 
 def _on_sigterm() -> tuple[Callable[[], bool], Callable[[], None]]:
     """Whether SIGTERM has come, by which schedulers announce that they take the machine back; and to listen anew."""
-    told = False
+    is_announced = False
 
     def tell(*_: Any) -> None:
-        nonlocal told
-        told = True
+        nonlocal is_announced
+        is_announced = True
         if "RANK" not in os.environ:  # a rank may hear it from the scheduler and from its launcher
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends a stage that does not look
 
@@ -96,7 +96,7 @@ def _on_sigterm() -> tuple[Callable[[], bool], Callable[[], None]]:
         signal.signal(signal.SIGTERM, tell)
 
     listen()
-    return lambda: told, listen
+    return lambda: is_announced, listen
 
 
 def _work(out: Path) -> Path:

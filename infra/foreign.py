@@ -25,10 +25,10 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz",
 
 @dataclass(frozen=True)
 class Danger:
-    """code: `foreign_code` for a model's own code, else `unsafe_file`. told: what is wrong. fix: what to do."""
+    """code: `foreign_code` for a model's own code, else `unsafe_file`. message: what is wrong. fix: what to do."""
 
     path: Path
-    told: str
+    message: str
     code: str = "unsafe_file"
     fix: str = ""
 
@@ -51,17 +51,17 @@ def dangers(folder: Path) -> Iterator[Danger]:
         for name in sorted([*folders, *files]):
             path = Path(place, name)
             if path.is_symlink():
-                if told := _bad_link(path, homes):
-                    yield Danger(path, told)
+                if message := _bad_link(path, homes):
+                    yield Danger(path, message)
                     continue
             elif not path.is_file() and not path.is_dir():
                 yield Danger(path, "neither a file nor a folder")
                 continue
             if path.suffix.lower() in PICKLES:
-                told = "a pickle can run code when it is read; take it out, weights belong into *.safetensors"
-                yield Danger(path, told)
+                message = "a pickle can run code when it is read; take it out, weights belong into *.safetensors"
+                yield Danger(path, message)
             elif name.endswith("index.json"):
-                yield from (Danger(path, told) for told in _bad_names(path))
+                yield from (Danger(path, message) for message in _bad_names(path))
             elif name.endswith("config.json"):
                 yield from _bad_settings(path)
 
@@ -74,7 +74,7 @@ def check_model(folder: Path, where: str = "") -> None:
     """
     for danger in dangers(folder):
         if danger.path.suffix.lower() not in PICKLES:
-            message = f"{danger.path.name} {danger.told}" if danger.runs_code else f"{danger.path}: {danger.told}"
+            message = f"{danger.path.name} {danger.message}" if danger.runs_code else f"{danger.path}: {danger.message}"
             raise stage_error(danger.code, where or str(danger.path), message, danger.fix)
 
 
@@ -90,8 +90,8 @@ def _bad_link(path: Path, homes: list[Path]) -> str:
 
 def _bad_names(index: Path) -> Iterator[str]:
     """Files that an index of weights or shards names and that lie elsewhere."""
-    data, told = _read(index)
-    yield from told
+    data, problems = _read(index)
+    yield from problems
     for name in _named(data):
         if _leads_out(str(name)):
             yield f"names {name}, which lies outside of the folder"
@@ -99,8 +99,8 @@ def _bad_names(index: Path) -> Iterator[str]:
 
 def _bad_settings(config: Path) -> Iterator[Danger]:
     """Code that a model's or tokenizer's config names, and files that it names and that lie elsewhere."""
-    data, told = _read(config)
-    yield from (Danger(config, one) for one in told)
+    data, problems = _read(config)
+    yield from (Danger(config, one) for one in problems)
     for key, value in _settings(data):
         kernel = key.endswith("attn_implementation") and "/" in str(value)
         if value and (key in CODE_KEYS or kernel):

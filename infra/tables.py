@@ -58,9 +58,9 @@ def check(path: Path, lost: str) -> None:
             raise damaged(path, str(found), lost)
 
 
-def damaged(path: Path, told: str, lost: str) -> StageError:
+def damaged(path: Path, reason: str, lost: str) -> StageError:
     """lost: what to do, and what is lost by it."""
-    return stage_error("damaged_state", str(path), f"this file is damaged: {told}", lost)
+    return stage_error("damaged_state", str(path), f"this file is damaged: {reason}", lost)
 
 
 def read_state(path: Path, lost: str, otherwise: Any) -> Any:
@@ -88,9 +88,12 @@ def unwritable(error: OSError, path: Path) -> StageError:
         return stage_error(
             "disk_full", str(path), "the disk is full: this file could not be written", "free some space and run again"
         )
-    told = error.strerror or str(error)
+    reason = error.strerror or str(error)
     return stage_error(
-        "unwritable", str(path), f"cannot be written: {told}", "make it writable for this user, or name another --root"
+        "unwritable",
+        str(path),
+        f"cannot be written: {reason}",
+        "make it writable for this user, or name another --root",
     )
 
 

@@ -25,7 +25,7 @@ def check_payload(stage: str, folder: Path) -> None:
         raise ConfigError(Problem("not_a_folder", str(folder), "a folder was expected, this is a file", fix))
     if not folder.is_dir():
         raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
-    if problems := [Problem(one.code, str(one.path), one.told, one.fix) for one in dangers(folder)]:
+    if problems := [Problem(one.code, str(one.path), one.message, one.fix) for one in dangers(folder)]:
         raise ConfigError(*problems)
     if problems := [Problem("not_a_payload", str(path), told) for path, told in PAYLOADS[stage](folder)]:
         raise ConfigError(*problems)

@@ -48,6 +48,14 @@ def test_the_files_it_links_are_there() -> None:
     assert not missing
 
 
+def test_the_files_that_the_guides_name_are_there() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    package = r"`((?:cli|flows|tasks|training|evaluation|corpus|infra|configs|benchmarks|tests)/[\w./-]*)`"
+    named = {(page.name, path) for page in pages for path in re.findall(package, page.read_text(encoding="utf8"))}
+    assert len(named) > 50
+    assert not [(page, path) for page, path in sorted(named) if not (REPOSITORY / path).exists()]
+
+
 @pytest.fixture(scope="module")
 def after_demo(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
     """What a newcomer has after `make demo`, at tiny size: a config, its store, and servers that run."""

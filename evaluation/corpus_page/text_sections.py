@@ -99,7 +99,7 @@ def rules(corpus: Corpus) -> Section:
     samples = corpus.json("clean", "aux/samples.json")
     shown = [*(rule for _, rule, _ in counted if rule in samples)][:RULES_SAMPLED]
     folded = [
-        (f"{kind.replace('_', ' ')}: {row['source']}", _told(row))
+        (f"{kind.replace('_', ' ')}: {row['source']}", _as_text(row))
         for kind in ("kept", "changed", *shown)
         for row in samples.get(kind, [])[:2]
     ]
@@ -110,7 +110,7 @@ def _wide_chart(title: str, rows: list[tuple[str, list[Bar]]]) -> Markup:
     return bar_chart(title, rows, value_format=compact, width=900, label_width=330)
 
 
-def _told(row: dict[str, Any]) -> str:
+def _as_text(row: dict[str, Any]) -> str:
     """A sample as text: what was measured, then the text, before and after where it was changed."""
     texts = {key: value for key, value in row.items() if key not in ("id", "source") and value not in (None, "")}
     return "\n\n".join(f"{key}: {str(value)[:SAMPLE_CHARACTERS]}" for key, value in texts.items())
@@ -163,7 +163,7 @@ def contamination(corpus: Corpus) -> Section:
     hit = sum(one["items_hit"] for one in found["tasks"].values())
     lead = f"{hit:,} of {sum(one['items'] for one in found['tasks'].values()):,} test items stood in the text."
     table = Table("", ["benchmark", "items", "found", "in documents"], rows, numeric=(1, 2, 3))
-    folded = [(f"{row['task']}, item {row['item']}", _told(row)) for row in list(found["samples"])[:5]]
+    folded = [(f"{row['task']}, item {row['item']}", _as_text(row)) for row in list(found["samples"])[:5]]
     return Section("contamination", "Test items in the text", lead, tables=[table], folded=folded)
 
 

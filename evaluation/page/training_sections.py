@@ -57,7 +57,7 @@ def pretraining(family: Family, id: str) -> Section:
         x_label="batch",
         y_label="learning rate",
         from_zero=True,
-        marks=[(one["back_to"], _told(one)) for one in corrections],
+        marks=[(one["back_to"], _described(one)) for one in corrections],
     )
     if chart:
         peak = max(value for _, value in rate)
@@ -106,7 +106,7 @@ def _early_samples(family: Family, id: str) -> list[Table]:
     return [Table("Samples while training", ["batch", "prompt", "goes on"], rows, note, folded=True)] if rows else []
 
 
-def _told(one: dict[str, Any]) -> str:
+def _described(one: dict[str, Any]) -> str:
     alarm = one["alarm"]
     return (
         f"{alarm['cause']} {float(alarm['value']):.3g} at batch {alarm['batch']:,}: back to {one['back_to']:,}, "

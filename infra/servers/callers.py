@@ -27,11 +27,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 @dataclass(frozen=True)
 class Refusal:
     status: HTTPStatus
-    told: str
+    message: str
 
     @property
     def body(self) -> bytes:
-        return f"{self.told}\n".encode()
+        return f"{self.message}\n".encode()
 
 
 HEADERS = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
@@ -56,18 +56,18 @@ class Callers:
         """
         host = headers.get("host", "").lower()
         if host_name(host) not in self.names:
-            told = f"this server is not known as {_shown(host)}"
-            return Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"{told}. {_to_set('name', host_name(host))}")
+            message = f"this server is not known as {_shown(host)}"
+            return Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"{message}. {_to_set('name', host_name(host))}")
         origin = headers.get("origin")
         if origin is not None:
             if not self._ours(origin.lower(), host):
-                told = f"pages of {_shown(origin)} may not call this server"
-                return Refusal(HTTPStatus.FORBIDDEN, f"{told}. {_to_set('address', origin.rpartition('/')[2])}")
+                message = f"pages of {_shown(origin)} may not call this server"
+                return Refusal(HTTPStatus.FORBIDDEN, f"{message}. {_to_set('address', origin.rpartition('/')[2])}")
         elif method not in READS and headers.get("sec-fetch-site", "none") not in OWN_SITES:
             return Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server.")
         if self.json_only and method not in READS and _has_body(headers) and not _is_json(headers):
-            told = "a body of JSON was expected, with Content-Type: application/json"
-            return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, told)
+            message = "a body of JSON was expected, with Content-Type: application/json"
+            return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         return None
 
     def _ours(self, origin: str, host: str) -> bool:

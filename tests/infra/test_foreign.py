@@ -94,7 +94,7 @@ def test_a_pickle_is_refused_and_not_read(model: Path, sign: Path, tmp_path: Pat
     write_pickle(model / "deep" / name, sign)
     [danger] = dangers(model)
     assert danger.path.name == name
-    assert "can run code" in danger.told
+    assert "can run code" in danger.message
     if name in ("x.bin", "x.npz"):
         answered = adopt(model, tmp_path / "store")
         assert (answered.code, [error["code"] for error in answered.document["errors"]]) == (2, ["unsafe_file"])
@@ -223,7 +223,7 @@ def test_where_a_model_once_was_is_no_path_that_is_opened(model: Path, tmp_path:
 def test_settings_nested_too_deep_are_refused(model: Path) -> None:
     (model / "config.json").write_text("[" * 100_000)
     (model / "model.safetensors.index.json").write_text("[" * 100_000)
-    assert {danger.told for danger in dangers(model)} == {"is nested too deep to be read"}
+    assert {danger.message for danger in dangers(model)} == {"is nested too deep to be read"}
 
 
 def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
@@ -288,7 +288,7 @@ def test_shards_that_lie_elsewhere_are_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_instead_of_waited_for(model: Path) -> None:
     os.mkfifo(model / "more.safetensors")
-    assert [danger.told for danger in dangers(model)] == ["neither a file nor a folder"]
+    assert [danger.message for danger in dangers(model)] == ["neither a file nor a folder"]
 
 
 def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_refusal_says_what_an_operator_sets_and_then_it_is_taken(monkeypatch: 
     for headers, name in ((kept, "stemma.lab"), (changed, "stemma.lab:8443")):
         found = rules().refusal("POST", headers)
         assert found is not None
-        assert f"STEMMA_NAMES={name}" in found.told
+        assert f"STEMMA_NAMES={name}" in found.message
         monkeypatch.setenv("STEMMA_NAMES", f"mlflow,{name}")
         assert status(rules("0.0.0.0"), **headers) == 200
         monkeypatch.delenv("STEMMA_NAMES")
