@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -24,10 +23,9 @@ from mlflow.entities import (
     RunTag,
     ViewType,
 )
-from mlflow.exceptions import MlflowException
 
 from infra.lineage import page
-from infra.lineage.artifact_files import artifact_folder, put_copies, put_links
+from infra.lineage.artifact_files import artifact_folder, put_copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import (
     Input,
@@ -41,17 +39,14 @@ from infra.lineage.messages import (
     StageReused,
     StageStarted,
 )
-from infra.lineage.metrics import Line, Point, delete_points, read_lines, undone_lines
+from infra.lineage.metrics import MetricsDelivery, milliseconds
 from infra.lineage.migrations import prepare
+from infra.lineage.registry import Registry, quoted
 from infra.lineage.tracking import database_uri, exclusive
 
-METRICS_A_BATCH = 1000
 PARAMS_A_BATCH = 100
 SOURCES_SHOWN = 100
 DIGEST_LENGTH = 32
-VERSIONS_TAG = "mlflow.modelVersions"
-
-log = logging.getLogger("stemma.relay")
 
 
 class UnknownBuild(LookupError):
@@ -77,6 +72,8 @@ class Delivery:
                 self._client.search_experiments(max_results=1)
         else:
             self._client = MlflowClient(uri, registry_uri=uri)
+        self._metrics = MetricsDelivery(root, self._client, ledger)
+        self._registry = Registry(root, self._client, ledger)
 
     def deliver(self, message: Message, sender: Mapping[str, Any]) -> None:
         """Raises UnknownBuild, MlflowException, or an OSError for files that cannot be read."""
@@ -94,16 +91,13 @@ class Delivery:
             case PipelineFinished():
                 self._pipeline_finished(message)
             case RegisterModel():
-                self._register(message)
+                self._registry.register(self._known(message.build_id), message)
             case _:
                 raise TypeError(f"no delivery for {type(message).__name__}")
 
     def follow_metrics(self) -> None:
         """Sends what was written to the followed files since the last call."""
-        for build_id, path, offset in self._ledger.tails():
-            run = self._ledger.run(build_id)
-            if run and Path(path).exists():
-                self._send_lines(run, Path(path), offset, follow=True)
+        self._metrics.follow()
 
     def end_abandoned(self, run: DeliveredRun) -> None:
         """Marks a run whose process died without a word."""
@@ -139,9 +133,9 @@ class Delivery:
 
     def _stage_finished(self, message: StageFinished) -> None:
         run = self._known(message.build_id)
-        self._send_last_metrics(run, message)
-        at_ms = _ms(message.time)
-        self._log_metrics(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
+        self._metrics.send_last(run, message.metrics)
+        at_ms = milliseconds(message.time)
+        self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
         if message.output:
             self._log_output(run, message.output)
         put_copies(message.artifacts, self._folder(run))
@@ -172,43 +166,10 @@ class Delivery:
         run = self._known(message.build_id)
         if message.error:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
-        self._client.set_terminated(run.run_id, message.status, _ms(message.time))
+        self._client.set_terminated(run.run_id, message.status, milliseconds(message.time))
         self._delete_twins(run)
-        self._delete_twin_versions(run)
+        self._registry.delete_twin_versions(run)
         self._ledger.ended(run.build_id)
-
-    def _register(self, message: RegisterModel) -> None:
-        run = self._known(message.build_id)
-        model_id = self._logged_model(run, message.digest, message.name)
-        model = self._client.get_logged_model(model_id)
-        put_links(Path(message.path), artifact_folder(self._root, model.artifact_location))
-        self._ensure_registered(message.name)
-        versions = self._client.search_model_versions(f"name = '{_quoted(message.name)}'")
-        known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
-        tags = {
-            **message.tags,
-            "stemma.digest": message.digest,
-            "stemma.build_id": message.build_id,
-            "stemma.fingerprint": str(run.about.get("fingerprint", "")),
-        }
-        version = (
-            known[0]
-            if known
-            else self._client.create_model_version(
-                message.name,
-                f"models:/{model_id}",
-                run.run_id,
-                tags=tags,
-                description=message.description or None,
-                model_id=model_id,
-                await_creation_for=0,
-            )
-        )
-        # MLflow's server writes this link by itself; without a server nobody does.
-        linked = json.loads(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
-        if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
-            linked.append({"name": message.name, "version": version.version})
-            self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(linked)})
 
     def _make_run(
         self,
@@ -226,7 +187,7 @@ class Delivery:
             return known
         self._ledger.attempt(message.build_id, parent_id, message.to_json(), dict(sender))
         twins = self._runs_of(message.build_id, [experiment_id])
-        run = twins[0] if twins else self._client.create_run(experiment_id, _ms(started), dict(tags), name)
+        run = twins[0] if twins else self._client.create_run(experiment_id, milliseconds(started), dict(tags), name)
         self._ledger.made(message.build_id, run.info.run_id, experiment_id, run.info.artifact_uri)
         return self._known(message.build_id)
 
@@ -237,30 +198,11 @@ class Delivery:
                 if twin.info.run_id != run.run_id:
                     self._client.delete_run(twin.info.run_id)
 
-    def _delete_twin_versions(self, pipeline: DeliveredRun) -> None:
-        """The same for registered versions of the models that a pipeline run made or used: one that has an alias stays,
-        else the first."""
-        for row in self._ledger.rows(pipeline.build_id).values():
-            builder = self._ledger.run(row.get("build_id", ""))
-            found = self._client.search_model_versions(f"run_id = '{builder.run_id}'") if builder else []
-            alike: dict[tuple[str, str], list[Any]] = {}
-            for version in found:
-                if digest := version.tags.get("stemma.digest"):
-                    alike.setdefault((version.name, digest), []).append(version)
-            for (name, _), versions in alike.items():
-                if len(versions) > 1:
-                    # A number from a database, a text from a server.
-                    aliased = {str(number) for number in self._client.get_registered_model(name).aliases.values()}
-                    versions.sort(key=lambda version: (str(version.version) not in aliased, int(version.version)))
-                    for twin in versions[1:]:
-                        if str(twin.version) not in aliased:
-                            self._client.delete_model_version(name, twin.version)
-
     def _runs_of(self, build_id: str, experiment_ids: list[str]) -> list[Any]:
         return list(
             self._client.search_runs(
                 experiment_ids,
-                f"tags.`stemma.build_id` = '{_quoted(build_id)}'",
+                f"tags.`stemma.build_id` = '{quoted(build_id)}'",
                 run_view_type=ViewType.ACTIVE_ONLY,
                 order_by=["attributes.start_time ASC"],
             )
@@ -337,99 +279,11 @@ class Delivery:
             item = Input("output", output.stage, output.digest, output.fingerprint)
             self._client.log_inputs(run.run_id, [_artifact_dataset(item, "output", output.path)])
             return
-        model_id = self._logged_model(run, output.digest, f"{output.stage}-{output.fingerprint[:8]}")
+        model_id = self._registry.logged_model(run, output.digest, f"{output.stage}-{output.fingerprint[:8]}")
         # Unlike inputs, an output that is logged twice is an error.
         logged = self._client.get_run(run.run_id).outputs.model_outputs
         if model_id not in {model.model_id for model in logged}:
             self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, step=0)])
-
-    def _logged_model(self, run: DeliveredRun, digest: str, name: str) -> str:
-        """The logged model of a payload, made without opening a single weight."""
-        known = self._ledger.model_id(digest)
-        if known:
-            return known
-        found = self._client.search_logged_models([run.experiment_id], f"tags.`stemma.digest` = '{_quoted(digest)}'")
-        if found:
-            model = found[0]
-        else:
-            tags = {"stemma.digest": digest, "stemma.build_id": run.build_id, "stemma.stage": run.about["stage"]}
-            model = self._client.create_logged_model(
-                run.experiment_id, page.slug(name), run.run_id, tags, model_type="language model"
-            )
-        self._client.finalize_logged_model(model.model_id, "READY")
-        self._ledger.model_made(digest, run.experiment_id, model.model_id)
-        return str(model.model_id)
-
-    def _ensure_registered(self, name: str) -> None:
-        try:
-            self._client.get_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            self._client.create_registered_model(name)
-
-    def _send_last_metrics(self, run: DeliveredRun, message: StageFinished) -> None:
-        """The rest of the followed file; if it is gone, of the copy that the artifact keeps, or all of another file."""
-        moved = Path(message.metrics) if message.metrics else None
-        offset = 0
-        for build_id, path, read in self._ledger.tails():
-            if build_id == run.build_id:
-                if Path(path).exists():
-                    self._send_lines(run, Path(path), read, follow=True)
-                    return
-                offset = read if moved and moved.name == Path(path).name else 0
-        if moved and moved.exists():
-            self._send_lines(run, moved, offset, follow=False)
-
-    def _send_lines(self, run: DeliveredRun, path: Path, offset: int, *, follow: bool) -> None:
-        batch: list[Metric] = []
-        end = 0
-
-        def send() -> None:
-            self._log_metrics(run.run_id, batch)
-            batch.clear()
-            if follow and end:
-                self._ledger.advance(run.build_id, end)
-
-        for line in read_lines(path, offset):
-            if batch and len(batch) + len(line.values) > METRICS_A_BATCH:
-                send()
-            if line.rewound_to is not None:
-                send()
-                self._take_back(run, path, line)
-            at_ms = _ms(line.time)
-            batch += [Metric(name, value, at_ms, line.step) for name, value in line.values.items()]
-            end = line.end
-        send()
-
-    def _take_back(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
-        """Deletes the points that a training took back when it went on from an earlier step."""
-        points = [Point(name, line.step, _ms(line.time)) for line in undone_lines(path, rewind) for name in line.values]
-        if points and not delete_points(database_uri(self._root), run.run_id, points):
-            # The server of another machine, with a database that we do not reach: at least say so.
-            first, moment = min(point.step for point in points), max(point.timestamp for point in points)
-            message = f"steps from {first} on were taken again; their points up to {moment} ms do not count"
-            self._client.set_tag(run.run_id, f"stemma.taken_back.{rewind.end}", message)
-
-    def _log_metrics(self, run_id: str, metrics: list[Metric]) -> None:
-        items = iter(metrics)
-        while batch := list(islice(items, METRICS_A_BATCH)):
-            try:
-                self._client.log_batch(run_id, metrics=batch)
-            except MlflowException as error:
-                if error.error_code != "INVALID_PARAMETER_VALUE":
-                    raise
-                self._log_one_by_one(run_id, batch)
-
-    def _log_one_by_one(self, run_id: str, metrics: list[Metric]) -> None:
-        """Leaves out what MLflow will never take, such as a name that reads like a path."""
-        for metric in metrics:
-            try:
-                self._client.log_batch(run_id, metrics=[metric])
-            except MlflowException as error:
-                if error.error_code != "INVALID_PARAMETER_VALUE":
-                    raise
-                log.warning("left out metric %r of run %s: %s", metric.key, run_id, error)
 
     def _describe_parent(self, parent_id: str) -> None:
         parent = self._ledger.run(parent_id)
@@ -466,11 +320,3 @@ def _dataset(name: str, digest: str, path: str, tags: Mapping[str, str]) -> Data
     profile = json.dumps({key.removeprefix("stemma."): tags[key] for key in tags if key.startswith("stemma.")})
     dataset = Dataset(name[:500], digest[:DIGEST_LENGTH], "local", json.dumps({"uri": path}), profile=profile)
     return DatasetInput(dataset, [InputTag(key, value) for key, value in tags.items()])
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")

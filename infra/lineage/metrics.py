@@ -6,11 +6,23 @@ Points are deleted in MLflow's tables: its API has no way to, and shows both poi
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+
+from infra.lineage.ledger import DeliveredRun, Ledger
+from infra.lineage.tracking import database_uri
+
+METRICS_A_BATCH = 1000
+log = logging.getLogger("stemma.relay")
 
 NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
 
@@ -123,3 +135,94 @@ def delete_points(uri: str, run_id: str, points: Sequence[Point]) -> bool:
             )
             connection.execute(latest.insert().from_select([column.name for column in latest.c], newest))
     return True
+
+
+class MetricsDelivery:
+    """Sends the metric lines of builds to a tracking store, from where the ledger says that they were read last."""
+
+    def __init__(self, root: Path, client: MlflowClient, ledger: Ledger) -> None:
+        self._root = root
+        self._client = client
+        self._ledger = ledger
+
+    def follow(self) -> None:
+        """Sends what was written to the followed files since the last call."""
+        for build_id, path, offset in self._ledger.tails():
+            run = self._ledger.run(build_id)
+            if run and Path(path).exists():
+                self._send_lines(run, Path(path), offset, follow=True)
+
+    def send_last(self, run: DeliveredRun, metrics: str) -> None:
+        """The rest of the followed file; if that is gone, of its copy in the artifact, or all of another file.
+
+        metrics: the file of the artifact; "" for none.
+        """
+        moved = Path(metrics) if metrics else None
+        offset = 0
+        for build_id, path, read in self._ledger.tails():
+            if build_id == run.build_id:
+                if Path(path).exists():
+                    self._send_lines(run, Path(path), read, follow=True)
+                    return
+                offset = read if moved and moved.name == Path(path).name else 0
+        if moved and moved.exists():
+            self._send_lines(run, moved, offset, follow=False)
+
+    def _send_lines(self, run: DeliveredRun, path: Path, offset: int, *, follow: bool) -> None:
+        batch: list[Metric] = []
+        end = 0
+
+        def send() -> None:
+            self.log(run.run_id, batch)
+            batch.clear()
+            if follow and end:
+                self._ledger.advance(run.build_id, end)
+
+        for line in read_lines(path, offset):
+            if batch and len(batch) + len(line.values) > METRICS_A_BATCH:
+                send()
+            if line.rewound_to is not None:
+                send()
+                self._take_back(run, path, line)
+            at_ms = milliseconds(line.time)
+            batch += [Metric(name, value, at_ms, line.step) for name, value in line.values.items()]
+            end = line.end
+        send()
+
+    def _take_back(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
+        """Deletes the points that a training took back when it went on from an earlier step."""
+        points = [
+            Point(name, line.step, milliseconds(line.time))
+            for line in undone_lines(path, rewind)
+            for name in line.values
+        ]
+        if points and not delete_points(database_uri(self._root), run.run_id, points):
+            # The server of another machine, with a database that we do not reach: at least say so.
+            first, moment = min(point.step for point in points), max(point.timestamp for point in points)
+            message = f"steps from {first} on were taken again; their points up to {moment} ms do not count"
+            self._client.set_tag(run.run_id, f"stemma.taken_back.{rewind.end}", message)
+
+    def log(self, run_id: str, metrics: list[Metric]) -> None:
+        items = iter(metrics)
+        while batch := list(islice(items, METRICS_A_BATCH)):
+            try:
+                self._client.log_batch(run_id, metrics=batch)
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                self._log_one_by_one(run_id, batch)
+
+    def _log_one_by_one(self, run_id: str, metrics: list[Metric]) -> None:
+        """Leaves out what MLflow will never take, such as a name that reads like a path."""
+        for metric in metrics:
+            try:
+                self._client.log_batch(run_id, metrics=[metric])
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                log.warning("left out metric %r of run %s: %s", metric.key, run_id, error)
+
+
+def milliseconds(seconds: float) -> int:
+    """A time as MLflow counts it."""
+    return round(seconds * 1000)

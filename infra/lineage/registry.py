@@ -1,0 +1,110 @@
+"""Logged models and registered versions in MLflow, each made once however often it is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from infra.lineage import page
+from infra.lineage.artifact_files import artifact_folder, put_links
+from infra.lineage.ledger import DeliveredRun, Ledger
+from infra.lineage.messages import RegisterModel
+
+VERSIONS_TAG = "mlflow.modelVersions"
+
+
+class Registry:
+    """The models of one tracking store."""
+
+    def __init__(self, root: Path, client: MlflowClient, ledger: Ledger) -> None:
+        self._root = root
+        self._client = client
+        self._ledger = ledger
+
+    def register(self, run: DeliveredRun, message: RegisterModel) -> None:
+        """A version of a registered model, made once, whose files lie where MLflow's page looks for them."""
+        model_id = self.logged_model(run, message.digest, message.name)
+        model = self._client.get_logged_model(model_id)
+        put_links(Path(message.path), artifact_folder(self._root, model.artifact_location))
+        self._ensure(message.name)
+        versions = self._client.search_model_versions(f"name = '{quoted(message.name)}'")
+        known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
+        tags = {
+            **message.tags,
+            "stemma.digest": message.digest,
+            "stemma.build_id": message.build_id,
+            "stemma.fingerprint": str(run.about.get("fingerprint", "")),
+        }
+        version = (
+            known[0]
+            if known
+            else self._client.create_model_version(
+                message.name,
+                f"models:/{model_id}",
+                run.run_id,
+                tags=tags,
+                description=message.description or None,
+                model_id=model_id,
+                await_creation_for=0,
+            )
+        )
+        # MLflow's server writes this link by itself; without a server nobody does.
+        linked = json.loads(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
+        if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
+            linked.append({"name": message.name, "version": version.version})
+            self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(linked)})
+
+    def delete_twin_versions(self, pipeline: DeliveredRun) -> None:
+        """Of versions that a request which timed out made twice, one that has an alias stays, else the first.
+
+        Looks at the models that a pipeline run made or used.
+        """
+        for row in self._ledger.rows(pipeline.build_id).values():
+            builder = self._ledger.run(row.get("build_id", ""))
+            found = self._client.search_model_versions(f"run_id = '{builder.run_id}'") if builder else []
+            alike: dict[tuple[str, str], list[Any]] = {}
+            for version in found:
+                if digest := version.tags.get("stemma.digest"):
+                    alike.setdefault((version.name, digest), []).append(version)
+            for (name, _), versions in alike.items():
+                if len(versions) > 1:
+                    # A number from a database, a text from a server.
+                    aliased = {str(number) for number in self._client.get_registered_model(name).aliases.values()}
+                    versions.sort(key=lambda version: (str(version.version) not in aliased, int(version.version)))
+                    for twin in versions[1:]:
+                        if str(twin.version) not in aliased:
+                            self._client.delete_model_version(name, twin.version)
+
+    def logged_model(self, run: DeliveredRun, digest: str, name: str) -> str:
+        """The logged model of a payload, made without opening a single weight."""
+        known = self._ledger.model_id(digest)
+        if known:
+            return known
+        found = self._client.search_logged_models([run.experiment_id], f"tags.`stemma.digest` = '{quoted(digest)}'")
+        if found:
+            model = found[0]
+        else:
+            tags = {"stemma.digest": digest, "stemma.build_id": run.build_id, "stemma.stage": run.about["stage"]}
+            model = self._client.create_logged_model(
+                run.experiment_id, page.slug(name), run.run_id, tags, model_type="language model"
+            )
+        self._client.finalize_logged_model(model.model_id, "READY")
+        self._ledger.model_made(digest, run.experiment_id, model.model_id)
+        return str(model.model_id)
+
+    def _ensure(self, name: str) -> None:
+        try:
+            self._client.get_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            self._client.create_registered_model(name)
+
+
+def quoted(text: str) -> str:
+    """A text within single quotes of MLflow's search language."""
+    return text.replace("'", "''")
