@@ -57,11 +57,11 @@ def _fold(character: str) -> int:
     return ord(lower) if len(lower) == 1 else ord(character)
 
 
-def text_buffers(column: pa.Array) -> tuple[Bytes, NDArray[np.int64]]:
+def text_buffers(column: pa.ChunkedArray) -> tuple[Bytes, NDArray[np.int64]]:
     """The bytes of a string column and where each text begins in them, (N + 1,); without a copy of the text."""
-    column = column.cast(pa.large_string()) if column.type != pa.large_string() else column
-    _, offsets, data = column.buffers()
-    begins = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    texts = column.cast(pa.large_string()).combine_chunks()
+    _, offsets, data = texts.buffers()
+    begins = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return (np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)), begins
 
 

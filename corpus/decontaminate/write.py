@@ -43,7 +43,7 @@ class FindItems:
 
     def __call__(self, part: Path, out: Path) -> Summary:
         texts = pq.read_table(part, columns=["text"])["text"]
-        data, begins = text_buffers(texts.cast(pa.large_string()).combine_chunks())
+        data, begins = text_buffers(texts)
         with np.load(self.index) as arrays:
             index = Index(arrays["lengths"], arrays["grams"], arrays["alone"], int(arrays["longest_alone"]))
         hits = find_items(

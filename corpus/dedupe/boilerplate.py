@@ -68,7 +68,7 @@ class HashUnits:
 
     def __call__(self, part: Path, out: Path) -> Summary:
         texts = pq.read_table(part, columns=["text"])["text"]
-        data, begins = text_buffers(texts.cast(pa.large_string()).combine_chunks())
+        data, begins = text_buffers(texts)
         units, owners, _ = find_units(data, begins, self.config.unit == "paragraph", self.config.min_characters)
         order = np.lexsort((owners, units))
         units, owners = units[order], owners[order]
@@ -93,7 +93,7 @@ class WriteWithout:
         table = pq.read_table(part, columns=SCHEMA.names)
         with np.load(self.common) as arrays:
             common = Common(arrays["hashes"], arrays["documents"])
-        data, begins = text_buffers(table["text"].cast(pa.large_string()).combine_chunks())
+        data, begins = text_buffers(table["text"])
         units, owners, places = find_units(data, begins, self.config.unit == "paragraph", self.config.min_characters)
         known = np.isin(units, common.hashes)
         texts = pa.array(_without(data, begins, owners[known], places[known]), pa.string())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
@@ -30,7 +29,7 @@ class SignDocuments:
 
     def __call__(self, part: Path, out: Path) -> Summary:
         table = pq.read_table(part, columns=["id", "text", "source"])
-        data, begins = text_buffers(_joined(table["text"]))
+        data, begins = text_buffers(table["text"])
         names, numbers = source_numbers(table["source"])
         salt = np.uint64(0) if self.config.across_sources else _hashes(names)[numbers]
         exact = np.empty(len(table), np.uint64)
@@ -68,7 +67,7 @@ class WriteShingles:
         texts = pq.read_table(item.part, columns=["text"])["text"]
         marks = np.load(item.marks, mmap_mode="r")[item.first : item.first + len(texts)]
         chosen = np.flatnonzero(marks)
-        data, begins = text_buffers(_joined(texts))
+        data, begins = text_buffers(texts)
         found = np.unique(shingle_texts(data, begins, character_table(), self.ngram, chosen))
         places = (found >> np.uint64(32)).astype(np.int64)
         sizes = np.bincount(places, minlength=chosen.size)
@@ -84,10 +83,6 @@ def hash_functions(bands: Bands, seed: int) -> tuple[np.ndarray, np.ndarray]:
     count = bands.bands * bands.rows
     odd = generator.integers(0, 1 << 31, count, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
     return odd, generator.integers(0, 1 << 32, count, dtype=np.uint32)
-
-
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.cast(pa.large_string()).combine_chunks()
 
 
 def _hashes(names: Sequence[str]) -> np.ndarray:
