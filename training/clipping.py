@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from training.callbacks import Callback
-from training.parallel import gradient_norm
 from training.train_state import TrainState
 
 
@@ -29,7 +30,13 @@ class GradientClip(Callback):
 
     def after_train_batch(self, state: TrainState) -> None:
         if not self._networks:
-            self.norm = gradient_norm(state.model, self._limit)
+            self.norm = _clipped(state.model, self._limit)
             return
-        self.norms = {name: gradient_norm(part, self._limit) for name, part in self._networks.items()}
+        self.norms = {name: _clipped(part, self._limit) for name, part in self._networks.items()}
         self.norm = math.hypot(*self.norms.values())
+
+
+def _clipped(model: nn.Module, limit: float) -> float:
+    """Cuts gradients to a global norm of `limit` over all ranks; the norm before."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -123,9 +123,3 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
             gathered[key] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().float()
         whole[name] = gathered[key]
     return whole
-
-
-def gradient_norm(model: nn.Module, clip: float) -> float:
-    """Cuts gradients to a global norm of `clip` over all ranks; the norm before."""
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

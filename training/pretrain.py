@@ -45,8 +45,8 @@ from training.loaders import (
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Unigram
+from training.objectives import objective_of
 from training.objectives.base import Objective
-from training.objectives.choose import objective_of
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory

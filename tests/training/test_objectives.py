@@ -25,8 +25,8 @@ from training.export import export
 from training.hardware import Hardware
 from training.loss import IGNORE
 from training.models import LanguageModel, build, hf_config
+from training.objectives import objective_of
 from training.objectives.base import Objective
-from training.objectives.choose import objective_of
 from training.objectives.span_corruption import noise_mask
 from training.pretrain import pretrain
 
