@@ -86,7 +86,7 @@ def _same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_both_loops_end_with_the_same_bits(
     train: Callable[..., Any], tmp_path: Path, weights: Weights, precision: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_ranks_of_both_loops_end_with_the_same_bits(
     inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
     for trainer in ("composer", "native"):
         launch = {"trainer": trainer, "sharding": sharding, "microbatch": 3}
-        pretrain_in_ranks(2, SETTINGS | {"duration": "16 batches"}, inputs, tmp_path / trainer, launch=launch)
+        pretrain_in_ranks(2, SETTINGS | {"duration": "8 batches"}, inputs, tmp_path / trainer, launch=launch)
     assert _same(weights(tmp_path / "native"), weights(tmp_path / "composer"))
 
 
