@@ -49,8 +49,13 @@ def start(*arguments: str | Path, env: Mapping[str, str] | None = None, **kwargs
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> Answer:
-    """Waits for a started command; its stdout must be one JSON document."""
-    stdout, stderr = process.communicate(timeout=timeout_s)
+    """Waits for a started command; its stdout must be one JSON document. One that takes longer is killed."""
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, stderr = process.communicate()
+        raise AssertionError(f"not done after {timeout_s} s; stderr:\n{stderr}") from None
     assert stdout.strip(), f"no document on stdout; exit code {process.returncode}; stderr:\n{stderr}"
     return Answer(process.returncode, json.loads(stdout), stderr or "")
 

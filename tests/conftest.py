@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from infra.servers.private import private_prefect_server
-from tests.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config, full_config
 
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
@@ -102,7 +102,8 @@ def built_full(session_folder: Path, env: dict[str, str]) -> Path:
                 "STEMMA_TEST_CONNECTIONS": str(folder / "connections"),
                 "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "tests" / "offline_guard"), str(REPOSITORY)]),
             }
-            answer = stemma("run", config, "--root", folder / "store", env={**env, **guard})
+            # 27 stages on a machine that others use too, and less than the 600 s that a test may take.
+            answer = finish(start("run", config, "--root", folder / "store", env={**env, **guard}), timeout_s=570)
             assert answer.code == 0, (answer.document["errors"], answer.stderr)
             (folder / "answer.json").write_text(json.dumps(answer.document))
     return folder
