@@ -158,7 +158,7 @@ def test_policy_and_value_are_clipped_by_their_own_norms() -> None:
     for name, network in networks.items():
         network.weight.grad = gradients[name].clone()
     clip = GradientClip(1.0, networks)
-    clip.after_train_batch(SimpleNamespace(model=torch.nn.ModuleDict(networks)), None)  # type: ignore[arg-type]
+    clip.after_train_batch(SimpleNamespace(model=torch.nn.ModuleDict(networks)))  # type: ignore[arg-type]
     assert clip.norms == pytest.approx({"policy": 0.5, "value": 500.0})
     assert networks["policy"].weight.grad is not None and networks["value"].weight.grad is not None
     assert torch.equal(networks["policy"].weight.grad, gradients["policy"])
