@@ -24,6 +24,7 @@ from training.models import LanguageModel, build, hf_config, load
 from training.objectives.causal import Causal
 from training.pretrain import pretrain
 from training.shared_memory import own_shared_memory
+from training.train_state import Clock
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 META = {
@@ -135,8 +136,8 @@ def test_a_look_takes_benchmarks_and_samples(base_dir: Path, run: Run, journal: 
     )
     look = InLoopEvaluator(load(base_dir), AutoTokenizer.from_pretrained(base_dir), config, 10, CPU, run)
     for batch in (10, 15, 20):
-        state: Any = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=batch)))
-        look.batch_end(state, None)  # type: ignore[arg-type]
+        state: Any = SimpleNamespace(clock=Clock(batch=batch))
+        look.batch_end(state)
     scores = journal.metric("benchmarks/minimal_pairs/acc")
     assert len(scores) == 2 and scores[0] == scores[1]
     lines = (run.work_dir / SAMPLES).read_text().splitlines()
