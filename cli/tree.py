@@ -59,9 +59,7 @@ def _name(node: Mapping[str, Any]) -> str:
     if node["kind"] == "source":
         return f"source {node['digest'][:8]}"
     replaced = " (replaced by a later build)" if node["kind"] == "artifact" and "." in node["id"] else ""
-    step = node.get("step", node["stage"])
-    named = f" as {step}" if step != node["stage"] else ""
-    return f"[bold]{node['stage']}/{node['fingerprint'][:8]}[/bold]{named}{replaced}"
+    return f"[bold]{node['stage']}/{node['fingerprint'][:8]}[/bold]{replaced}"
 
 
 def _label(node: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from corpus.config import DATA_KINDS, DataKind, ShardConfig, TokenizerConfig, ValidateConfig
+from corpus.config import DATA_KINDS, ShardConfig, TokenizerConfig, ValidateConfig
 from evaluation.config import BenchmarkTextConfig, SafetyConfig
 from flows.graph import Graph, first_model, items_to_clear
 from flows.pipeline_config import PipelineConfig, dump, section_classes
@@ -53,7 +53,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
         yield from map(node.place, _of_training(node, nodes))
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
-    yield from _bad_suites(config, built)
+    yield from _bad_suites(config)
     yield from _nothing_to_clear(config)
 
 
@@ -121,25 +121,14 @@ def _not_causal(node: Node, nodes: Graph) -> Iterator[Problem]:
         )
 
 
-def _bad_suites(config: PipelineConfig, built: list[Node]) -> Iterator[Problem]:
-    """Suites are small files: what is wrong with them is said before anything runs.
-
-    Of the section all suites are read, of a named step the one that it uses.
-    """
-    if section := config.of(ValidateConfig):
+def _bad_suites(config: PipelineConfig) -> Iterator[Problem]:
+    """Suites are small files: what is wrong with them is said before anything runs."""
+    for section in config.all_of(ValidateConfig):
         for kind in DATA_KINDS:
-            yield from _bad_suite(section, kind)
-    for node in built:
-        if node.path and isinstance(node.config, ValidateConfig) and node.config.kind:
-            yield from map(node.place, _bad_suite(node.config, node.config.kind))
-
-
-def _bad_suite(section: ValidateConfig, kind: DataKind) -> tuple[Problem, ...]:
-    try:
-        section.read(kind)
-    except StageError as error:
-        return error.problems
-    return ()
+            try:
+                section.read(kind)
+            except StageError as error:
+                yield from error.problems
 
 
 def _unequal_heldout(built: list[Node]) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ from infra.store.store import Store
 from tasks.build import BuildContext, Done
 from tasks.failures import failure_of, traceback_of
 from tasks.semaphore import PrioritySemaphore
+from tasks.stage import Node
 from tasks.task import stage_task
+from tasks.warm_start import WarmStart
 
 RELAY = "STEMMA_RELAY"
 """Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
@@ -78,6 +81,7 @@ class PipelineRun:
         self.unreached: set[str] = set()
         self.page = RunPage(config.name, flow_run.get_id() or "", flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
+        self.warm_start = WarmStart(self._upcoming)
         self.context = BuildContext(
             store=store,
             pipeline=config.name,
@@ -89,11 +93,12 @@ class PipelineRun:
             is_cancelled=self.stop.is_set,
             patience_s=self.stop.patience_s,
             turn=PrioritySemaphore(config.launch.stages_at_once, weights, self.stop.is_set),
+            warm_start=self.warm_start,
         )
 
     def run(self) -> State:
         """Runs what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
-        with self.stop.on_signals():
+        with self.stop.on_signals(), closing(self.warm_start):
             return self._run()
 
     def _run(self) -> State:
@@ -134,6 +139,13 @@ class PipelineRun:
         for row in list(self.journal.rows.values()):
             if row.status == "waiting":
                 self.skipped(row.stage, self.blockers_of(row.stage))
+
+    def _upcoming(self, name: str) -> list[Node]:
+        """This node and those below it, as far as this run is to see to them and has not yet."""
+        below = descendants(self.nodes, [name])
+        return [
+            self.nodes[one] for one, row in list(self.journal.rows.items()) if one in below and row.status == "waiting"
+        ]
 
     # What a stage's task asks and tells, from its own thread: see tasks.task.PipelineRun.
 

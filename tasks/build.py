@@ -38,6 +38,7 @@ from tasks.explain import BuildRequest, Change, changes
 from tasks.known import find
 from tasks.stage import Node
 from tasks.supervisor import LOG, lease_lost, run_child
+from tasks.warm_start import WarmStart
 
 RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy", "lm-eval")
 LOW_DISK_BYTES = 200_000_000
@@ -63,6 +64,8 @@ class BuildContext:
     """Seconds that a stage has to save and end, once the run is cancelled."""
     turn: Callable[[str], AbstractContextManager[None]] = lambda node: nullcontext()
     """Held while a node's process runs, so that not too many do at once."""
+    warm_start: WarmStart | None = None
+    """What forks the processes of stages; None starts a new one for each."""
 
     @property
     def outbox(self) -> Outbox:
@@ -254,7 +257,12 @@ class _Build:
             self._send_started(started)
             with self.context.turn(self.node.id):
                 outcome = run_child(
-                    self._job(), self.lease, self._pass_on, self.context.is_cancelled, self.context.patience_s
+                    self._job(),
+                    self.lease,
+                    self._pass_on,
+                    self.context.is_cancelled,
+                    self.context.patience_s,
+                    self.context.warm_start,
                 )
             with self.clock("journal"):
                 self._keep_records()

@@ -2,6 +2,8 @@
 
     python -m tasks.child JOB.json
 
+or forked from a server that has imported what it needs, see `tasks.warm_start`.
+
 Its own process, because a stage owns torch's threads and random state, may be killed as a whole, and gives back its
 memory. It ends with its whole process group as soon as whoever started it is gone. Where the stage trains in several
 ranks, this process starts them, each running this program too, and says how the first of them failed.
@@ -85,9 +87,12 @@ class Outcome:
         return cls(**json.loads(path.read_text(encoding="utf8"))) if path.exists() else None
 
 
-def main(job_path: Path) -> int:
+def main(argument: str) -> int:
+    """argument: the path of a job's file."""
+    job_path = Path(argument)
     die_with_parent()
-    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
+    if not isinstance(sys.stdout, HidingStream):  # a process that was forked has them from its server
+        sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     cancelled = False
 
     def cancel(*_: Any) -> None:
@@ -225,4 +230,4 @@ def _failed(error: StemmaError) -> Outcome:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1]))

@@ -121,7 +121,7 @@ class Node:
     requires: nodes that must have succeeded first, but whose bytes do not bear on this one (a validation).
     adopted: the fingerprint of an artifact that is taken as it is; such a node has no inputs and is never built.
     stored_as: the name that its artifacts have in the store, their folder's and the one in their fingerprint; the
-        stage's own where it is empty. See docs/decisions/0008-steps-share-artifacts.md.
+        stage's own where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
     path: the dotted key of its config; `id` where it is empty.
     """
 

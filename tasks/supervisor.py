@@ -10,23 +10,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
+from infra.forked import NotForkedError, Process
+from infra.launch.config import LaunchConfig
 from infra.process import GRACE_S, PARENT_FD, end_group
-from infra.project import PROJECT
-from infra.servers.credentials import SERVERS_ONLY
-from infra.servers.environment import OFFLINE, QUIET
 from infra.store.lease import Lease
 from infra.store.store import full_disk
 from infra.tail import Tail
 from tasks.child import JOURNAL, OUTCOME, Job, Outcome
+from tasks.environment import stage_environment
 from tasks.exits import diagnose_exit, out_of_memory_kills
+from tasks.warm_start import PROGRAM, WarmStart
 
 LOG = "stage.log"
-# glibc gives memory back to the system and asks for it again at every training step, about a third of its time here.
-# A stage that streams through a corpus must not keep what it has freed: it would hold twice as much.
-KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.hugetlb=1"
 POLL_S = 0.1
 TOO_LITTLE_BYTES = 2_000_000
 """With less room than this, a process that could not say how it ended had no room to."""
@@ -41,12 +39,14 @@ def run_child(
     on_message: Callable[[Mapping[str, Any]], None],
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float] = lambda: GRACE_S,
+    warm_start: WarmStart | None = None,
 ) -> Outcome:
     """Builds a stage in a process of its own, in a session of its own, and returns how that ended.
 
     on_message: called with each line that the stage writes to its journal (see `infra.run`), and with
         {"kind": "log", "message": line} for each that it prints.
     patience_s: asked once it is cancelled: seconds that the stage has to save and end, before it is killed.
+    warm_start: forks the process, unless it should be a new one, as without.
 
     Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
     once every process of the stage is gone.
@@ -59,17 +59,8 @@ def run_child(
     printed = Tail(scratch / LOG, from_end=True)
     kills = out_of_memory_kills()
     try:
-        with open(scratch / LOG, "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.child", str(job_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[read_end],
-                cwd=scratch,
-                env=_environment(job, read_end),
-            )
+        with open(scratch / LOG, "ab", buffering=0) as log:
+            process = _start(job, job_file, log, read_end, warm_start, lambda: is_cancelled() or lease.lost.is_set())
         os.close(read_end)
         lease.works_in(process.pid)
         stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s)
@@ -83,11 +74,43 @@ def run_child(
     if outcome is None and shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES:
         raise full_disk(job.node, scratch)
     if outcome is None:
-        raise StageError(diagnose_exit(job.node, process.returncode, out_of_memory_kills() > kills))
+        raise StageError(diagnose_exit(job.node, process.wait(), out_of_memory_kills() > kills))
     if outcome.status != "built":
         error = _ERRORS.get(outcome.status, StageError)
         raise error(*(Problem(**problem) for problem in outcome.problems))
     return outcome
+
+
+def _start(
+    job: Job,
+    job_file: Path,
+    log: IO[bytes],
+    parent: int,
+    warm_start: WarmStart | None,
+    stop: Callable[[], bool],
+) -> Process:
+    """Starts the process of a stage, forked or new; its log begins with which, and why.
+
+    stop: asked while a server still imports; what is then started is ended as soon as it is looked at.
+    """
+    if warm_start is not None:
+        try:
+            process = warm_start.start(job, str(job_file), log.fileno(), parent, stop)
+        except NotForkedError as error:
+            log.write(f"a new process: {error}\n".encode())
+        else:
+            log.write(b"forked from a server that had its imports done\n")
+            return process
+    return subprocess.Popen(
+        [sys.executable, "-m", PROGRAM, str(job_file)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        pass_fds=[parent],
+        cwd=job.scratch,
+        env={**stage_environment(LaunchConfig(**job.launch), job.keeps_memory), PARENT_FD: str(parent)},
+    )
 
 
 def lease_lost(node: str) -> StageError:
@@ -96,7 +119,7 @@ def lease_lost(node: str) -> StageError:
 
 
 def _follow(
-    process: subprocess.Popen[bytes],
+    process: Process,
     journal: Path,
     printed: Tail,
     lease: Lease,
@@ -128,19 +151,3 @@ def _follow(
         end_group(process.pid, lambda: process.poll() is not None, patience)
         process.wait()
     return stopped
-
-
-def _environment(job: Job, parent_fd: int) -> dict[str, str]:
-    threads = job.launch.get("threads") or os.cpu_count() or 1
-    return {
-        **{name: value for name, value in os.environ.items() if name not in SERVERS_ONLY},
-        **QUIET,
-        **OFFLINE,
-        PARENT_FD: str(parent_fd),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(threads),
-        # Two stages may share the cores: a thread that waits must not spin.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEEP_MEMORY if job.keeps_memory else ""),
-    }

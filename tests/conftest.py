@@ -16,6 +16,7 @@ from hypothesis import settings
 from infra.servers.private import private_prefect_server
 from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config, full_config
+from tests.processes import COLD
 
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
@@ -43,6 +44,12 @@ def prefect_url() -> Iterator[str]:
 def env(prefect_url: str) -> dict[str, str]:
     """The environment of commands under test: they use the worker's Prefect server instead of starting their own."""
     return environment(PREFECT_API_URL=prefect_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+
+
+@pytest.fixture(scope="session")
+def cold_env(env: dict[str, str]) -> dict[str, str]:
+    """`env` for commands whose stages are to be caught at work."""
+    return {**env, **COLD}
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,11 +23,16 @@ def wait_until(what: Callable[[], object], timeout_s: float = 120) -> object:
     raise AssertionError(f"still not: {what}")
 
 
+COLD = {"STEMMA_WARM_START": "off"}
+"""For a command whose stages are to be caught at work: as new processes they import for a second or more."""
+
+
 def running_stage(store: Path, stage: str) -> psutil.Process | None:
-    """The process that builds a stage of this store now."""
-    for job in (store / ".work" / stage).glob("*/scratch/job.json"):
-        for process in psutil.process_iter(["cmdline"]):
-            if str(job) in (process.info["cmdline"] or []):
+    """The process that builds a stage of this store now: the head of a session, at work in the stage's folder."""
+    places = {str(job.parent) for job in (store / ".work" / stage).glob("*/scratch/job.json")}
+    for process in psutil.process_iter() if places else ():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == process.pid and process.cwd() in places:
                 return process
     return None
 

@@ -206,7 +206,7 @@ def lineage_page(document: Mapping[str, Any]) -> str:
 
 
 def _name(node: Mapping[str, Any]) -> str:
-    return str(node.get("step", node["stage"])) if "stage" in node else node["key"] or "source"
+    return str(node["stage"]) if "stage" in node else node["key"] or "source"
 
 
 def _small(node: Mapping[str, Any]) -> str:

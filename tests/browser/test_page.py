@@ -17,7 +17,7 @@ from infra.run import read_journal
 from tests.command import environment, finish, start, stemma, write_config
 from tests.pipelines import data_config, full_config
 from tests.prefect_page import sheets
-from tests.processes import gone, progress_of, running_stage, wait_until
+from tests.processes import COLD, gone, progress_of, running_stage, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000
@@ -35,7 +35,7 @@ def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("page") / "data"
     shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     config = write_config(folder / "config.yaml", data_config(folder))
-    env = environment(STEMMA_RELAY="on")
+    env = environment(STEMMA_RELAY="on", **COLD)
     root = folder / "store"
     try:
         services = stemma("up", "--root", root, env=env).document["services"]

@@ -1,6 +1,7 @@
 """Put on PYTHONPATH, makes the builds of one stage fail one after the other, in its own process, with real exceptions.
 
 STEMMA_TEST_FAULTS is {"stage": id, "done": file, "raise": [Python expressions]}; once all were raised it builds.
+Stages are not forked where such a file is on PYTHONPATH: it has to act in each process.
 """
 
 import functools

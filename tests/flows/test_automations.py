@@ -15,7 +15,7 @@ from infra.servers.http import post
 from tests.command import environment, start, stemma, write_config
 from tests.pipelines import DOCSTRING_RULES, data_config, short_config
 from tests.prefect_page import tables
-from tests.processes import running_stage, wait_until
+from tests.processes import COLD, running_stage, wait_until
 from tests.receivers import mail_server, webhook
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +40,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             STEMMA_NOTICE_SLACK=f"{address}/slack",
             STEMMA_NOTICE_WEBHOOK=f"{address}/hook",
             STEMMA_NOTICE_EMAIL=f"mailto://127.0.0.1:{port}/?from=stemma@lab.example&to=night@lab.example",
+            **COLD,
         )
         try:
             answer = stemma("up", "--root", folder / "store", env=env)

@@ -39,11 +39,11 @@ def without(pipeline: Path, stage: str) -> tuple[Path, Path]:
 
 
 def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
-    env: dict[str, str], data_pipeline: Path
+    cold_env: dict[str, str], data_pipeline: Path
 ) -> None:
     stage = "clean"
     config, store = without(data_pipeline, stage)
-    first = start("run", config, "--root", store, env=env)
+    first = start("run", config, "--root", store, env=cold_env)
     child = wait_until(lambda: running_stage(store, stage))
     assert isinstance(child, psutil.Process)
 
@@ -53,19 +53,19 @@ def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
     assert not list(store.glob(f"{stage}/*"))
     assert list((store / ".work" / stage).iterdir()), "what was done so far waits for whoever continues it"
 
-    second = stemma("run", config, "--root", store, env=env)
+    second = stemma("run", config, "--root", store, env=cold_env)
     assert second.code == 0, second.document["errors"]
     assert second.with_status("built") == {stage}
     assert "taking over from" in second.stderr
-    assert stemma("run", config, "--root", store, env=env).with_status("built") == set()
+    assert stemma("run", config, "--root", store, env=cold_env).with_status("built") == set()
 
 
 def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
-    env: dict[str, str], data_pipeline: Path, tmp_path: Path
+    cold_env: dict[str, str], data_pipeline: Path, tmp_path: Path
 ) -> None:
     """As a laptop that slept: never two builders in one work folder."""
     config, store = data_pipeline / "config.yaml", data_pipeline / "store"
-    first = start("run", config, "--root", store, "--force", "clean", env=env)
+    first = start("run", config, "--root", store, "--force", "clean", env=cold_env)
     child = wait_until(lambda: running_stage(store, "clean"))
     assert isinstance(child, psutil.Process)
     log = tmp_path / "second.log"
@@ -78,7 +78,7 @@ def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
             assert table.execute("UPDATE leases SET renewed = renewed - 100000").rowcount == 1
 
         with open(log, "w") as output:
-            second = start("run", config, "--root", store, "--force", "clean", env=env, stderr=output)
+            second = start("run", config, "--root", store, "--force", "clean", env=cold_env, stderr=output)
         ends = ("waiting for it", "taking over", "clean: built")
         wait_until(lambda: any(told in log.read_text() for told in ends))
         assert "waiting for it" in log.read_text()
@@ -93,38 +93,40 @@ def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
     assert one.statuses()["clean"] == "built"
 
 
-def killed_once(config: Path, store: Path, env: dict[str, str], *settings: str) -> Answer:
+def killed_once(config: Path, store: Path, cold_env: dict[str, str], *settings: str) -> Answer:
     """A run whose stage `clean` is killed as soon as it runs."""
-    first = start("run", config, "--root", store, *settings, env=env)
+    first = start("run", config, "--root", store, *settings, env=cold_env)
     child = wait_until(lambda: running_stage(store, "clean"))
     assert isinstance(child, psutil.Process)
     child.kill()
     return finish(first)
 
 
-def test_a_killed_stage_is_tried_again(env: dict[str, str], data_pipeline: Path) -> None:
-    answer = killed_once(*without(data_pipeline, "clean"), env, "--set", "launch.retry_wait_s=0")
+def test_a_killed_stage_is_tried_again(cold_env: dict[str, str], data_pipeline: Path) -> None:
+    answer = killed_once(*without(data_pipeline, "clean"), cold_env, "--set", "launch.retry_wait_s=0")
     assert answer.code == 0, answer.document["errors"]
     assert "killed by SIGKILL, from outside" in answer.stderr
     assert "trying again" in answer.stderr
 
 
-def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(env: dict[str, str], data_pipeline: Path) -> None:
+def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(
+    cold_env: dict[str, str], data_pipeline: Path
+) -> None:
     config, store = without(data_pipeline, "clean")
-    answer = killed_once(config, store, env, "--set", "launch.retries=0")
+    answer = killed_once(config, store, cold_env, "--set", "launch.retries=0")
     assert answer.code == 1
     assert answer.statuses() == {"ingest": "reused", "validate": "reused", "clean": "failed", "tokenizer": "skipped"}
     (problem,) = answer.document["errors"]
     assert (problem["code"], problem["path"]) == ("killed", "clean")
-    second = stemma("run", config, "--root", store, env=env)
+    second = stemma("run", config, "--root", store, env=cold_env)
     assert second.with_status("built") == {"clean"}
 
 
-def test_a_kill_for_want_of_memory_is_named_and_tried_again(env: dict[str, str], data_pipeline: Path) -> None:
+def test_a_kill_for_want_of_memory_is_named_and_tried_again(cold_env: dict[str, str], data_pipeline: Path) -> None:
     config, store = without(data_pipeline, "validate")
     with memory_limit(16_000_000) as group:
         settings = ("--set", "launch.retry_wait_s=0")
-        first = start("run", config, "--root", store, "--until", "validate", *settings, env=env)
+        first = start("run", config, "--root", store, "--until", "validate", *settings, env=cold_env)
         child = wait_until(lambda: running_stage(store, "validate"))
         assert isinstance(child, psutil.Process)
         confine(child, group)
@@ -134,9 +136,9 @@ def test_a_kill_for_want_of_memory_is_named_and_tried_again(env: dict[str, str],
     assert "trying again" in answer.stderr
 
 
-def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_and_ends_every_process(cold_env: dict[str, str], config: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    process = start("run", config, "--root", store, env=env)
+    process = start("run", config, "--root", store, env=cold_env)
     child = wait_until(lambda: running_stage(store, "ingest"))
     assert isinstance(child, psutil.Process)
 
@@ -145,7 +147,7 @@ def test_ctrl_c_cancels_and_ends_every_process(env: dict[str, str], config: Path
 
     assert (answer.code, answer.document["status"]) == (130, "cancelled")
     assert gone(child)
-    assert stemma("run", config, "--root", store, "--until", "ingest", env=env).code == 0
+    assert stemma("run", config, "--root", store, "--until", "ingest", env=cold_env).code == 0
 
 
 def test_ctrl_c_ends_every_rank_within_ten_seconds(env: dict[str, str], built_full: Path, tmp_path: Path) -> None:

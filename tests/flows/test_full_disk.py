@@ -52,11 +52,11 @@ def half_written(store: Path) -> list[Path]:
 
 @pytest.mark.cluster
 def test_a_full_disk_fails_cleanly_and_the_next_run_goes_on(
-    small_disk: Path, tmp_path: Path, run: Callable[..., Answer], env: dict[str, str]
+    small_disk: Path, tmp_path: Path, run: Callable[..., Answer], cold_env: dict[str, str]
 ) -> None:
     store = small_disk / "store"
     config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
-    process = start("run", config, "--root", store, "--set", "launch.retries=0", env=environment(**env))
+    process = start("run", config, "--root", store, "--set", "launch.retries=0", env=environment(**cold_env))
     wait_until(lambda: running_stage(store, "ingest"))
     filler = fill(small_disk)
     answer = finish(process)

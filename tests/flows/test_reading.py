@@ -35,13 +35,13 @@ def config(folder: Path, *sources: dict[str, Any]) -> Path:
     )
 
 
-def test_a_killed_ingest_continues_at_the_partition_and_gives_the_same_bytes(env: dict[str, str], tmp_path: Path):
+def test_a_killed_ingest_continues_at_the_partition_and_gives_the_same_bytes(cold_env: dict[str, str], tmp_path: Path):
     sources = [{"paths": [pages(tmp_path / f"{number}.jsonl", 25)]} for number in range(PARTITIONS)]
     pipeline = config(tmp_path, *sources)
-    whole = stemma("run", pipeline, "--root", tmp_path / "whole", env=env)
+    whole = stemma("run", pipeline, "--root", tmp_path / "whole", env=cold_env)
     assert whole.code == 0, whole.document["errors"]
     store = tmp_path / "store"
-    first = start("run", pipeline, "--root", store, env=env)
+    first = start("run", pipeline, "--root", store, env=cold_env)
 
     def done() -> int:
         return len(list((store / ".work" / "ingest").glob("*/scratch/read/*/done.json")))
@@ -55,25 +55,25 @@ def test_a_killed_ingest_continues_at_the_partition_and_gives_the_same_bytes(env
     already = done()
     assert 3 <= already < PARTITIONS
 
-    second = stemma("run", pipeline, "--root", store, env=env)
+    second = stemma("run", pipeline, "--root", store, env=cold_env)
 
     assert second.with_status("built") == {"ingest"}, second.document["errors"]
     assert f"continuing read: {already} of {PARTITIONS} partitions are done" in second.stderr
     assert second.rows()["ingest"]["digest"] == whole.rows()["ingest"]["digest"]
 
 
-def paused_ingest(env: dict[str, str], pipeline: Path, store: Path) -> tuple[Any, psutil.Process]:
+def paused_ingest(cold_env: dict[str, str], pipeline: Path, store: Path) -> tuple[Any, psutil.Process]:
     """The command, and the process of its ingest, stopped before it reads anything."""
-    command = start("run", pipeline, "--root", store, env=env)
+    command = start("run", pipeline, "--root", store, env=cold_env)
     child = wait_until(lambda: running_stage(store, "ingest"))
     assert isinstance(child, psutil.Process)
     child.suspend()
     return command, child
 
 
-def test_a_source_that_vanishes_while_it_is_read_is_named(env: dict[str, str], tmp_path: Path):
+def test_a_source_that_vanishes_while_it_is_read_is_named(cold_env: dict[str, str], tmp_path: Path):
     path = pages(tmp_path / "a.jsonl", 5)
-    command, child = paused_ingest(env, config(tmp_path, {"paths": [path]}), tmp_path / "store")
+    command, child = paused_ingest(cold_env, config(tmp_path, {"paths": [path]}), tmp_path / "store")
     Path(path).unlink()
     child.resume()
     answer = finish(command)
@@ -81,9 +81,9 @@ def test_a_source_that_vanishes_while_it_is_read_is_named(env: dict[str, str], t
     assert (problem["code"], problem["path"]) == ("missing_source", path)
 
 
-def test_a_source_that_changes_while_it_is_read_gives_no_artifact(env: dict[str, str], tmp_path: Path):
+def test_a_source_that_changes_while_it_is_read_gives_no_artifact(cold_env: dict[str, str], tmp_path: Path):
     path = pages(tmp_path / "a.jsonl", 5)
-    command, child = paused_ingest(env, config(tmp_path, {"paths": [path]}), tmp_path / "store")
+    command, child = paused_ingest(cold_env, config(tmp_path, {"paths": [path]}), tmp_path / "store")
     pages(Path(path), 6)
     child.resume()
     answer = finish(command)

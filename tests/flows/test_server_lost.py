@@ -22,7 +22,7 @@ from infra.servers.ports import HOST, any_free_port
 from infra.servers.specs import prefect_server_variables
 from tests.command import environment, finish, start, stemma, write_config
 from tests.pipelines import data_config, short_config
-from tests.processes import running_stage, wait_until
+from tests.processes import COLD, running_stage, wait_until
 
 
 class Server:
@@ -32,7 +32,7 @@ class Server:
         self.home = home
         self.port = any_free_port()
         self.url = f"http://{HOST}:{self.port}"
-        self.env = environment(PREFECT_API_URL=f"{self.url}/api", PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+        self.env = environment(PREFECT_API_URL=f"{self.url}/api", PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false", **COLD)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_pat
 @pytest.mark.long
 def test_a_worker_s_run_ends_well_without_its_server_and_says_so_when_it_is_back(tmp_path: Path) -> None:
     """Proves that Prefect's worker, too, takes no run for dead whose server died under it."""
-    store, env = tmp_path / "store", environment()
+    store, env = tmp_path / "store", environment(**COLD)
     config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
     ports = ("--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port()))
     try:

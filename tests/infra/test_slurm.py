@@ -10,7 +10,7 @@ import pytest
 
 from tests.command import REPOSITORY, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
-from tests.processes import gone, running_stage, wait_until
+from tests.processes import COLD, gone, running_stage, wait_until
 from tests.slurm import slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -20,7 +20,7 @@ def test_a_worker_of_a_slurm_job_runs_pipelines_and_ends_with_its_job(tmp_path: 
     """The risk: what Slurm sets, limits or kills that a shell does not."""
     root = tmp_path / "store"
     with slurm() as cluster:
-        env = environment(**cluster)
+        env = environment(**cluster, **COLD)
         try:
             up = stemma("up", "--root", root, env=env).document["services"]
             urls = {service["name"]: service["url"] for service in up}

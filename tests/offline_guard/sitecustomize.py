@@ -4,6 +4,8 @@ import ipaddress
 import os
 import socket
 
+FORK_SAFE = True  # a forked process has it from the server that it was forked from
+
 _connect = socket.socket.connect
 _resolve = socket.getaddrinfo
 
