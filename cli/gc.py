@@ -16,27 +16,37 @@ from cli.output import as_json, print_problems, print_table
 @click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this one and all that it descends from.")
 @click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Take a pin away.")
 @click.option("--adopted", is_flag=True, help="Imported artifacts too; otherwise they stay.")
+@click.option("--states", is_flag=True, help="Kept training states of what is needed too; otherwise they stay.")
 @root_option
 @as_json
 def command(
-    yes: bool, pin: tuple[str, ...], unpin: tuple[str, ...], adopted: bool, root: Path | None, as_json: bool
+    yes: bool,
+    pin: tuple[str, ...],
+    unpin: tuple[str, ...],
+    adopted: bool,
+    states: bool,
+    root: Path | None,
+    as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Show what no pipeline's newest run, registered model or pin needs; with --yes, remove it.
 
     What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
     """
-    from flows.garbage import refuse_if_unsure, remove, survey
+    from flows.garbage import refuse_if_unsure, remove, remove_states, survey
     from infra.store.pins import Pins
     from infra.store.store import Store
 
     # Pins and removals are about artifacts that are there: they never make a store.
     store = Store(root_of(root), reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
-    found = survey(store, spare_adopted=not adopted)
+    found = survey(store, spare_adopted=not adopted, spare_states=not states)
     if yes:
         refuse_if_unsure(found)
-    garbage = [*found.artifacts, *found.work]
-    removed = {item.id for item in remove(store, garbage)} if yes else set()
+    garbage = [*found.artifacts, *found.work, *found.states]
+    removed: set[str] = set()
+    if yes:
+        gone = [*remove(store, [*found.artifacts, *found.work]), *remove_states(store, found.states)]
+        removed = {item.id for item in gone}
     shown: list[dict[str, Any]] = [
         {
             "artifact": item.id,

@@ -13,7 +13,8 @@ from infra.errors import Problem, StageError
 from infra.secrets import recognised
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
-from training.config import PretrainConfig, RlhfConfig, SftConfig
+from training.config import Continues, KeepEvery, PretrainConfig, RlhfConfig, SftConfig, TrainerConfig
+from training.duration import parse_duration
 
 _NEEDS = {
     "validate": ("ingest",),
@@ -51,6 +52,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     built = [node for node in nodes.values() if not node.adopted]
     for node in built:
         yield from map(node.place, _of_training(node, nodes))
+        if isinstance(node.config, TrainerConfig) and node.config.continues:
+            yield from _of_continuing(node, node.config, node.config.continues, nodes)
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)
@@ -102,6 +105,53 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
+
+
+def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nodes: Graph) -> Iterator[Problem]:
+    """What keeps a training from going on with that of another step, as far as their configs tell."""
+    first, key = continues.step, node.key
+    if not node.path:
+        fix = f"write it as a step: steps: {{longer: {{continues: {{step: {first}}}, …}}}}"
+        yield Problem("contradiction", f"{key}.continues", "only a named step can continue another", fix)
+        return
+    before = nodes.get(first)
+    if before is None or not isinstance(before.config, TrainerConfig) or before.adopted:
+        return
+    if node.inputs.get("tokenizer") != before.inputs.get("tokenizer"):
+        message = f"expected the tokenizer of {first}, whose token ids its weights know"
+        yield Problem("contradiction", f"{key}.inputs.tokenizer", message, "leave it out")
+    if isinstance(section, PretrainConfig) and isinstance(before.config, PretrainConfig):
+        for name in ("model", "objective"):
+            if getattr(section, name) != getattr(before.config, name):
+                message = f"expected the {name} of {first}, whose weights it goes on with"
+                yield Problem("contradiction", f"{key}.{name}", message, "leave it out")
+        if section.batch_warmup and node.inputs.get("shards") != before.inputs.get("shards"):
+            message = f"batches grow from the beginning of the data, which are not those of {first}"
+            yield Problem("contradiction", f"{key}.batch_warmup", message, "set it to null")
+    at, behind, length = continues.batches, _duration(before.config), _duration(section)
+    done = at or behind
+    if done is not None and length is not None and length <= done:
+        message = f"expected more than the {done:,} batches that it goes on from, not {length:,}"
+        fix = "duration counts from the beginning of the first training: lengthen it"
+        yield Problem("nothing_to_train", f"{key}.duration", message, fix)
+    kept = before.config.keep_state
+    every = _batches(kept.every) if isinstance(kept, KeepEvery) else None
+    if kept == "none":
+        yield Problem("no_state", f"{before.key}.keep_state", f"{key} goes on from a state of it", "set it to last")
+    elif at is not None and behind is not None and at != behind and (kept == "last" or (every and at % every)):
+        message = f"{first} keeps no state after {at:,} batches"
+        yield Problem("no_state", f"{key}.continues.at", message, f"set {before.key}.keep_state.every to {at} batches")
+
+
+def _duration(section: TrainerConfig) -> int | None:
+    length = getattr(section, "duration", None)  # of PPO it is a number of rollouts
+    return _batches(length) if length else None
+
+
+def _batches(length: str) -> int | None:
+    """A length that is given in batches; None for another unit, which only the data turn into batches."""
+    duration = parse_duration(length)
+    return int(duration.value) if duration.unit == "batches" else None
 
 
 def _not_causal(node: Node, nodes: Graph) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from infra.store.ancestry import ancestry, artifact_member, locate
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Input, Manifest
 from infra.store.pins import Pins
+from infra.store.states import kept_states, remove_state
 from infra.store.store import Store
 
 STALE_S = 24 * 3600.0
@@ -42,15 +43,18 @@ class Survey:
     needed: dict[str, str] = field(default_factory=dict)
     artifacts: list[Garbage] = field(default_factory=list)
     work: list[Garbage] = field(default_factory=list)
+    states: list[Garbage] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
-def survey(store: Store, *, spare_adopted: bool = True) -> Survey:
+def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = True) -> Survey:
     """Sorts a store into needed and not.
 
     Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came
     to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
     pins; what a run in progress or a living lease refers to; and adopted artifacts, unless `spare_adopted` is False.
+
+    spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no reason.
     """
     found = Survey(problems=list(_unreadable(store)))
     everything = list(store.manifests())
@@ -75,6 +79,8 @@ def survey(store: Store, *, spare_adopted: bool = True) -> Survey:
         if member.id not in found.needed:
             size = sum(file.size for file in manifest.files)
             found.artifacts.append(Garbage(member.id, folder, size, _why_not(manifest, folder)))
+        elif not spare_states:
+            found.states += _states(member.id, folder, manifest)
     found.work = list(_stale_work(store))
     return found
 
@@ -100,6 +106,33 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
             lease.release()
         shutil.rmtree(trash)
         removed.append(item)
+    return removed
+
+
+def _states(artifact: str, folder: Path, manifest: Manifest) -> Iterator[Garbage]:
+    for state in kept_states(folder):
+        if state.is_there:
+            size = sum(file.size for file in state.files(manifest))
+            reason = f"the state of {artifact} after {state.batch:,} batches; no training can go on from it then"
+            yield Garbage(f"{artifact} state {state.batch}", state.folder, size, reason)
+
+
+def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
+    """Takes states out of their artifacts; returns those that were removed. What is being built is left alone."""
+    removed = []
+    for item in states:
+        artifact = item.folder.parents[2]
+        lease = store.leases.acquire(f"{artifact.parent.name}/{artifact.name.partition('.')[0]}", stop_if=lambda: True)
+        if lease is None:
+            continue
+        try:
+            manifest = store.read(artifact)
+            state = next((one for one in kept_states(artifact) if one.folder == item.folder), None)
+            if manifest is not None and state is not None:
+                remove_state(artifact, manifest, state)
+                removed.append(item)
+        finally:
+            lease.release()
     return removed
 
 

@@ -21,7 +21,7 @@ from flows.problems import nearest
 from flows.wiring import REPORT, Joint, wiring_problems
 from infra.config import StageConfig
 from infra.errors import ConfigError, Problem
-from tasks.stage import Node
+from tasks.stage import STATE, Node
 from tasks.stages import CORPUS_STEPS, STAGES
 from training.config import BaseModelConfig, PretrainConfig
 
@@ -45,7 +45,9 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
 
 def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
     """What keeps the named steps from making a graph with the usual nodes."""
-    joints = {name: Joint(step.stage, step.inputs, step.requires) for name, step in config.steps.items()}
+    joints = {
+        name: Joint(step.stage, step.inputs, step.requires, step.continued()) for name, step in config.steps.items()
+    }
     return wiring_problems(joints, {name: node.stage for name, node in usual.items()})
 
 
@@ -119,11 +121,15 @@ def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
     """With the named steps after what they need; their artifacts bear the stage's name, see `Node.stored_as`."""
     nodes, left = dict(usual), dict(config.steps)
     while left:
-        ready = [name for name, step in left.items() if nodes.keys() >= {*step.inputs.values(), *step.requires}]
+        ready = [name for name, step in left.items() if nodes.keys() >= step.upstream()]
         for name in ready:
             step = left.pop(name)
             section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
-            nodes[name] = Node(name, step.stage, section, step.inputs, step.requires, path=f"steps.{name}")
+            inputs, requires = step.inputs, step.requires
+            if first := step.continued():
+                inputs = {**nodes[first].inputs, **inputs, STATE: first}
+                requires = tuple(dict.fromkeys((*nodes[first].requires, *requires)))
+            nodes[name] = Node(name, step.stage, section, inputs, requires, path=f"steps.{name}")
         assert ready, "wiring_problems tells of cycles"
     return nodes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
-from flows.steps import AnyStep
+from flows.steps import AnyStep, inherited
 from infra.config import Config, StageConfig
 from infra.launch.config import LaunchConfig
 from tasks.stages import STAGES
@@ -79,6 +79,7 @@ class PipelineConfig(_Sections):
         if "steps" in filled and filled["steps"] is None:
             filled["steps"] = {}
         if isinstance(steps := filled.get("steps"), Mapping):
+            steps = inherited(steps, filled)
             filled["steps"] = {name: _seeded(step, _config_class_of(step), filled) for name, step in steps.items()}
         return filled
 

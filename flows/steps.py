@@ -3,11 +3,14 @@
     steps:
       chat: {uses: sft, inputs: {model: sft, instructions: dialogues}, duration: 1 epoch}
 
+      longer: {continues: {step: pretrain}, duration: 2000 batches}
+
 A step holds the keys of its stage's config beside `uses`, `inputs` and `requires`: there is one class for each stage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Field, create_model
@@ -15,6 +18,8 @@ from pydantic import Field, create_model
 from infra.config import Config, StageConfig
 from tasks.stage import Stage
 from tasks.stages import STAGES
+
+CONTINUES = "continues"
 
 
 class Step(Config):
@@ -31,12 +36,49 @@ class Step(Config):
     def stage(self) -> Stage:
         return STAGES[self.uses]
 
+    def continued(self) -> str:
+        """The step whose training it goes on with; "" if it begins by itself."""
+        continues = getattr(self, CONTINUES, None)
+        return continues.step if continues else ""
+
+    def upstream(self) -> set[str]:
+        """All steps that it names."""
+        return {*self.inputs.values(), *self.requires, *([self.continued()] if self.continued() else [])}
+
     @property
     def config(self) -> StageConfig:
         """What the stage itself is told."""
         fields = self.stage.config.model_fields
         given = {fields[name].alias or name: getattr(self, name) for name in fields if name in self.model_fields_set}
         return self.stage.config.model_validate(given)
+
+
+def inherited(steps: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps as plain data, in which one that `continues` another has the stage and the settings of that one where it
+    sets none of its own. sections: the pipeline's, as plain data."""
+
+    def filled(name: str, trail: tuple[str, ...] = ()) -> Any:
+        step = steps[name]
+        continues = step.get(CONTINUES) if isinstance(step, Mapping) else None
+        first = continues.get("step") if isinstance(continues, Mapping) else None
+        if not isinstance(first, str) or first in trail:
+            return step
+        if first in steps:
+            before = filled(first, (*trail, name))
+            before = {key: value for key, value in before.items() if key not in (*OWN_KEYS[1:], CONTINUES)}
+        elif first in STAGES and first in sections:
+            before = {"uses": first, **(sections[first] or {})}
+        else:
+            return step
+        return _merged(before, step) if before.get("uses") == step.get("uses", before.get("uses")) else step
+
+    return {name: filled(name) for name in steps}
+
+
+def _merged(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in before.keys() & changed.keys() if isinstance(before[key], Mapping)}
+    nested = {key: _merged(before[key], changed[key]) for key in both if isinstance(changed[key], Mapping)}
+    return {**before, **changed, **nested}
 
 
 OWN_KEYS = tuple(Step.model_fields)

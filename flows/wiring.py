@@ -20,17 +20,21 @@ REPORT = "report"
 
 @dataclass(frozen=True)
 class Joint:
-    """What a step says of its place in the graph. stage: None for one that is not known."""
+    """What a step says of its place in the graph. stage: None for one that is not known. continues: the step whose
+    training it goes on with, and whose inputs it reads where it names none of its own."""
 
     stage: Stage | None
     inputs: Mapping[str, str] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
+    continues: str = ""
 
     @property
     def upstream(self) -> Iterator[tuple[str, str]]:
         """(the key that names it, the step) for every step that this one waits for."""
         yield from ((f"inputs.{key}", name) for key, name in self.inputs.items())
         yield from ((f"requires.{index}", name) for index, name in enumerate(self.requires))
+        if self.continues:
+            yield "continues.step", self.continues
 
 
 def joint_of(step: Any) -> Joint:
@@ -38,12 +42,15 @@ def joint_of(step: Any) -> Joint:
     if not isinstance(step, Mapping):
         return Joint(None)
     uses, inputs, requires = step.get("uses"), step.get("inputs"), step.get("requires")
+    continues = step.get("continues")
+    first = continues.get("step") if isinstance(continues, Mapping) else None
     return Joint(
         STAGES.get(uses) if isinstance(uses, str) else None,
         {str(key): name for key, name in inputs.items() if isinstance(name, str)}
         if isinstance(inputs, Mapping)
         else {},
         tuple(name for name in requires if isinstance(name, str)) if isinstance(requires, list | tuple) else (),
+        first if isinstance(first, str) else "",
     )
 
 
@@ -55,6 +62,7 @@ def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Stage]) -> l
         found += _of_name(name, joint, usual)
         if joint.stage is not None:
             found += _of_inputs(name, joint, joint.stage, stages)
+            found += _of_continuing(name, joint, joint.stage, stages)
         for index, required in enumerate(joint.requires):
             if required not in stages:
                 known = [one for one in stages if one != name]
@@ -93,11 +101,25 @@ def _of_inputs(name: str, joint: Joint, stage: Stage, stages: Mapping[str, Stage
             message = f"expected {_or(declared.takes)}, and {up} makes {_words(maker.makes)}"
             yield Problem("other_kind", path, message, fix)
     for declared in stage.inputs:
-        if declared.name not in joint.inputs and not declared.optional:
+        if declared.name not in joint.inputs and not declared.optional and not joint.continues:
             fitting = _fitting(declared.takes, stages, name)
             fix = f"name one of {', '.join(fitting)}" if fitting else f"add a step that makes {_or(declared.takes)}"
             message = f"{stage.name} reads {_or(declared.takes)}, and no step is named that makes it"
             yield Problem("missing_input", f"steps.{name}.inputs.{declared.name}", message, fix)
+
+
+def _of_continuing(name: str, joint: Joint, stage: Stage, stages: Mapping[str, Stage | None]) -> Iterator[Problem]:
+    if not joint.continues:
+        return
+    path, first = f"steps.{name}.continues.step", joint.continues
+    same = [other for other, one in stages.items() if one is stage and other != name]
+    if first not in stages:
+        fix = nearest(first, same, f"these use {stage.name}:", 0.4)
+        yield Problem("unknown_step", path, f"there is no step {first}", fix)
+    elif (other := stages[first]) is not None and other is not stage:
+        fix = nearest(first, same, f"these use {stage.name}:", 0.4) if same else f"add a step that uses {stage.name}"
+        message = f"expected a training of the same stage, and {first} uses {other.name}, not {stage.name}"
+        yield Problem("other_stage", path, message, fix)
 
 
 def _fitting(takes: tuple[Kind, ...], stages: Mapping[str, Stage | None], reader: str) -> list[str]:

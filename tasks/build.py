@@ -31,12 +31,13 @@ from infra.sources import Source
 from infra.store.layout import AUX
 from infra.store.lease import Holder, Lease
 from infra.store.manifest import Manifest, SourceRecord
+from infra.store.states import state_at
 from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import BuildRequest, Change, changes
 from tasks.known import find
-from tasks.stage import Node
+from tasks.stage import STATE, Node
 from tasks.supervisor import LOG, lease_lost, run_child
 from tasks.warm_start import WarmStart
 
@@ -95,6 +96,9 @@ def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> B
     """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
     identity = canonical(node.config, node.key)
     digests = {name: manifest.digest for name, manifest in inputs.items()}
+    if STATE in inputs:
+        artifact = store.path(inputs[STATE])
+        digests[STATE] = state_at(artifact, node.inputs[STATE], node.key, node.continues_at()).digest
     sources = {source.key: store.hashes.digest(source) for source in node.sources()}
     name = fingerprint(node.folder, node.stage.version, identity, digests, sources)
     config = node.config.model_dump(mode="json")
@@ -357,7 +361,10 @@ class _Build:
             build_id=self.build_id,
             config=self.node.config.model_dump(mode="json"),
             identity=self.request.identity,
-            inputs={name: manifest.as_input() for name, manifest in self.inputs.items()},
+            inputs={
+                name: manifest.as_input(self.request.inputs[name] if name == STATE else "")
+                for name, manifest in self.inputs.items()
+            },
             requires={name: manifest.as_input() for name, manifest in self.requires.items()},
             sources=records,
             files=files,

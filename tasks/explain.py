@@ -76,7 +76,7 @@ def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
         before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
         if not same(before, after):
             found.append(Change("config", f"{request.key or request.stage}.{key}", before, after))
-    before = {name: item.digest for name, item in other.inputs.items()}
+    before = {name: item.identity for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}
     found += [Change("source", key) for key, digest in request.sources.items() if sources.get(key) != digest]

@@ -28,7 +28,7 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
 
 
 def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
-    inputs = {name: item.digest for name, item in other.inputs.items()}
+    inputs = {name: item.identity for name, item in other.inputs.items()}
     sources = {record.key: record.digest for record in other.sources}
     if (other.adopted, other.version, inputs, sources) != (None, request.version, request.inputs, request.sources):
         return False

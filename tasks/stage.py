@@ -34,6 +34,9 @@ Kind = Literal[
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+STATE = "state"
+"""The input from whose kept training state a training goes on; `continues` in a step's config names it."""
+
 
 @dataclass(frozen=True)
 class Input:
@@ -154,6 +157,11 @@ class Node:
         if not self.path or not problem.path.startswith(section):
             return problem
         return replace(problem, path=f"{self.path}.{problem.path.removeprefix(section)}")
+
+    def continues_at(self) -> int | None:
+        """After how many batches the training goes on that it continues; None after all of them."""
+        continues = getattr(self.config, "continues", None)
+        return continues.batches if continues else None
 
     def sources(self) -> list[Source]:
         """What this node reads from outside the store."""

@@ -26,7 +26,7 @@ from evaluation.config import (
     ReportConfig,
     SafetyConfig,
 )
-from tasks.stage import KINDS, Kind, Stage, may_have, needs
+from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
 from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
 
 CORPUS_STEPS: dict[str, Kind] = {
@@ -155,7 +155,12 @@ STAGES: dict[str, Stage] = {
             config=PretrainConfig,
             section=True,
             function="training.pretrain:pretrain",
-            inputs=(needs("shards"), needs("tokenizer", "tokenizer", "model"), may_have("model")),
+            inputs=(
+                needs("shards"),
+                needs("tokenizer", "tokenizer", "model"),
+                may_have("model"),
+                may_have(STATE, "model"),
+            ),
             makes="model",
             shows=("aux/corrections.json",),
             trains=True,
@@ -194,7 +199,7 @@ STAGES: dict[str, Stage] = {
             config=SftConfig,
             section=True,
             function="training.sft:sft",
-            inputs=(needs("model"), needs("instructions")),
+            inputs=(needs("model"), needs("instructions"), may_have(STATE, "model")),
             makes="model",
             trains=True,
             shows=("aux/samples.jsonl", "aux/corrections.json"),
@@ -206,7 +211,7 @@ STAGES: dict[str, Stage] = {
             config=RewardModelConfig,
             section=True,
             function="training.reward_model:reward_model",
-            inputs=(needs("model"), needs("preferences")),
+            inputs=(needs("model"), needs("preferences"), may_have(STATE, "reward_model")),
             makes="reward_model",
             shows=("aux/corrections.json",),
             trains=True,
@@ -218,7 +223,7 @@ STAGES: dict[str, Stage] = {
             config=RlhfConfig,
             section=True,
             function="training.rlhf:rlhf",
-            inputs=(needs("model"), needs("reward_model"), needs("prompts", "instructions")),
+            inputs=(needs("model"), needs("reward_model"), needs("prompts", "instructions"), may_have(STATE, "model")),
             makes="model",
             shows=("aux/samples.jsonl",),
         ),

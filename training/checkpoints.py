@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,11 @@ class CheckpointPlan:
     """When checkpoints are written, and which stay.
 
     every: batches, or epochs where the loader can only continue at an epoch's start (`whole_epochs`).
-    last: the training's last batch, after which there is a checkpoint too, so that what comes after training can fail
-        and be done again without it.
+    last: the training's last batch. What comes after it can fail and be done again without the training.
     keep: the newest so many stay; older ones too while they are younger than `keep_hours`.
     data: names the training data; a checkpoint of other data is refused.
-    for_rollback: the guard's own. There is one from before the first batch too, which stays, and none when the run is
-        told to stop.
+    resumes: a stopped training goes on from these: there is one when it is told to stop, and one of its last batch.
+    from_start: there is one from before the first batch too, which stays.
     """
 
     folder: Path
@@ -41,7 +40,8 @@ class CheckpointPlan:
     data: str
     last: int
     whole_epochs: bool = False
-    for_rollback: bool = False
+    resumes: bool = True
+    from_start: bool = False
 
 
 class Checkpointer(Callback):
@@ -53,14 +53,14 @@ class Checkpointer(Callback):
         plan.folder.mkdir(parents=True, exist_ok=True)
 
     def fit_start(self, state: TrainState) -> None:
-        if self._plan.for_rollback and state.clock.batch == 0:
+        if self._plan.from_start and state.clock.batch == 0:
             self.write(state)
 
     def batch_checkpoint(self, state: TrainState) -> None:
-        stop = not self._plan.for_rollback and ranks.any_rank(self._run.cancelled)
+        stop = self._plan.resumes and ranks.any_rank(self._run.cancelled)
         due = not self._plan.whole_epochs and (stop or state.clock.batch % self._plan.every == 0)
         # Also of an epoch that nobody knows to be at its end: nothing is left of it to continue.
-        over = not self._plan.for_rollback and state.clock.batch == self._plan.last
+        over = self._plan.resumes and state.clock.batch == self._plan.last
         if due or over:
             self.write(state)
         if stop:
@@ -83,7 +83,7 @@ class Checkpointer(Callback):
 
         path = write(self._plan.folder, state.clock.batch, files)
         if ranks.is_first():
-            retain(self._plan.folder, self._plan.keep, self._plan.keep_hours, first=self._plan.for_rollback)
+            retain(self._plan.folder, self._plan.keep, self._plan.keep_hours, first=self._plan.from_start)
         return path
 
     def _state(self, state: TrainState) -> dict[str, Any]:
@@ -104,12 +104,14 @@ class Resumption(Callback):
     """Continues a fit from the newest whole checkpoint, random state included, and takes back what was told since.
 
     others: folders of checkpoints besides the plan's own.
+    begin: a state of another training, from which this one begins; it may be of other data.
     """
 
-    def __init__(self, plan: CheckpointPlan, run: Run, others: Sequence[Path] = ()) -> None:
+    def __init__(self, plan: CheckpointPlan, run: Run, others: Sequence[Path] = (), begin: Path | None = None) -> None:
         self._plan = plan
         self._run = run
         self._folders = [plan.folder, *others]
+        self._begin = begin
         self._from: Snapshot | None = None
         self._mid_epoch = False
 
@@ -121,21 +123,28 @@ class Resumption(Callback):
         for path in whole_checkpoints(self._folders, lambda said: self._run.event("passed_over", said)):
             self.load_from(path, state)
             return batch_of(path)
+        if self._begin is not None:
+            self.load_from(self._begin, state)
+            return batch_of(self._begin)
         self._run.rewind(0, 0)
         return None
 
     def load_from(self, path: Path, state: TrainState) -> None:
         """Puts one checkpoint in place; its random state follows at the next batch."""
         snapshot = Snapshot.open(path)
-        _check(snapshot, state.model, state.optimizer, self._plan.data)
+        begins = path == self._begin
+        _check(snapshot, state.model, state.optimizer, None if begins else self._plan.data)
         state.optimizer.state.clear()  # what is older than its first step has no state to put in its place
         snapshot.load(state.model, state.optimizer)
         saved = snapshot.state
         state.clock = Clock.from_json(saved["clock"])
-        state.loader.load_state_dict(saved["dataset"])
+        if saved["data"] == self._plan.data:
+            state.loader.load_state_dict(saved["dataset"])
+        else:  # other data are read from their beginning
+            state.clock = replace(state.clock, batch_in_epoch=0, sample_in_epoch=0, token_in_epoch=0)
         state.callbacks.load_state_dict(saved["callbacks"])
-        # Checkpoints of earlier versions know no place.
-        self._run.rewind(saved.get("journal"), saved["batch"])
+        # Checkpoints of earlier versions know no place; that of another training is in another journal.
+        self._run.rewind(0 if begins else saved.get("journal"), saved["batch"])
         self._from = snapshot
         self._mid_epoch = state.clock.batch_in_epoch > 0
 
@@ -156,11 +165,12 @@ class Resumption(Callback):
             self._from = None
 
 
-def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str) -> None:
+def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | None) -> None:
+    """data: the only one that will do; None for any."""
     where = str(snapshot.folder)
     if snapshot.state["format"] != _FORMAT:
         raise stage_error("other_format", where, "the checkpoint is of another version of this program", "remove it")
-    if snapshot.state["data"] != data:
+    if data is not None and snapshot.state["data"] != data:
         raise stage_error(
             "other_data",
             where,
@@ -181,6 +191,8 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str) -> N
             where,
             f"the checkpoint is of another architecture: {name.removeprefix(WEIGHTS)} is {in_checkpoint} there, "
             f"{in_model} in this model",
-            "give the config that it was written with, or train in an empty work folder",
+            "give the config that it was written with, or train in an empty work folder"
+            if data is not None
+            else "give the step the model of the training that it goes on from",
         )
     )

@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from infra.run import Run
+from infra.store.states import state_name
 from training import ranks
 from training.activations import ActivationNorm
 from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback, Callbacks
-from training.checkpoint_folder import drop_after
+from training.checkpoint_folder import batch_of, drop_after
+from training.checkpoint_folder import checkpoints as checkpoints_in
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
 from training.clipping import GradientClip
-from training.config import TrainerConfig, batches
+from training.config import KeepEvery, TrainerConfig, batches
 from training.guard.callback import Alarmed, Guard
-from training.guard.corrections import Correction, Corrections
+from training.guard.corrections import Correction, Corrections, write_log
 from training.guard.loss_scale import LossScale
 from training.guard.unmoved import WeightsMove
 from training.hardware import Hardware
@@ -30,6 +34,7 @@ from training.microbatch import choose, lower_limit, out_of_memory
 from training.optimizers import adamw
 from training.parallel import checkpoint_activations, parallelize, unshard_root
 from training.schedules import LearningRate, Schedule
+from training.states import beginning, corrections_before, data_of, keep_states
 from training.throughput import Throughput
 from training.train_state import Loader, Trainable, TrainState
 
@@ -72,6 +77,8 @@ class Fit:
     corrections: what the guard did, in order.
     skipped: batches that were passed over by corrections.
     lr_multiplier: what corrections leave of the schedule's learning rate for good; 1 where nothing was cut, or healed.
+    states: the checkpoints that are to stay with the artifact.
+    data_from: the batch with which the training's data begin: 0 unless it goes on from a training on others.
     """
 
     batches: int
@@ -81,6 +88,13 @@ class Fit:
     corrections: Sequence[Correction] = ()
     skipped: int = 0
     lr_multiplier: float = 1.0
+    states: Sequence[Path] = ()
+    data_from: int = 0
+
+    def leave(self, out_dir: Path) -> None:
+        """Leaves the guard's corrections and the kept states in the artifact's aux/."""
+        write_log(self.corrections, out_dir)
+        keep_states(self.states, out_dir)
 
     def guard_figures(self) -> dict[str, float]:
         return {
@@ -106,6 +120,7 @@ def fit(
     run: Run,
     callbacks: Sequence[Callback] = (),
     networks: Mapping[str, nn.Module] | None = None,
+    inputs: Mapping[str, Path] = MappingProxyType({}),
 ) -> Fit:
     """Trains `model` in place, by the backend that `launch.trainer` names, and returns when `plan.batches` are done.
 
@@ -115,6 +130,7 @@ def fit(
     `no_update` when the weights do not move.
 
     networks: parts of the model whose gradients are clipped apart.
+    inputs: of the stage; with `state` among them training goes on from a state of that artifact (`config.continues`).
     """
     backend = load_backend(run.launch.trainer)
     run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
@@ -125,7 +141,8 @@ def fit(
     microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
     parallelize(model, run.launch, hardware)
     optimizer = adamw(model, config.optimizer)
-    corrections = Corrections(run.work_dir, config.guard)
+    begin = beginning(config, inputs, plan.batches)
+    corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
     schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
     learning_rate = LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier)
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
@@ -148,11 +165,17 @@ def fit(
         every=config.guard.rollback_every,
         keep=_ROLLBACK_KEPT,
         keep_hours=0.0,
-        for_rollback=True,
+        resumes=False,
+        from_start=True,
     )
     if config.guard.enabled:
         guards = [Guard(config.guard, corrections, model, clip, activations, scale), Checkpointer(rollback, run)]
-    resumption = Resumption(checkpoints, run, [rollback.folder])
+    states = replace(checkpoints, folder=run.work_dir / "states", resumes=False, keep=plan.batches)
+    keepers: list[Callback] = []
+    if isinstance(config.keep_state, KeepEvery):
+        every = batches(config.keep_state.every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
+        keepers = [Checkpointer(replace(states, every=every), run)]
+    resumption = Resumption(checkpoints, run, [rollback.folder], begin.folder if begin else None)
     peak = hardware.peak_flops() if plan.flops_per_token else None
     peak = peak and peak * ranks.world_size()
     throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
@@ -171,6 +194,7 @@ def fit(
             ),
             *callbacks,
             *guards,
+            *keepers,
             Checkpointer(checkpoints, run),
         ]
     )
@@ -179,7 +203,7 @@ def fit(
     try:
         while True:
             if corrections.unfinished:
-                for folder in (checkpoints.folder, rollback.folder):
+                for folder in (checkpoints.folder, rollback.folder, states.folder):
                     drop_after(folder, corrections.made[-1].back_to)
                 corrections.finish()
             start = resumption.load(state)
@@ -204,7 +228,16 @@ def fit(
         mfu = throughput.mfu(speed) if speed else None
         skipped = corrections.skipped(plan.batches)
         made_all = tuple(corrections.made)
-        return Fit(clock.batch, clock.token, speed, mfu, made_all, skipped, corrections.healed)
+        last = checkpoints.folder / state_name(clock.batch)
+        kept = (
+            {}
+            if config.keep_state == "none"
+            else {batch_of(one): one for one in (*checkpoints_in(states.folder), last)}
+        )
+        data_from = begin.batch if begin and data_of(begin) != checkpoints.data else 0
+        return Fit(
+            clock.batch, clock.token, speed, mfu, made_all, skipped, corrections.healed, [*kept.values()], data_from
+        )
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error

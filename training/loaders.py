@@ -141,15 +141,17 @@ def trained_sequences(
     batch_size: int,
     rampup: BatchSizeRampup | None = None,
     skipped: Collection[int] = (),
+    first: int = 0,
 ) -> NDArray[np.bool_]:
-    """For each sequence of `shards`, as a training reads them, whether it was in one of the first `batches` batches.
+    """For each sequence of `shards`, as a training reads them, whether it was in one of the batches from `first`, with
+    which these data begin, to `batches` (not included).
 
     rampup: of batches that are smaller at first.
     skipped: batches that were passed over without an update.
     """
     seen = np.zeros(shards.size, bool)
     epoch, order, read = 0, shards.order(0), 0
-    for batch in range(batches):
+    for batch in range(first, batches):
         size = rampup.size(read) if rampup and epoch == 0 else batch_size
         if read + size > len(order):
             epoch, read, size = epoch + 1, 0, batch_size

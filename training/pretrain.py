@@ -27,7 +27,6 @@ from training.continuing import load_known
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
 from training.fit import Plan, fit
-from training.guard.corrections import write_log
 from training.guard.stuck import Stuck
 from training.hardware import prepare
 from training.heldout import count_baselines, measure
@@ -179,16 +178,17 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                     else []
                 ),
             ],
+            inputs=inputs,
         )
         # The model first: whatever happens while it is measured, it is there.
         if objective.extends_tokenizer and ranks.is_first():
             tokenizer.save_pretrained(out_dir)
         export(network, None if objective.extends_tokenizer else tokenizer_dir, out_dir)
-        write_log(done.corrections, out_dir)
+        done.leave(out_dir)
         keep_samples(run.work_dir, out_dir)
         if ranks.is_first():
             skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
-            seen = trained_sequences(train, done.batches, batch_size, rampup, skipped)
+            seen = trained_sequences(train, done.batches, batch_size, rampup, skipped, done.data_from)
             before = TrainedSequences.read(inputs["model"]) if known else None
             if before is not None and before.shards == train.fingerprint:
                 seen |= before.seen

@@ -29,7 +29,6 @@ from training.config import RewardModelConfig, batches
 from training.evaluate import measuring
 from training.export import export
 from training.fit import Plan, fit
-from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import limit_length
@@ -152,9 +151,10 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         config,
         hardware,
         run,
+        inputs=inputs,
     )
     export(scorer.model, inputs["model"], out_dir)
-    write_log(done.corrections, out_dir)
+    done.leave(out_dir)
 
     scores = score_pairs(model, heldout, chat.pad)
     margins = scores[:, 0] - scores[:, 1]

@@ -157,8 +157,9 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     )
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)
-    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)], networks=model.networks())
+    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)], model.networks(), inputs)
     export(policy, inputs["model"], out_dir, chat.stops)
+    done.leave(out_dir)
 
     prompts = [ids for _, ids in heldout]
     answers = {

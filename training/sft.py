@@ -23,7 +23,6 @@ from training.evaluate import measuring
 from training.export import export
 from training.families import experts_problem
 from training.fit import Plan, fit
-from training.guard.corrections import write_log
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
@@ -72,9 +71,10 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         config,
         hardware,
         run,
+        inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
-    write_log(done.corrections, out_dir)
+    done.leave(out_dir)
 
     after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)

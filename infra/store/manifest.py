@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -11,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
+from infra.files import sync
 from infra.store.layout import AUX, MANIFEST
 
 SCHEMA = 1
@@ -31,12 +34,21 @@ class File:
 
 @dataclass(frozen=True)
 class Input:
-    """An input artifact, by its address and its content. `path` is relative to the store's root."""
+    """An input artifact, by its address and its content. `path` is relative to the store's root.
+
+    state: digest of the state of its training that was read (infra/store/states.py); "" where the artifact was.
+    """
 
     stage: str
     fingerprint: str
     digest: str
     path: str
+    state: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The digest that entered the reader's fingerprint."""
+        return self.state or self.digest
 
 
 @dataclass(frozen=True)
@@ -90,12 +102,24 @@ class Manifest:
     """Provenance of an artifact that was made elsewhere; None for one built here."""
     schema: int = SCHEMA
 
-    def as_input(self) -> Input:
-        return Input(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}")
+    def as_input(self, state: str = "") -> Input:
+        return Input(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}", state)
 
     def write(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False, default=_plain)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf8")
+
+    def rewrite(self, folder: Path) -> None:
+        """Takes the place of the manifest of a finished artifact, at once."""
+        beside = folder / f".{MANIFEST}.{os.getpid()}"
+        beside.mkdir()
+        try:
+            self.write(beside)
+            sync(beside / MANIFEST)
+            os.replace(beside / MANIFEST, folder / MANIFEST)
+            sync(folder)
+        finally:
+            shutil.rmtree(beside)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -181,7 +181,7 @@ def address_of(manifest: Manifest) -> str:
     """The fingerprint of what a manifest says was asked for; empty if that has none."""
     if manifest.adopted is not None:
         return adopted_fingerprint(manifest.stage, manifest.digest)
-    inputs = {name: item.digest for name, item in manifest.inputs.items()}
+    inputs = {name: item.identity for name, item in manifest.inputs.items()}
     sources = {record.key: record.digest for record in manifest.sources}
     try:
         return fingerprint(manifest.stage, manifest.version, manifest.identity, inputs, sources)

@@ -3,11 +3,13 @@
 from training.config.alignment import RewardModelConfig, RlhfConfig, SftConfig
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
-from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig, batches
+from training.config.trainer import Continues, KeepEvery, OptimizerConfig, ScheduleConfig, TrainerConfig, batches
 
 __all__ = [
     "BaseModelConfig",
     "BatchWarmup",
+    "Continues",
+    "KeepEvery",
     "ModelConfig",
     "OptimizerConfig",
     "PretrainConfig",

@@ -62,6 +62,33 @@ class ScheduleConfig(Config):
         return values
 
 
+class KeepEvery(Config):
+    """Whole states at regular distances, and the last."""
+
+    every: Length = "1000 batches"
+    """Distance between two kept states."""
+
+
+class Continues(Config):
+    """A training that goes on from a kept state of another step: longer, or with other settings from there on."""
+
+    step: str
+    """The step of this pipeline whose training is continued."""
+    at: Length | None = None
+    """After how many batches of it; by default after its last one."""
+
+    @field_validator("at")
+    @classmethod
+    def _at_is_in_batches(cls, at: str | None) -> str | None:
+        if at is not None and parse_duration(at).unit != "batches":
+            raise ValueError(f"expected a number of batches, such as '8000 batches', not {at!r}")
+        return at
+
+    @property
+    def batches(self) -> int | None:
+        return None if self.at is None else int(parse_duration(self.at).value)
+
+
 class TrainerConfig(StageConfig):
     """What all training stages share."""
 
@@ -79,6 +106,13 @@ class TrainerConfig(StageConfig):
     """The newest so many checkpoints stay."""
     keep_checkpoints_hours: float = outside_identity(0.0, ge=0)
     """Older checkpoints stay too until they are so many hours old."""
+    keep_state: Literal["last", "none"] | KeepEvery = outside_identity("last")
+    """Which whole states (weights, optimizer, random states, place in the data) stay with the finished model, for
+    another training to go on from: the last, none, or one every so many batches. A state takes about three times the
+    room of the weights in fp32."""
+    continues: Continues | None = outside_identity(None)
+    """Goes on from a kept state of another step instead of from the beginning. `duration` and `schedule` count from the
+    beginning of the first training. The state's digest is part of the identity, its place in the pipeline is not."""
 
 
 def batches(

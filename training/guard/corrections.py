@@ -87,12 +87,15 @@ class Correction:
 
 
 class Corrections:
-    """The corrections so far, in `folder`/corrections.json."""
+    """The corrections so far, in `folder`/corrections.json.
 
-    def __init__(self, folder: Path, config: GuardConfig) -> None:
+    inherited: those of the training that this one goes on from.
+    """
+
+    def __init__(self, folder: Path, config: GuardConfig, inherited: Sequence[Correction] = ()) -> None:
         self._path = folder / FILE
         self._config = config
-        self.made: list[Correction] = []
+        self.made: list[Correction] = list(inherited)
         self.unfinished = False
         """Whether the last one still waits for the checkpoints behind it to be dropped."""
         text = ranks.from_first(self._path.read_text(encoding="utf8") if self._path.exists() else "")

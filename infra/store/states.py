@@ -1,0 +1,106 @@
+"""The whole states of a training that lie with its artifact, from which another training can go on.
+
+aux/states.json          {batch: digest of the state after so many batches}
+aux/state/ba000008000/   that state, a checkpoint as `training.checkpoint_folder` writes it
+
+They are no part of the model's digest. `stemma gc --states` removes states; their digests stay, so that what went on
+from one is still found.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.errors import Problem, StageError, stage_error
+from infra.store.layout import AUX
+from infra.store.manifest import File, Manifest
+
+STATES = f"{AUX}/states.json"
+STATE_FOLDER = f"{AUX}/state"
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """The state of a training after `batch` batches. digest: of weights, optimizer state and place in the data."""
+
+    batch: int
+    digest: str
+    folder: Path
+
+    @property
+    def is_there(self) -> bool:
+        """False once gc has removed it."""
+        return self.folder.is_dir()
+
+    def files(self, manifest: Manifest) -> tuple[File, ...]:
+        """Its files as the artifact's manifest lists them."""
+        prefix = f"{STATE_FOLDER}/{self.folder.name}/"
+        return tuple(file for file in manifest.files if file.path.startswith(prefix))
+
+
+def state_name(batch: int) -> str:
+    return f"ba{batch:09}"
+
+
+def write_states(artifact: Path, digests: dict[int, str]) -> None:
+    text = json.dumps({str(batch): digest for batch, digest in sorted(digests.items())}, indent=1)
+    (artifact / STATES).write_text(text + "\n", encoding="utf8")
+
+
+def kept_states(artifact: Path) -> list[KeptState]:
+    """The states in an artifact's folder, the earliest first. Raises StageError `damaged_states`."""
+    path = artifact / STATES
+    try:
+        digests = {int(batch): str(digest) for batch, digest in json.loads(path.read_text(encoding="utf8")).items()}
+    except FileNotFoundError:
+        return []
+    except (ValueError, AttributeError) as error:
+        raise stage_error("damaged_states", str(path), "expected a JSON object of digests by batch", "") from error
+    return [KeptState(batch, digests[batch], artifact / STATE_FOLDER / state_name(batch)) for batch in sorted(digests)]
+
+
+def remove_state(artifact: Path, manifest: Manifest, state: KeptState) -> None:
+    """Takes a state out of a finished artifact: first out of the manifest, in one rename, then from the disk."""
+    gone = set(state.files(manifest))
+    replace(manifest, files=tuple(file for file in manifest.files if file not in gone)).rewrite(artifact)
+    shutil.rmtree(state.folder, ignore_errors=True)
+
+
+def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptState:
+    """The state after `batch` batches, the last one for None. step, reader: what the artifact, and the key of what goes
+    on from it, are called in messages.
+
+    Raises StageError `no_state`, naming the states that there are.
+    """
+    found = kept_states(artifact)
+    if not found:
+        raise StageError(
+            Problem(
+                "no_state",
+                f"{reader}.continues.step",
+                f"{step} keeps no state of its training, in {artifact}",
+                f"set {step}.keep_state: last, and build it again with --force {step}",
+            )
+        )
+    if batch is None:
+        return found[-1]
+    for state in found:
+        if state.batch == batch:
+            return state
+    kept = ", ".join(f"{state.batch:,}" for state in found)
+    raise StageError(
+        Problem(
+            "no_state",
+            f"{reader}.continues.at",
+            f"{step} keeps states after {kept} batches, none after {batch:,}",
+            f"take one of these, or set {step}.keep_state.every and build it again with --force {step}",
+        )
+    )
+
+
+def removed_state(step: str, state: KeptState) -> StageError:
+    message = f"the state of {step} after {state.batch:,} batches was removed by `stemma gc --states`"
+    return stage_error("no_state", "continues", message, f"build {step} again: --force {step}")

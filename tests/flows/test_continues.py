@@ -1,0 +1,114 @@
+"""A named step goes on with the training of another: what it takes over, what it is called, what gc leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.config import dump, parse
+from flows.graph import graph
+from infra.errors import ConfigError
+from tests.command import Answer, write_config
+
+Run = Callable[..., Answer]
+
+PRETRAIN: dict[str, Any] = {
+    "model": {"preset": "llama-nano"},
+    "duration": "12 batches",
+    "global_batch_tokens": 512,
+    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0},
+    "schedule": {"decay": "constant"},
+    "keep_state": {"every": "8 batches"},
+}
+SECTIONS: dict[str, Any] = {
+    "ingest": {"read": [{"kind": "docstrings", "packages": ["numpy"], "limit_mb": 0.3}]},
+    "tokenizer": {"vocab_size": 400},
+    "shard": {"sequence_length": 64},
+    "pretrain": PRETRAIN,
+}
+LONGER: dict[str, Any] = {"continues": {"step": "pretrain", "at": "8 batches"}, "duration": "16 batches"}
+
+
+def test_a_step_takes_over_what_it_does_not_set() -> None:
+    steps = {
+        "longer": {**LONGER, "optimizer": {"learning_rate": 2.0e-3}},
+        "longest": {"continues": {"step": "longer"}, "duration": "20 batches"},
+    }
+    config = parse({"name": "x", **SECTIONS, "steps": steps})
+    nodes = graph(config)
+    longer, longest = nodes["longer"], nodes["longest"]
+    assert longer.stage is longest.stage is nodes["pretrain"].stage
+    assert longer.inputs == {"shards": "shard", "tokenizer": "tokenizer", "state": "pretrain"}
+    assert longest.inputs == {**longer.inputs, "state": "longer"}
+    before, after, last = (nodes[name].config.model_dump() for name in ("pretrain", "longer", "longest"))
+    assert {key for key in before if before[key] != after[key]} == {"optimizer", "duration", "continues"}
+    assert after["optimizer"] == {**before["optimizer"], "learning_rate": 2.0e-3} == last["optimizer"]
+    again = parse(dump(config))
+    assert again == config and graph(again) == nodes
+
+
+def test_what_cannot_go_on_is_said_at_once_with_the_nearest_right_name() -> None:
+    steps: dict[str, Any] = {
+        "lost": {"uses": "pretrain", "continues": {"step": "pretrian"}},
+        "other": {"uses": "sft", "continues": {"step": "pretrain"}},
+        "loop": {"uses": "pretrain", "continues": {"step": "pool"}},
+        "pool": {"uses": "pretrain", "continues": {"step": "loop"}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", **SECTIONS, "steps": steps})
+    told = {problem.path: (problem.code, problem.fix) for problem in caught.value.problems}
+    assert told["steps.lost.continues.step"] == ("unknown_step", "did you mean pretrain?")
+    assert told["steps.other.continues.step"][0] == "other_stage"
+    assert told["steps.pool.continues.step"][0] == "cycle"
+    steps = {
+        "wide": {**LONGER, "model": {"preset": "llama-4m"}},
+        "early": {**LONGER, "continues": {"step": "pretrain", "at": "9 batches"}},
+        "short": {**LONGER, "duration": "8 batches"},
+        "fresh": {**LONGER, "inputs": {"tokenizer": "mine"}},
+        "mine": {"uses": "tokenizer", "inputs": {"documents": "ingest"}},
+        "none": {**LONGER, "continues": {"step": "short"}, "duration": "30 batches", "keep_state": "none"},
+        "after": {"continues": {"step": "none"}, "duration": "40 batches"},
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", **SECTIONS, "steps": steps})
+    assert {problem.path: problem.code for problem in caught.value.problems} == {
+        "steps.wide.model": "contradiction",
+        "steps.early.continues.at": "no_state",
+        "steps.short.duration": "nothing_to_train",
+        "steps.fresh.inputs.tokenizer": "contradiction",
+        "steps.none.keep_state": "no_state",
+    }
+
+
+def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path) -> None:
+    def answer(command: str, *arguments: str, **steps: Any) -> Answer:
+        config = write_config(tmp_path / "config.yaml", {"name": "branch", **SECTIONS, "steps": steps})
+        return run(command, config, *arguments, "--root", store)
+
+    store = tmp_path / "store"
+    built = answer("run", longer=LONGER)
+    assert built.code == 0 and built.with_status("built") >= {"pretrain", "longer"}
+    # Where the state lies in the pipeline is no part of the branch's name; what follows it is.
+    assert answer("check", other=LONGER).with_status("reuse") >= {"other"}
+    hand = {**LONGER, "optimizer": {"learning_rate": 1.0e-4}}
+    asked = answer("check", longer=hand)
+    assert asked.with_status("build") == {"longer"}
+    assert asked.rows()["longer"]["because"] == ["steps.longer.optimizer.learning_rate changed: 0.001 → 0.0001"]
+    assert answer("check", longer={**LONGER, "continues": {"step": "pretrain"}}).rows()["longer"]["because"] == [
+        "its input state has other content"
+    ]
+    place = built.rows()["longer"]["path"]
+    edges = run("lineage", place, "--root", store).document["edges"]
+    assert "state" in {edge["name"] for edge in edges}
+
+    shown = run("gc", "--states", "--root", store).document
+    assert [row["artifact"].rpartition(" ")[2] for row in shown["garbage"]] == ["8", "12", "16"]
+    assert run("gc", "--states", "--yes", "--root", store).code == 0
+    assert run("verify", place, "--root", store).code == 0
+    assert answer("check", longer=LONGER).with_status("reuse") >= {"pretrain", "longer"}
+    refused = answer("run", longer=hand)
+    assert refused.code == 1 and refused.document["errors"][0]["code"] == "no_state"
+    assert refused.document["errors"][0]["fix"].endswith("--force pretrain")

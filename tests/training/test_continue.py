@@ -1,0 +1,146 @@
+"""A training that goes on from a kept state of another: longer, branched, on other data, with another learning rate.
+
+What goes on unchanged ends with the bits of a training that was that long from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run, open_journal, read_journal
+from infra.store.states import kept_states
+from training.config import PretrainConfig, SftConfig
+from training.pretrain import pretrain
+from training.sft import sft
+
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+SETTINGS: dict[str, Any] = {
+    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "dropout": 0.1},
+    "global_batch_tokens": 256,
+    "optimizer": {"learning_rate": 1.0e-2},
+    "evaluate_every": "1000 batches",
+    "schedule": {"decay": "constant", "warmup": "4 batches"},
+}
+LAUNCH = LaunchConfig(device="cpu", threads=1, precision="fp32")
+WSD = {"decay": "wsd", "warmup": "4 batches", "decay_length": "8 batches"}
+
+
+def _pretrain(folder: Path, inputs: Mapping[str, Path], **settings: Any) -> Path:
+    config = PretrainConfig.model_validate(SETTINGS | settings)
+    (folder / "model").mkdir(parents=True)
+    with open_journal(folder / "journal.jsonl") as journal:
+        run = Run(folder / "work", LAUNCH, journal=journal)
+        pretrain(config, inputs, folder / "model", run)
+        run.close()
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def inputs(mixed_shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": mixed_shards_dir, "tokenizer": tokenizer_dir}
+
+
+@pytest.fixture(scope="module")
+def first(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 batches, with a state every 16, and the last."""
+    folder = tmp_path_factory.mktemp("first")
+    return _pretrain(folder, inputs, duration="40 batches", keep_state={"every": "16 batches"})
+
+
+def test_states_are_kept_by_policy(first: Path, inputs: dict[str, Path], tmp_path: Path) -> None:
+    states = kept_states(first)
+    assert [state.batch for state in states] == [16, 32, 40]
+    assert len({state.digest for state in states}) == 3
+    model = _pretrain(tmp_path / "none", inputs, duration="16 batches", keep_state="none")
+    assert not kept_states(model) and not (model / "aux" / "state").exists()
+    # The same training, cut short where a state was kept: the same state.
+    model = _pretrain(tmp_path / "last", inputs, duration="16 batches")
+    assert [(state.batch, state.digest) for state in kept_states(model)] == [(16, states[0].digest)]
+
+
+@pytest.mark.parametrize(
+    ("at", "schedule"), [(None, SETTINGS["schedule"]), ("32 batches", SETTINGS["schedule"]), ("32 batches", WSD)]
+)
+def test_going_on_unchanged_ends_with_the_bits_of_a_long_training(
+    at: str | None, schedule: dict[str, Any], first: Path, inputs: dict[str, Path], weights: Weights, tmp_path: Path
+) -> None:
+    """Beyond an epoch's end, with dropout. With wsd, the state of a constant rate is the plateau of a branch."""
+    settings = {"duration": "56 batches", "schedule": schedule}
+    whole = _pretrain(tmp_path / "whole", inputs, **settings)
+    branch = _pretrain(
+        tmp_path / "branch", inputs | {"state": first}, continues={"step": "first", "at": at}, **settings
+    )
+    one, other = weights(whole), weights(branch)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert kept_states(whole)[-1].digest == kept_states(branch)[-1].digest
+    assert (whole / "trained_sequences.json").read_bytes() == (branch / "trained_sequences.json").read_bytes()
+    steps = [line["step"] for line in read_journal(tmp_path / "branch" / "journal.jsonl") if line["kind"] == "metric"]
+    assert min(steps) == (32 if at else 40) + 1
+
+
+def test_other_data_and_another_rate_from_a_state_on(
+    first: Path, inputs: dict[str, Path], shards_dir: Path, weights: Weights, tmp_path: Path
+) -> None:
+    """The new data are read from their beginning; the optimizer goes on with what it has learnt of the old."""
+    other = inputs | {"shards": shards_dir, "state": first}
+    model = _pretrain(
+        tmp_path / "other",
+        other,
+        duration="48 batches",
+        optimizer={"learning_rate": 1.0e-3},
+        continues={"step": "first"},
+    )
+    events = [line for line in read_journal(tmp_path / "other" / "journal.jsonl") if line["kind"] == "event"]
+    assert any("at batch 40 of 48" in event["message"] for event in events)
+    before, after = weights(first), weights(model)
+    moved = max(float((before[name] - after[name]).abs().max()) for name in before)
+    assert 0 < moved < 8 * 1.0e-3 * 1.5  # AdamW moves a weight by about the rate a batch
+
+
+def test_an_epoch_more_of_instructions(
+    base_dir: Path, instructions_dir: Path, weights: Weights, tmp_path: Path
+) -> None:
+    given = {"model": base_dir, "instructions": instructions_dir}
+    settings: dict[str, Any] = {
+        "optimizer": {"learning_rate": 1.0e-3},
+        "schedule": {"decay": "constant"},
+        "global_batch_examples": 8,
+        "answers_limit": 2,
+    }
+
+    def tuned(name: str, epochs: int, more: Mapping[str, Path], **extra: Any) -> Path:
+        out = tmp_path / name
+        out.mkdir()
+        config = SftConfig.model_validate(settings | {"duration": f"{epochs} epochs"} | extra)
+        sft(config, given | more, out, Run(tmp_path / f"{name}.work", LAUNCH))
+        return out
+
+    one = tuned("one", 1, {})
+    two = tuned("two", 2, {})
+    on = tuned("on", 2, {"state": one}, continues={"step": "one"})
+    assert all(torch.equal(value, weights(on)[name]) for name, value in weights(two).items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ({"continues": {"step": "first", "at": "20 batches"}}, "no_state", "16, 32, 40"),
+        ({"duration": "32 batches"}, "nothing_to_train", "more than the 40 batches"),
+        ({"model": SETTINGS["model"] | {"width": 64}}, "other_architecture", "is [319, 32] there"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_by_name(
+    settings: dict[str, Any], code: str, said: str, first: Path, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    given = {"duration": "48 batches", "continues": {"step": "first"}} | settings
+    with pytest.raises(StageError) as refused:
+        _pretrain(tmp_path / "refused", inputs | {"state": first}, **given)
+    problem = refused.value.problems[0]
+    assert problem.code == code and said in problem.message
