@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 BOOTSTRAP_RESAMPLES = 2000
 RESAMPLED_AT_ONCE = 4_000_000  # numbers held in memory at a time: 32 MB
 
-Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+Statistic = Callable[..., NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -67,37 +67,77 @@ def from_standard_error(value: float, standard_error: float, confidence: float =
     return Interval(value, value - half, value + half)
 
 
-def _mean_of_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return rows.mean(axis=-1)
 
 
 def bootstrap(
-    values: ArrayLike,
-    statistic: Statistic = _mean_of_rows,
-    *,
+    *columns: ArrayLike,
+    statistic: Statistic = _mean,
     confidence: float = 0.95,
     resamples: int = BOOTSTRAP_RESAMPLES,
     seed: int = 17,
 ) -> Interval:
-    """The percentile bootstrap (Efron 1979) of a statistic of independent values.
+    """The percentile bootstrap (Efron 1979) of a statistic of independent units; scipy draws.
 
-    values (N,): what was observed, one an independent unit (a prompt, a document; not a token).
-    statistic: maps samples (R, N) to their statistics (R,); the mean by default.
-    Raises ValueError without values.
+    columns, each (N,): what was observed of each unit (a prompt, a document; not a token). Units are drawn whole.
+    statistic: of arrays (..., N), one for each column, along their last axis; the mean by default.
+    Raises ValueError without values, and for columns of different lengths.
     """
-    observed = np.asarray(values, dtype=np.float64)
-    if observed.ndim != 1 or observed.size == 0:
-        raise ValueError(f"expected a list of at least one number, got shape {observed.shape}")
-    generator = np.random.default_rng(seed)
-    rows = max(1, RESAMPLED_AT_ONCE // observed.size)
-    resampled = np.concatenate(
-        [
-            statistic(observed[generator.integers(0, observed.size, (min(rows, resamples - start), observed.size))])
-            for start in range(0, resamples, rows)
-        ]
-    )
-    low, high = np.quantile(resampled, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return Interval(float(statistic(observed[None])[0]), float(low), float(high))
+    from scipy import stats
+
+    observed = [np.asarray(column, dtype=np.float64) for column in columns]
+    shapes = {column.shape for column in observed}
+    if len(shapes) != 1 or observed[0].ndim != 1 or not observed[0].size:
+        raise ValueError(f"expected lists of one length with at least one number, got shapes {sorted(shapes)}")
+    value = float(statistic(*observed))
+    if observed[0].size == 1:
+        return Interval(value, value, value)
+    found = stats.bootstrap(
+        observed,
+        lambda *rows, axis: statistic(*rows),
+        paired=True,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, RESAMPLED_AT_ONCE // observed[0].size),
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value, float(found.low), float(found.high))
+
+
+def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Interval:
+    """Sum over sum, resampled by unit: a token-weighted mean loss.
+
+    Both (N,): for example the summed loss and the tokens of each sequence.
+    """
+
+    def ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
+        return top.sum(axis=-1) / bottom.sum(axis=-1)
+
+    return bootstrap(numerators, denominators, statistic=ratio, seed=seed)
+
+
+def gain_at_equal_length(gains: ArrayLike, changes: ArrayLike, seed: int) -> tuple[Interval, float]:
+    """What is left of a mean gain where nothing changed in length, and what a change of one is worth.
+
+    Least squares of gain = a + b · change over the pairs; a with its bootstrap interval over pairs, b. Where all pairs
+    changed alike nothing tells a gain from length, and b is 0.
+
+    gains, changes (N,): of each pair the second's value less the first's, and its length less the first's.
+    """
+
+    def slope(gain: NDArray[np.float64], change: NDArray[np.float64]) -> NDArray[np.float64]:
+        from_mean = change - change.mean(axis=-1, keepdims=True)
+        spread = (from_mean**2).sum(axis=-1)
+        return np.where(spread > 0, (from_mean * gain).sum(axis=-1) / np.where(spread > 0, spread, 1), 0.0)
+
+    def constant(gain: NDArray[np.float64], change: NDArray[np.float64]) -> NDArray[np.float64]:
+        return gain.mean(axis=-1) - slope(gain, change) * change.mean(axis=-1)
+
+    found = bootstrap(gains, changes, statistic=constant, seed=seed)
+    return found, float(slope(np.asarray(gains, np.float64), np.asarray(changes, np.float64)))
 
 
 def binomial_p_value(

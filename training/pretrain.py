@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import TrainedSequences
+from evaluation.statistics import bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training import ranks
@@ -49,7 +50,6 @@ from training.objectives.base import Objective
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
-from training.statistics import bootstrap_ratio, perplexity
 
 # Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20
@@ -202,7 +202,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     loss = bootstrap_ratio(found.losses, found.labels, config.seed)
     figures = {
         **loss.as_figures("validation_loss"),
-        "validation_perplexity": perplexity(loss.value),
+        "validation_perplexity": math.exp(min(loss.value, 700.0)),
         **({"bits_per_byte": bits_per_byte(loss.value, bytes_per_token)} if causal else {}),
         **{
             f"bits_per_byte_{one.name}": bits_per_byte(found.by_source[one.name], one.bytes_per_token)

@@ -19,7 +19,7 @@ from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from corpus.pretrained import load_pretrained_model
-from evaluation.statistics import binomial_p_value, wilson
+from evaluation.statistics import binomial_p_value, bootstrap, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.activations import last_stack
@@ -32,7 +32,6 @@ from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import limit_length
-from training.statistics import bootstrap_mean
 from training.train_state import TokenCount, Trainable
 
 _BATCH = 32
@@ -165,7 +164,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         **accuracy.as_figures("heldout_accuracy"),
         "heldout_pairs": float(len(margins)),
         "p_value": p_value,
-        **bootstrap_mean(margins, config.seed).as_figures("margin"),
+        **bootstrap(margins, seed=config.seed).as_figures("margin"),
         "heldout_loss": float(np.logaddexp(0, -margins).mean()),
         "batches": float(done.batches),
         **done.guard_figures(),

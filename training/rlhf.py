@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from evaluation.statistics import wilson
+from evaluation.statistics import bootstrap, bootstrap_ratio, gain_at_equal_length, wilson
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training.activations import last_stack
@@ -41,7 +41,6 @@ from training.rollouts import (
     scores_of,
     token_logprobs,
 )
-from training.statistics import bootstrap_mean, bootstrap_ratio, gain_at_equal_length
 from training.train_state import Loader, TokenCount, Trainable, TrainState
 
 
@@ -169,13 +168,13 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     scores = {name: scores_of(reward, side, chat, hardware).double().numpy() for name, side in answers.items()}
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores)
-    gain = bootstrap_mean(scores["rlhf"] - scores["sft"], config.seed)
+    gain = bootstrap(scores["rlhf"] - scores["sft"], seed=config.seed)
     before, after = (np.array(list(map(len, answers[name].ids)), float) for name in ("sft", "rlhf"))
     level, per_token = gain_at_equal_length(scores["rlhf"] - scores["sft"], after - before, config.seed)
-    divergence = bootstrap_mean(kl, config.seed)
+    divergence = bootstrap(kl, seed=config.seed)
     figures = {
-        **bootstrap_mean(scores["sft"], config.seed).as_figures("heldout_reward_sft"),
-        **bootstrap_mean(scores["rlhf"], config.seed).as_figures("heldout_reward_rlhf"),
+        **bootstrap(scores["sft"], seed=config.seed).as_figures("heldout_reward_sft"),
+        **bootstrap(scores["rlhf"], seed=config.seed).as_figures("heldout_reward_rlhf"),
         **gain.as_figures("reward_gain"),
         **level.as_figures("reward_gain_equal_length"),
         "reward_per_token": per_token,

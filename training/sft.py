@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.statistics import wilson
+from evaluation.statistics import bootstrap_ratio, wilson
 from infra.errors import StageError
 from infra.run import Result, Run
 from training.attention import choose_attention
@@ -28,7 +28,6 @@ from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
 from training.sampling import sample
-from training.statistics import bootstrap_ratio
 
 _BATCH = 32
 

@@ -28,10 +28,10 @@ class Postgres:
     url: str
 
     def __repr__(self) -> str:
-        return f"Postgres({self.told!r})"
+        return f"Postgres({self.public_url!r})"
 
     @property
-    def told(self) -> str:
+    def public_url(self) -> str:
         """The URL without its password, for files and people."""
         parts = urlsplit(self.url)
         user = f"{parts.username}@" if parts.username else ""
@@ -58,9 +58,9 @@ class Postgres:
             cursor.execute("SHOW server_encoding")
             encoding = cursor.fetchone()[0]
             if encoding != "UTF8":
-                told = f"the database has the encoding {encoding}; UTF8 was expected"
+                message = f"the database has the encoding {encoding}; UTF8 was expected"
                 fix = "createdb --encoding UTF8 --template template0 NAME"
-                raise ConfigError(Problem("bad_database", self.told, told, fix))
+                raise ConfigError(Problem("bad_database", self.public_url, message, fix))
             for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):
                 cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
 
@@ -83,7 +83,7 @@ class Postgres:
             # Its words name host, port and user, never the password.
             reason = " ".join(str(error).split())
             raise stage_error(
-                "database_unreachable", self.told, reason, f"is PostgreSQL up, and is {DATABASE} right?"
+                "database_unreachable", self.public_url, reason, f"is PostgreSQL up, and is {DATABASE} right?"
             ) from None
         try:
             with connection, connection.cursor() as cursor:
@@ -120,14 +120,14 @@ def database(recorded: str) -> Postgres | None:
     if recorded == SQLITE:
         return None
     url = asked()
-    if url and url != SQLITE and Postgres(url).told == recorded:
+    if url and url != SQLITE and Postgres(url).public_url == recorded:
         return Postgres(url)
     return Postgres(recorded)
 
 
 def described(url: str) -> str:
     """What may be written down and shown of an answer of `asked`."""
-    return url if url == SQLITE else Postgres(url).told
+    return url if url == SQLITE else Postgres(url).public_url
 
 
 def _place(parts: SplitResult) -> str:

@@ -9,8 +9,10 @@ import pytest
 from scipy import stats
 
 from evaluation.statistics import (
+    Interval,
     binomial_p_value,
     bootstrap,
+    bootstrap_ratio,
     difference_of_paired_proportions,
     difference_of_proportions,
     from_standard_error,
@@ -66,14 +68,18 @@ def test_difference_of_proportions_gives_the_published_intervals(
     assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
-def test_bootstrap_agrees_with_scipy() -> None:
-    values = np.random.default_rng(0).gamma(2.0, size=80)
-    ours = bootstrap(values, resamples=20_000)
-    theirs = stats.bootstrap((values,), np.mean, n_resamples=20_000, method="percentile", rng=1).confidence_interval
-    width = theirs.high - theirs.low
-    assert ours.value == pytest.approx(values.mean())
-    assert ours.low == pytest.approx(theirs.low, abs=0.05 * width)
-    assert ours.high == pytest.approx(theirs.high, abs=0.05 * width)
+def test_bootstrap_resamples_units_whole() -> None:
+    """Against a loop: each resample draws rows of both columns, and the interval is that of its ratios."""
+    top, bottom = np.random.default_rng(0).gamma(2.0, size=80), np.random.default_rng(1).integers(1, 50, 80)
+    found = bootstrap_ratio(top, bottom, seed=5)
+    picks = np.random.default_rng(5).integers(0, 80, (2000, 80))
+    ratios = [top[row].sum() / bottom[row].sum() for row in picks]
+    assert found.value == pytest.approx(top.sum() / bottom.sum())
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(ratios, [0.025, 0.975])))
+
+
+def test_bootstrap_of_one_unit_knows_no_spread() -> None:
+    assert bootstrap([3.0]) == Interval(3.0, 3.0, 3.0)
 
 
 def test_bootstrap_repeats_itself_and_heeds_its_seed() -> None:
@@ -83,7 +89,7 @@ def test_bootstrap_repeats_itself_and_heeds_its_seed() -> None:
 
 
 def test_bootstrap_takes_any_statistic_of_rows() -> None:
-    interval = bootstrap(np.arange(101.0), lambda rows: np.median(rows, axis=-1))
+    interval = bootstrap(np.arange(101.0), statistic=lambda rows: np.median(rows, axis=-1))
     assert interval.value == 50 and interval.low < 50 < interval.high
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from evaluation.statistics import wilson
+from evaluation.statistics import bootstrap, gain_at_equal_length, wilson
 from training.loss import IGNORE, chunked_cross_entropy
 from training.ngram import Bigram, Unigram
 from training.ppo import (
@@ -23,7 +23,6 @@ from training.ppo import (
     value_loss,
     whiten,
 )
-from training.statistics import bootstrap_mean, gain_at_equal_length
 
 t = torch.tensor
 RANDOM = np.random.default_rng(5)
@@ -207,7 +206,7 @@ def test_a_bootstrap_of_many_units_is_the_same_in_parts_and_takes_bounded_memory
 ) -> None:
     import tracemalloc
 
-    from training import statistics
+    from evaluation import statistics
 
     top, bottom = RANDOM.normal(3.0, 1.0, 20_000), RANDOM.integers(1, 50, 20_000)
     tracemalloc.start()
@@ -224,6 +223,6 @@ def test_a_bootstrap_of_many_units_is_the_same_in_parts_and_takes_bounded_memory
 def test_intervals() -> None:
     share = wilson(8, 10)  # Newcombe 1998 gives 0.490 to 0.943
     assert (share.low, share.high) == (pytest.approx(0.490, abs=1e-3), pytest.approx(0.943, abs=1e-3))
-    mean = bootstrap_mean(RANDOM.normal(3.0, 1.0, 400), seed=1)
+    mean = bootstrap(RANDOM.normal(3.0, 1.0, 400), seed=1)
     assert mean.low < 3.0 < mean.high
     assert mean.high - mean.low == pytest.approx(2 * 1.96 / 20, rel=0.2)

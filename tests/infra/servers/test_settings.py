@@ -81,7 +81,7 @@ def test_the_database_is_remembered_without_its_password(monkeypatch: pytest.Mon
 
 
 def test_a_database_never_shows_its_password() -> None:
-    assert "fe-secret" not in repr(Postgres(URL)) + Postgres(URL).told
+    assert "fe-secret" not in repr(Postgres(URL)) + Postgres(URL).public_url
     assert Postgres(URL).mlflow_uri.startswith("postgresql+psycopg2://stemma:s%40fe-secret@db.example:5433/stemma?")
 
 
