@@ -19,6 +19,7 @@ from infra.run import Result, Run, open_journal, read_journal
 from tests.points import points_of
 from training import fit as fit_module
 from training import pretrain as pretrain_module
+from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback
 from training.config import PretrainConfig
@@ -426,6 +427,8 @@ class IgnoresTheClosure(torch.optim.AdamW):
 def test_weights_that_do_not_move_stop_the_training_at_once(
     train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, journal: Any
 ) -> None:
+    # The native loop hands over no closure.
+    monkeypatch.setattr(fit_module, "load_backend", lambda _: load_backend("composer"))
     adamw = fit_module.adamw
     monkeypatch.setattr(fit_module, "adamw", lambda model, config: _ignoring(adamw(model, config)))
     with pytest.raises(
