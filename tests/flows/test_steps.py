@@ -132,7 +132,7 @@ def test_items_of_the_benchmarks_of_steps_are_cleared_of_too() -> None:
 
 def test_steps_run_under_their_names_and_share_what_is_one_artifact(data_pipeline: Path, run: Run) -> None:
     steps = {
-        "words": {"uses": "tokenizer", "inputs": {"documents": "strict"}, "vocab_size": 400},
+        "words": {"uses": "tokenizer", "inputs": {"documents": "strict"}, "vocab_size": 380},
         "strict": {"uses": "clean", "inputs": {"documents": "ingest"}, "min_characters": 300},
         "again": {"uses": "clean", "inputs": {"documents": "ingest"}, "requires": ["validate"]},
     }
@@ -218,7 +218,7 @@ def test_a_new_stage_is_one_file_and_its_declaration(data_pipeline: Path, tmp_pa
     ingest = yaml.safe_load((data_pipeline / "config.yaml").read_text())["ingest"]
     steps = {
         "loud": {"uses": "shout", "inputs": {"documents": "ingest"}, "mark": "?"},
-        "kept": {"uses": "clean", "inputs": {"documents": "loud"}},
+        "kept": {"uses": "clean", "inputs": {"documents": "loud"}, "gopher_quality": None},
     }
     config = write_config(tmp_path / "c.yaml", {"name": "loud", "ingest": ingest, "steps": steps})
     there = {"env": {**env, "PYTHONPATH": str(copy)}, "cwd": copy}
