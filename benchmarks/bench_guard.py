@@ -205,10 +205,10 @@ def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]
 
     fit = module.fit
 
-    def recording(name: str, model: Any, loader: Any, *others: Any) -> Any:
+    def recording(name: str, model: Any, loader: Any, *others: Any, **named: Any) -> Any:
         given = list(others)
         callbacks = given.pop() if isinstance(given[-1], list) else []
-        return fit(name, model, loader, *given, [*callbacks, Recorder(model, loader)])
+        return fit(name, model, loader, *given, [*callbacks, Recorder(model, loader)], **named)
 
     module.fit = recording
     work = out.parent / f"{stage}.work"

@@ -57,7 +57,9 @@ def train(
     """Pretrains by one of the loops, into `tmp_path`/name, with a fault built in; what was told. The same name
     continues what is there. until: it is told to stop after so many batches."""
     fit = pretrain_module.fit
-    monkeypatch.setattr(pretrain_module, "fit", lambda *given: fit(*given[:-1], [NotANumber(), *given[-1]]))
+    monkeypatch.setattr(
+        pretrain_module, "fit", lambda *given, **named: fit(*given[:-1], [NotANumber(), *given[-1]], **named)
+    )
 
     def train(name: str, trainer: Any, until: int | None = None, **launch: Any) -> list[dict[str, Any]]:
         journal.lines.clear()

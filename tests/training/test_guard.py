@@ -113,9 +113,9 @@ def train(
     def train(
         name: str, faults: Sequence[Callback] = (), precision: Any = "fp32", to: Any = journal, **changes: Any
     ) -> Result:
-        def faulty(*given: Any) -> Any:
+        def faulty(*given: Any, **named: Any) -> Any:
             *others, callbacks = given
-            return fit(*others, [*faults, *callbacks])
+            return fit(*others, [*faults, *callbacks], **named)
 
         monkeypatch.setattr(pretrain_module, "fit", faulty)
         launch = LaunchConfig(device="cpu", threads=1, precision=precision)

@@ -228,7 +228,7 @@ class _NotANumber:
 
         fit = module.fit
         faults = [Fault()] if rank == self._ranks - 1 else []
-        module.fit = lambda *given: fit(*given[:-1], [*faults, *given[-1]])
+        module.fit = lambda *given, **named: fit(*given[:-1], [*faults, *given[-1]], **named)
 
 
 def test_ranks_correct_a_fault_of_one_of_them_alike(inputs: dict[str, Path], tmp_path: Path) -> None:
