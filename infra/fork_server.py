@@ -37,6 +37,8 @@ _HARMLESS_THREADS = {"jemalloc_bg_thd"}
 """jemalloc, in pyarrow, handles forks by itself, and does its housekeeping without the thread in the child."""
 _PR_SET_NAME = 15
 SETTLE_S = 0.2
+_SIGINT = signal.getsignal(signal.SIGINT)
+"""As Python set it at its start: shells have jobs in the background ignore it. Libraries may change it."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def _become(start: Start, output: int, parent: int) -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):  # some libraries take a signal when they are imported
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _SIGINT)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(output, 1)
