@@ -251,7 +251,9 @@ class PipelineRun:
         self.page.show(self.store, str(self.store.path(report) / "report.html") if report else "")
         if kind := TOLD_AT_THE_END.get(status):
             self.page.notify(kind, f"{self.config.name} {status}", error)
-        if self.page.close(0 if PRIVATE in os.environ else PATIENCE_S):
+        # A private server goes with the run, and its page with it: nobody is to wait for what it still misses.
+        is_private = PRIVATE in os.environ
+        if self.page.close(0 if is_private else PATIENCE_S) and not is_private:
             document["warnings"] = [page_lost().as_json()]
         self.journal.end(document)
         if ON_WORKER in os.environ and not self.stop.is_set():
