@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
@@ -29,9 +32,9 @@ from flows.deploy import deploy_pipeline, deploy_stages
 from flows.schedules import Schedule
 from infra.errors import ConfigError
 from infra.servers.ports import any_free_port
-from tests.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
-from tests.processes import wait_until
+from tests.processes import COLD, running_stage, wait_until
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def house(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("scheduled") / "data"
     shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     write_config(folder / "config.yaml", data_config(folder))
-    env = environment()
+    env = environment(**COLD)
     ports = ["--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port())]
     try:
         answer = stemma("up", "--root", folder / "store", *ports, env=env)
@@ -230,7 +233,7 @@ def test_a_missed_date_is_not_made_up_for_once_a_later_one_was(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("overlap", ["queue", "skip"])
-def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: Any) -> None:
+def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: Any, tmp_path: Path) -> None:
     """The second is started by hand while the first is under way, and its command says what it waits for."""
     deployment = house.deploy(f"overlap-{overlap}", Schedule("0 0 1 1 *", overlap=overlap))
     forced = {"selection": {"force": ["clean"]}}
@@ -241,14 +244,27 @@ def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: A
         return bool(state and (state.is_running() or state.is_final()))
 
     wait_until(begun)
-    second = house.ask("run", house.folder / f"overlap-{overlap}.yaml")
+    child = wait_until(lambda: running_stage(house.root, "clean"))
+    assert isinstance(child, psutil.Process)
+    os.killpg(child.pid, signal.SIGSTOP)  # the first is under way for as long as it must be
+    said = tmp_path / "second.stderr"
+    try:
+        with said.open("w") as stderr:
+            config = house.folder / f"overlap-{overlap}.yaml"
+            process = start("run", config, "--root", house.root, env=house.env, stderr=stderr)
+        if overlap == "queue":
+            wait_until(lambda: "waiting: another run of this pipeline is under way" in said.read_text())
+        else:
+            wait_until(lambda: process.poll() is not None)
+    finally:
+        os.killpg(child.pid, signal.SIGCONT)
+    second = finish(process)
     [one] = house.ended(first)
     assert told(one)[0] == "Completed"
     if overlap == "skip":
         assert (second.code, second.document["status"]) == (130, "cancelled")
         return
     assert second.code == 0, second.document["errors"]
-    assert "waiting: another run of this pipeline is under way" in second.stderr
     two = house.client.read_flow_run(UUID(second.document["flow_run_id"]))
     assert one.end_time is not None and two.start_time is not None
     assert two.start_time >= one.end_time
