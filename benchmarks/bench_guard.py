@@ -151,13 +151,14 @@ def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]
     quick = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())
     own = {"guard": {"enabled": False}, "checkpoint_every": "100000 batches"}
     base, tuned = ("pretrain",), ("sft",)
+    length = f"{max(150, places[-1] + 1)} batches"
     module: Any
     function: Any
     config: Any
     if stage == "pretrain":
         module, function = pretrain, pretrain.pretrain
         settings = quick["pretrain"] | {
-            "duration": "150 batches",
+            "duration": length,
             "evaluate_every": "100000 batches",
             "global_batch_tokens": 4096,
         }
@@ -165,7 +166,7 @@ def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]
         inputs = {"shards": _artifact(store, "shard"), "tokenizer": _artifact(store, "tokenizer")}
     elif stage == "reward_model":
         module, function = reward_model, reward_model.reward_model
-        config = RewardModelConfig.model_validate(quick["reward_model"] | {"duration": "150 batches"} | own)
+        config = RewardModelConfig.model_validate(quick["reward_model"] | {"duration": length} | own)
         inputs = {"model": _artifact(store, *tuned), "preferences": _artifact(store, "preferences")}
     else:
         module, function = sft, sft.sft
