@@ -20,7 +20,7 @@ from training.parallel import blocks
 from training.train_state import TrainState
 
 _PHASES = {
-    Event.BEFORE_DATALOADER: "reading data",
+    Event.BEFORE_DATALOADER: "data loading",
     Event.BEFORE_FORWARD: "forward pass",
     Event.BEFORE_BACKWARD: "backward pass",
     Event.AFTER_TRAIN_BATCH: "optimizer step",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = "STEMMA_HEARTBEATS"
-PHASES = ("not watched", "reading data", "forward pass", "backward pass", "optimizer step", "between batches")
+PHASES = ("not watched", "data loading", "forward pass", "backward pass", "optimizer step", "between batches")
 _LAYOUT = struct.Struct("<qqqd")
 
 

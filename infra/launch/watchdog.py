@@ -22,8 +22,8 @@ _DUMP_S = 2.0
 class Hang:
     """Ranks that gave no sign of life.
 
-    stuck: those furthest behind; the others wait for them. All ranks where none is behind: then they wait for something
-        outside, such as a disk or the network.
+    stuck: those furthest behind, of which only the stopped where any is; the others wait for them. All ranks where none
+        is behind: then they wait for something outside, such as a disk or the network.
     """
 
     stuck: tuple[int, ...]
@@ -52,6 +52,8 @@ def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang 
     if any(time.monotonic() - beats[rank].time <= patience_s for rank in stuck):
         return None
     stopped = {rank for rank, pid in pids.items() if _is_stopped(pid)}
+    # Ranks wait for each other within a phase too: of those in the same one, it is a stopped one that keeps the others.
+    stuck = tuple(rank for rank in stuck if rank in stopped) or stuck
     dump_stacks(folder, pids)
     notes = {rank: " (its process was stopped)" if rank in stopped else _where(folder, rank) for rank in pids}
     return Hang(stuck, beats, notes)
