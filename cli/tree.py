@@ -78,12 +78,16 @@ def _label(node: Mapping[str, Any]) -> str:
 def _details(node: Mapping[str, Any]) -> list[str]:
     from rich.markup import escape
 
+    from infra.store.branches import Branch
+
     lines = []
     if adopted := node.get("adopted"):
         note = f": {adopted['note']}" if adopted.get("note") else ""
         lines.append(
             f"imported from {adopted['host']}:{adopted['from']} by {adopted['user']}, {adopted['when'][:10]}{note}"
         )
+    if branch := node.get("continues"):
+        lines += Branch.from_json(branch).lines()
     if "dropped" in node:
         rules = sorted(((count, rule) for rule, count in node["dropped"].items() if count), reverse=True)
         total = sum(count for count, _ in rules)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from infra.store.branches import Branch, branch_of
 from infra.store.manifest import Manifest
 
 FAMILY_ORDER = (
@@ -49,6 +51,11 @@ class Artifact:
             return {}
         figures = self.manifest.result.get("figures", {})
         return {name: float(value) for name, value in figures.items()}
+
+    @cached_property
+    def branch(self) -> Branch | None:
+        """The state of another training that this one went on from; None for all other artifacts."""
+        return branch_of(self.manifest, self.folder.parent.parent) if self.manifest else None
 
     @property
     def headline(self) -> str:

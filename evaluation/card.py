@@ -154,7 +154,11 @@ def _training(family: Sequence[Artifact]) -> str:
     lines = ["## Training", ""]
     for one in family:
         if one.stage in TRAINING and one.manifest is not None:
-            lines += [f"### {one.label}: {one.headline}", "", "```json", _config(one.manifest.config), "```", ""]
+            lines += [f"### {one.label}: {one.headline}", ""]
+            if one.branch:
+                lines += [f"Goes on from {one.branch}.", ""]
+                lines += [f"- {changed}" for changed in one.branch.changed or ()] + [""] * bool(one.branch.changed)
+            lines += ["```json", _config(one.manifest.config), "```", ""]
     return "\n".join(lines).rstrip()
 
 

@@ -36,24 +36,25 @@ def measure_memorisation(
 
     trained: what the model, or the base model it was made from, was pretrained on.
 
-    Returns {"skipped": why} where that is not known or is of other shards, and where no document is as long as prefix
-    and continuation together.
+    Returns {"skipped": why} where that is not known or is of other shards alone, and where no document is as long as
+    prefix and continuation together.
     """
     length = config.prefix_tokens + config.continuation_tokens
     if length > lm.max_tokens:
         return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
     if trained is None:
         return {"skipped": "the model does not say which sequences it was trained on; pretraining writes that down now"}
-    if trained.shards != split_fingerprint(shards / "train"):
+    seen = trained.of(split_fingerprint(shards / "train"))
+    if seen is None:
         return {"skipped": "the model was trained on other shards than those given"}
     results: dict[str, Any] = {
         "prefix_tokens": config.prefix_tokens,
         "continuation_tokens": config.continuation_tokens,
-        "trained_sequences": int(trained.seen.sum()),
-        "training_sequences": len(trained.seen),
+        "trained_sequences": int(seen.sum()),
+        "training_sequences": len(seen),
     }
     exact = {}
-    for split, among in (("train", trained.seen), ("validation", None)):
+    for split, among in (("train", seen), ("validation", None)):
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
         if not sequences:
             message = "trained" if split == "train" else split

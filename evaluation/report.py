@@ -10,6 +10,7 @@ from pathlib import Path
 
 from evaluation.config import ReportConfig
 from evaluation.page.benchmark_sections import answers, benchmarks
+from evaluation.page.branch_sections import branches
 from evaluation.page.family import Family
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
@@ -61,6 +62,7 @@ def sections(family: Family, samples: int, command: str) -> list[Section]:
         *(pretraining(family, id) for id in family.steps("pretrain")),
         *_tunings(family),
         *(alignment(family, id) for id in family.steps("rlhf")),
+        branches(family),
         benchmarks(family),
         answers(family, samples),
         toxicity(family),

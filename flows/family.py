@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.ancestry import Family, Member
+from infra.store.branches import branch_of
 from infra.store.layout import AUX
 from infra.store.manifest import Manifest, SourceRecord
 
@@ -61,6 +62,7 @@ def _artifact(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "headline": manifest.result.get("headline", ""),
         "figures": dict(manifest.result.get("figures", {})),
         **_losses(folder, manifest),
+        "continues": branch.as_json() if (branch := branch_of(manifest, folder.parent.parent)) else None,
         "settings": dict(manifest.identity),
         "version": manifest.version,
         "code": dict(manifest.code),

@@ -30,9 +30,9 @@ from flows.plan import plan
 from flows.selection import Selection
 from flows.steps import OWN_KEYS
 from infra.config import StageConfig
+from infra.identity import flatten
 from infra.project import default_root
 from infra.store.store import Store
-from tasks.explain import flatten
 from tasks.stages import STAGES
 
 

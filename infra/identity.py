@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args, get_origin
 
@@ -72,6 +72,35 @@ def within(part: Any, whole: Any) -> bool:
     if isinstance(part, bool) or isinstance(whole, bool):
         return part is whole
     return bool(part == whole)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}."""
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        flat.update(flatten(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def changed_settings(
+    old: Mapping[str, Any], old_config: Mapping[str, Any], new: Mapping[str, Any], new_config: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys that bear on the result and differ between two stored identities, with both values.
+
+    old_config, new_config: the whole configs, in which keys at their default stand as well; None for an absent key.
+    """
+    before, after = flatten(old), flatten(new)
+    all_before, all_after = flatten(old_config), flatten(new_config)
+    for key in sorted(before.keys() | after.keys()):
+        one, other = before.get(key, all_before.get(key)), after.get(key, all_after.get(key))
+        if not same(one, other):
+            yield key, one, other
 
 
 def canonical_json(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.identity import same
+from infra.identity import changed_settings
 from infra.store.manifest import Manifest
 
 
@@ -69,32 +69,13 @@ def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
     found = []
     if request.version != other.version:
         found.append(Change("version", "version", other.version, request.version))
-    old, new = flatten(other.identity), flatten(request.identity)
-    old_all, new_all = flatten(other.config), flatten(request.config)
-    for key in sorted(old.keys() | new.keys()):
-        # A key at its default is no part of the identity: its value stands in the whole config.
-        before, after = old.get(key, old_all.get(key)), new.get(key, new_all.get(key))
-        if not same(before, after):
-            found.append(Change("config", f"{request.key or request.stage}.{key}", before, after))
+    for key, old, new in changed_settings(other.identity, other.config, request.identity, request.config):
+        found.append(Change("config", f"{request.key or request.stage}.{key}", old, new))
     before = {name: item.identity for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}
     found += [Change("source", key) for key, digest in request.sources.items() if sources.get(key) != digest]
     return found
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}."""
-    if isinstance(value, Mapping):
-        items: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(value)
-    else:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in items:
-        flat.update(flatten(item, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
 
 
 def _short(value: Any) -> str:

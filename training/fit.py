@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from infra.run import Run
-from infra.store.states import state_name
+from infra.store.states import KeptState, state_name
 from training import ranks
 from training.activations import ActivationNorm
 from training.backends import load_backend
@@ -34,7 +34,7 @@ from training.microbatch import choose, lower_limit, out_of_memory
 from training.optimizers import adamw
 from training.parallel import checkpoint_activations, parallelize, unshard_root
 from training.schedules import LearningRate, Schedule
-from training.states import beginning, corrections_before, data_of, keep_states
+from training.states import beginning, corrections_before, keep_states
 from training.throughput import Throughput
 from training.train_state import Loader, Trainable, TrainState
 
@@ -78,7 +78,7 @@ class Fit:
     skipped: batches that were passed over by corrections.
     lr_multiplier: what corrections leave of the schedule's learning rate for good; 1 where nothing was cut, or healed.
     states: the checkpoints that are to stay with the artifact.
-    data_from: the batch with which the training's data begin: 0 unless it goes on from a training on others.
+    begin: the state of another training that it went on from.
     """
 
     batches: int
@@ -89,7 +89,7 @@ class Fit:
     skipped: int = 0
     lr_multiplier: float = 1.0
     states: Sequence[Path] = ()
-    data_from: int = 0
+    begin: KeptState | None = None
 
     def leave(self, out_dir: Path) -> None:
         """Leaves the guard's corrections and the kept states in the artifact's aux/."""
@@ -234,10 +234,8 @@ def fit(
             if config.keep_state == "none"
             else {batch_of(one): one for one in (*checkpoints_in(states.folder), last)}
         )
-        data_from = begin.batch if begin and data_of(begin) != checkpoints.data else 0
-        return Fit(
-            clock.batch, clock.token, speed, mfu, made_all, skipped, corrections.healed, [*kept.values()], data_from
-        )
+        healed = corrections.healed
+        return Fit(clock.batch, clock.token, speed, mfu, made_all, skipped, healed, [*kept.values()], begin)
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error

@@ -96,8 +96,10 @@ class PackedShards(StreamingDataset):
         return {**state, "epoch": max(0, state["epoch"])}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Goes to a place in an epoch: streaming by itself only goes forward, and ignores an epoch before its own."""
+        """Goes to a place in an epoch: streaming by itself only goes forward, and ignores an epoch before its own; and
+        its workers alone take over the seed of the order that was begun."""
         super().load_state_dict(obj)
+        self.shuffle_seed = obj["shuffle_seed"]
         self.next_epoch = obj["epoch"]
         self._continued = obj["epoch"], obj["sample_in_epoch"]
 
@@ -142,15 +144,18 @@ def trained_sequences(
     rampup: BatchSizeRampup | None = None,
     skipped: Collection[int] = (),
     first: int = 0,
+    place: tuple[int, int] = (0, 0),
 ) -> NDArray[np.bool_]:
-    """For each sequence of `shards`, as a training reads them, whether it was in one of the batches from `first`, with
-    which these data begin, to `batches` (not included).
+    """For each sequence of `shards`, as a training reads them, whether it was in one of the batches from `first` to
+    `batches` (not included).
 
     rampup: of batches that are smaller at first.
     skipped: batches that were passed over without an update.
+    place: the epoch of batch `first`, and how many of its sequences were read before.
     """
     seen = np.zeros(shards.size, bool)
-    epoch, order, read = 0, shards.order(0), 0
+    epoch, read = place
+    order = shards.order(epoch)
     for batch in range(first, batches):
         size = rampup.size(read) if rampup and epoch == 0 else batch_size
         if read + size > len(order):

@@ -18,6 +18,7 @@ from corpus.trained import TrainedSequences
 from evaluation.statistics import bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from infra.store.states import kept_states
 from training import ranks
 from training.attention import choose_attention
 from training.batch_size import BatchSizeRampup
@@ -27,7 +28,7 @@ from training.config import PretrainConfig, batches
 from training.continuing import load_known
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
-from training.fit import Plan, fit
+from training.fit import Fit, Plan, fit
 from training.guard.stuck import Stuck
 from training.hardware import prepare
 from training.heldout import count_baselines, measure
@@ -50,6 +51,7 @@ from training.objectives.base import Objective
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
+from training.states import place_in
 
 # Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20
@@ -187,12 +189,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         done.leave(out_dir)
         keep_samples(run.work_dir, out_dir)
         if ranks.is_first():
-            skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
-            seen = trained_sequences(train, done.batches, batch_size, rampup, skipped, done.data_from)
-            before = TrainedSequences.read(inputs["model"]) if known else None
-            if before is not None and before.shards == train.fingerprint:
-                seen |= before.seen
-            TrainedSequences(train.fingerprint, seen).write(out_dir)
+            _write_trained(train, done, batch_size, rampup, inputs, out_dir)
         limit = max(1, config.validation_tokens // length)
         counted, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
         baselines = count_baselines(counted, min(limit, train_sequences), vocab_size, objective)
@@ -223,6 +220,30 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         figures["mfu"] = done.mfu
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
     return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
+
+
+def _write_trained(
+    train: PackedShards,
+    done: Fit,
+    batch_size: int,
+    rampup: BatchSizeRampup | None,
+    inputs: Mapping[str, Path],
+    out_dir: Path,
+) -> None:
+    """Leaves with the model, and with each of its kept states, which sequences it was trained on until then."""
+    skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
+    before = TrainedSequences.read(inputs["model"]) if "model" in inputs else None
+    first, place = 0, (0, 0)
+    if begin := done.begin:
+        # Of states that were kept before this was written down, what is known is what their whole training read.
+        before = TrainedSequences.read(begin.folder) or TrainedSequences.read(inputs["state"])
+        first, place = begin.batch, place_in(begin, train.fingerprint)
+    for state in [*kept_states(out_dir), None]:
+        batch = state.batch if state else done.batches
+        seen = trained_sequences(train, batch, batch_size, rampup, skipped, first, place)
+        before = TrainedSequences(train.fingerprint, seen).after(before)
+        before.write(state.folder if state else out_dir)
+        first, place = batch, place_in(state, train.fingerprint) if state else place
 
 
 def _fresh(config: PretrainConfig, objective: Objective, tokenizer: Any, vocab_size: int) -> PreTrainedModel:

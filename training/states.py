@@ -56,9 +56,10 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
     return state
 
 
-def data_of(state: KeptState) -> str:
-    """The fingerprint of the data that the training read."""
-    return str(json.loads((state.folder / STATE).read_text(encoding="utf8"))["data"])
+def place_in(state: KeptState, data: str) -> tuple[int, int]:
+    """The epoch of the data with this fingerprint, and how many of its examples were read; the beginning of others."""
+    saved = json.loads((state.folder / STATE).read_text(encoding="utf8"))
+    return (saved["dataset"]["epoch"], saved["dataset"]["sample_in_epoch"]) if saved["data"] == data else (0, 0)
 
 
 def corrections_before(state: KeptState) -> list[Correction]:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from evaluation.artifacts import Artifact
 from evaluation.page.parts import Figure, Section, Table, render_page
+from infra.store.branches import Branch
 
 MODELS = ("pretrain", "base_model", "sft", "rlhf", "reward_model")
 FILES_SHOWN = 200
@@ -34,11 +35,16 @@ class Box:
 
 @dataclass(frozen=True)
 class Edge:
-    """From an input to what was made of it. requires: it had to exist, but its bytes do not bear on the result."""
+    """From an input to what was made of it.
+
+    requires: it had to exist, but its bytes do not bear on the result. state: the state of its training that the target
+    goes on from, in words; empty where the artifact itself was read.
+    """
 
     source: str
     target: str
     requires: bool = False
+    state: str = ""
 
 
 def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
@@ -56,8 +62,8 @@ def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
             for wanted in inputs.values():
                 source = by_address.get((wanted.stage, wanted.fingerprint))
                 if source is not None and source != id:
-                    edges.append(Edge(source, id, requires))
-    return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.requires))
+                    edges.append(Edge(source, id, requires, str(one.branch) if wanted.state else ""))
+    return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.requires, edge.state))
 
 
 def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
@@ -161,8 +167,10 @@ def _arrow(edge: Edge, places: Mapping[str, tuple[float, float]]) -> str:
         x, y = left + NODE_WIDTH, top + 2
     left, top = places[edge.target]
     path += _bend(x, y, left, top + NODE_HEIGHT / 2)
-    label = escape(f"{edge.source} → {edge.target}" + (" (must exist first)" if edge.requires else ""))
-    return f'<path class="edge{" requires" if edge.requires else ""}" d="{path}"><title>{label}</title></path>'
+    about = " (must exist first)" if edge.requires else f" (goes on from {edge.state})" if edge.state else ""
+    kind = " requires" if edge.requires else " state" if edge.state else ""
+    label = escape(f"{edge.source} → {edge.target}{about}")
+    return f'<path class="edge{kind}" d="{path}"><title>{label}</title></path>'
 
 
 def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -194,15 +202,29 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     name = nodes[0]["id"]
     title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"
     boxes = [Box(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in MODELS) for node in nodes]
-    edges = {(edge["from"], edge["to"]): Edge(edge["from"], edge["to"], edge["requires"]) for edge in document["edges"]}
+    branches = {node["id"]: node["continues"] for node in nodes if node.get("continues")}
+    edges = {
+        (edge["from"], edge["to"]): Edge(
+            edge["from"], edge["to"], edge["requires"], "a state of it" if _is_state(edge, branches) else ""
+        )
+        for edge in document["edges"]
+    }
     drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else Markup("")
     lead = "" if drawn else f"{len(boxes):,} nodes: too many to draw."
-    means = "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist."
+    means = (
+        "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist, a bold one "
+        "that a training goes on from a state of it."
+    )
     figures = [Figure("What descends from what", drawn, means, "", wide=True)] if drawn else []
     table = Table("", ["node", "what came out", "what is known"], list(map(_known, nodes)), mono=(0,))
     return render_page(
         title, "lineage", [("store", document["root"])], [Section("family", "Family", lead, figures, [table])]
     )
+
+
+def _is_state(edge: Mapping[str, Any], branches: Mapping[str, Mapping[str, Any]]) -> bool:
+    branch = branches.get(edge["to"])
+    return bool(branch and edge["from"].startswith(f"{branch['stage']}/{branch['fingerprint']}"))
 
 
 def _name(node: Mapping[str, Any]) -> str:
@@ -228,6 +250,8 @@ def _known(node: Mapping[str, Any]) -> list[str | Markup]:
         facts.append(f"unreadable records put aside: {node['quarantined']:,}")
     if node.get("adopted"):
         facts.append(f"imported: {json.dumps(node['adopted'])}")
+    if branch := node.get("continues"):
+        facts += Branch.from_json(branch).lines()
     if node.get("settings"):
         facts.append(f"settings: {json.dumps(node['settings'])}")
     if code := node.get("code"):

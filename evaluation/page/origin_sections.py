@@ -97,7 +97,7 @@ def lineage(family: Family) -> Section:
         "What descends from what",
         picture,
         "Each box is an artifact with the start of its content digest; an arrow means that its bytes went in, a dotted "
-        "one that it only had to exist.",
+        "one that it only had to exist, a bold one that a training goes on from a state of it.",
         "It shows this pipeline's artifacts; what lies before them (source files, packages) is in their manifests.",
         wide=True,
     )

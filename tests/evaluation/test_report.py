@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -24,6 +25,7 @@ from evaluation.page.words import p_value, percent, seconds, signed
 from evaluation.report import render, report
 from infra.run import Run
 from infra.store.manifest import Manifest
+from infra.store.states import write_states
 from tests.evaluation.family import HOSTILE, INPUTS, write_family
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -61,6 +63,11 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._open[-1:] != ["style"]:
             self.text += data
+
+
+def _address(id: str) -> str:
+    """The first digits of the fingerprint that `write_family` gives a stage."""
+    return hashlib.sha256(id.encode()).hexdigest()[:8]
 
 
 def page_of(tmp_path: Path, ids: Collection[str] | None = None, **config: Any) -> str:
@@ -271,6 +278,44 @@ def test_the_card_tells_of_each_tuning_after_what_it_began_with(tmp_path: Path) 
     model = read_artifacts({"model": folders["gentle"]})["model"]
     told = [one.label for one in ancestors(model) if one.stage in ("pretrain", "sft", "rlhf")]
     assert told == ["pretrain", "sft", "sft (chat)", "rlhf (gentle)"]
+
+
+def test_a_branch_is_drawn_with_its_state_and_what_was_changed_there(tmp_path: Path) -> None:
+    folders = write_family(tmp_path / "store")
+    before = Manifest.read(folders["pretrain"])
+    config = {**before.config, "duration": "250 batches", "schedule": {"decay": "cosine", "warmup": "1 %"}}
+    replace(before, config=config, identity={"duration": "250 batches"}).write(folders["pretrain"])
+    write_states(folders["pretrain"], {100: "aa", 250: "bb"})
+    shards = Manifest.read(folders["clean"]).as_input()
+    for address, step, first, state in (("1" * 16, "longer", "pretrain", "aa"), ("2" * 16, "again", "longer", "cc")):
+        folder = folders[step] = folders["pretrain"].parent / address
+        shutil.copytree(folders["pretrain"], folder)
+        changed = {**config, "duration": "400 batches", "schedule": {"decay": "wsd", "warmup": "1 %"}}
+        replace(
+            before,
+            step=step,
+            fingerprint=address,
+            config=changed,
+            identity={"duration": "400 batches", "schedule": {"decay": "wsd"}},
+            inputs={**before.inputs, "shards": shards, "state": Manifest.read(folders[first]).as_input(state)},
+        ).write(folder)
+    artifacts = Family(folders).artifacts
+    branch = artifacts["longer"].branch
+    assert branch is not None and (branch.step, branch.batch) == ("pretrain", 100)
+    assert [(one.key, one.before, one.after) for one in branch.changed or ()] == [
+        ("duration", "250 batches", "400 batches"),
+        ("schedule.decay", "cosine", "wsd"),
+        ("inputs.shards", f"shard/{_address('shard')}", f"clean/{_address('clean')}"),
+    ]
+    assert artifacts["pretrain"].branch is None
+    page = Page(render(ReportConfig(), folders)[0])
+    assert "branches" in page.ids
+    assert "longer goes on from the state after 100 batches of pretrain" in page.text
+    assert "again goes on from a state of longer" in page.text, "whose states are not known"
+    assert "learning rateas trained" in page.text
+    edges = edges_of(artifacts)
+    assert Edge("pretrain", "longer", state="the state after 100 batches of pretrain") in edges
+    assert 'class="edge state"' in lineage_picture(artifacts)
 
 
 class TestLineage:

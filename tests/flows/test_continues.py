@@ -101,8 +101,11 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
         "its input state has other content"
     ]
     place = built.rows()["longer"]["path"]
-    edges = run("lineage", place, "--root", store).document["edges"]
-    assert "state" in {edge["name"] for edge in edges}
+    family = run("lineage", place, "--root", store).document
+    assert "state" in {edge["name"] for edge in family["edges"]}
+    branch = next(node["continues"] for node in family["nodes"] if node.get("step") == "longer")
+    assert (branch["step"], branch["batch"], branch["tokens"]) == ("pretrain", 8, 8 * 512)
+    assert branch["changed"] == [{"key": "duration", "before": "12 batches", "after": "16 batches"}]
 
     shown = run("gc", "--states", "--root", store).document
     assert [row["artifact"].rpartition(" ")[2] for row in shown["garbage"]] == ["8", "12", "16"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from corpus.trained import TrainedSequences, split_fingerprint
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
@@ -28,6 +29,8 @@ SETTINGS: dict[str, Any] = {
     "evaluate_every": "1000 batches",
     "schedule": {"decay": "constant", "warmup": "4 batches"},
 }
+BATCH = 256 // 32
+"""Sequences."""
 LAUNCH = LaunchConfig(device="cpu", threads=1, precision="fp32")
 WSD = {"decay": "wsd", "warmup": "4 batches", "decay_length": "8 batches"}
 
@@ -40,6 +43,15 @@ def _pretrain(folder: Path, inputs: Mapping[str, Path], **settings: Any) -> Path
         pretrain(config, inputs, folder / "model", run)
         run.close()
     return folder / "model"
+
+
+def _seen(folder: Path, shards: str = "") -> list[bool]:
+    """What a model or a state says of the sequences of these shards; of those that were read last by default."""
+    trained = TrainedSequences.read(folder)
+    assert trained is not None
+    seen = trained.of(shards or trained.shards)
+    assert seen is not None
+    return list(seen.tolist())
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +75,9 @@ def test_states_are_kept_by_policy(first: Path, inputs: dict[str, Path], tmp_pat
     # The same training, cut short where a state was kept: the same state.
     model = _pretrain(tmp_path / "last", inputs, duration="16 batches")
     assert [(state.batch, state.digest) for state in kept_states(model)] == [(16, states[0].digest)]
+    # Each knows what was trained on until then.
+    assert _seen(states[0].folder) == _seen(model) != _seen(states[1].folder)
+    assert _seen(states[2].folder) == _seen(first)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +117,17 @@ def test_other_data_and_another_rate_from_a_state_on(
     before, after = weights(first), weights(model)
     moved = max(float((before[name] - after[name]).abs().max()) for name in before)
     assert 0 < moved < 8 * 1.0e-3 * 1.5  # AdamW moves a weight by about the rate a batch
+
+    old, new = (split_fingerprint(folder / "train") for folder in (inputs["shards"], shards_dir))
+    assert _seen(model, old) == _seen(first) and sum(_seen(model, new)) == 8 * BATCH
+    more = _pretrain(
+        tmp_path / "more", other | {"state": model}, duration="52 batches", continues={"step": "other"}, seed=3
+    )
+    assert _seen(more, old) == _seen(first) and sum(_seen(more, new)) == 12 * BATCH
+    both = [ours and theirs for ours, theirs in zip(_seen(more, new), _seen(model, new), strict=True)]
+    assert both == _seen(model, new)
+    early = _pretrain(tmp_path / "early", other, duration="20 batches", continues={"step": "first", "at": "16 batches"})
+    assert _seen(early, old) == _seen(kept_states(first)[0].folder) and sum(_seen(early, new)) == 4 * BATCH
 
 
 def test_an_epoch_more_of_instructions(
