@@ -31,6 +31,7 @@ def command(
 
     All mistakes in the config are reported at once.
     """
+    from flows.branches import rate_notes
     from flows.config import load
     from flows.graph import graph
     from flows.plan import plan
@@ -43,12 +44,17 @@ def command(
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
     rows = plan(nodes, store, selection.force)
-    shown = [{**rows[name].as_json(), "needs": list(nodes[name].upstream)} for name in chosen]
+    notes = rate_notes(nodes, rows)
+    shown = [
+        {**rows[name].as_json(), "needs": list(nodes[name].upstream), "note": notes.get(name, "")} for name in chosen
+    ]
     document = {"status": "done", "config": str(config), "root": str(store.root), "stages": shown}
     if not as_json:
         print_table(shown, {"stage": "stage", "status": "would", "needs": "needs", "because": "because"})
         builds = sum(row["status"] == "build" for row in shown)
         click.echo(f"\n{builds} to build, {len(shown) - builds} to reuse in {store.root}")
+        for row in filter(lambda row: row["note"], shown):
+            click.echo(row["note"])
     return document, 0
 
 

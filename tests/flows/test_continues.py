@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from flows.branches import rate_notes
 from flows.config import dump, parse
 from flows.graph import graph
+from flows.plan import Row
 from infra.errors import ConfigError
 from tests.command import Answer, write_config
 
@@ -48,6 +50,34 @@ def test_a_step_takes_over_what_it_does_not_set() -> None:
     assert after["optimizer"] == {**before["optimizer"], "learning_rate": 2.0e-3} == last["optimizer"]
     again = parse(dump(config))
     assert again == config and graph(again) == nodes
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "said"),
+    [
+        ({}, {}, "after batch 8 of pretrain the learning rate does not jump: 0.001, then 0.001"),
+        ({}, {"optimizer": {"learning_rate": 2.0e-3}}, "jumps from 0.001 to 0.002, 2 times as high"),
+        # At its end a cosine stands at a tenth; one that is twice as long is at its middle there.
+        (
+            {"schedule": {"decay": "cosine", "warmup": "1 batches"}, "duration": "101 batches"},
+            {"continues": {"step": "pretrain"}, "duration": "201 batches"},
+            "after batch 101 of pretrain the learning rate jumps from 0.0001 to 0.0005429, 5.43 times as high",
+        ),
+        # A branch of wsd begins on the plateau, and so does a constant rate.
+        ({}, {"schedule": {"decay": "wsd", "decay_length": "4 batches"}}, "does not jump: 0.001, then 0.001"),
+        ({"duration": "1 epochs"}, {"continues": {"step": "pretrain"}}, "is known once pretrain is built"),
+        ({"duration": "6_144 tokens"}, {"continues": {"step": "pretrain"}}, "after batch 12 of pretrain"),
+    ],
+)
+def test_check_says_whether_the_learning_rate_jumps(
+    first: dict[str, Any], step: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = parse(
+        {"name": "x", **SECTIONS, "pretrain": {**PRETRAIN, **first}, "steps": {"longer": {**LONGER, **step}}}
+    )
+    nodes = graph(config)
+    notes = rate_notes(nodes, {name: Row(node, "build") for name, node in nodes.items()})
+    assert set(notes) == {"longer"} and notes["longer"].startswith("longer: ") and said in notes["longer"]
 
 
 def test_what_cannot_go_on_is_said_at_once_with_the_nearest_right_name() -> None:

@@ -1,0 +1,83 @@
+"""What a step that goes on from the state of another does to the learning rate there, said before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flows.graph import Graph
+from flows.plan import Row
+from tasks.stage import STATE, Node
+from training.config import PretrainConfig, TrainerConfig
+from training.duration import parse_duration
+
+_SMALL = 0.01
+"""A change of rate below this share is no jump: a schedule itself falls by about as much from batch to batch."""
+
+
+def rate_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
+    """A sentence for each step that goes on from a state of another step of the pipeline: the learning rate before the
+    state and after it. rows: of the plan, for what is built by now."""
+    return {
+        name: note
+        for name, node in nodes.items()
+        if isinstance(node.config, TrainerConfig) and node.config.continues and STATE in node.inputs
+        if (note := _note(node, node.config, nodes[node.inputs[STATE]], rows))
+    }
+
+
+def _note(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> str:
+    before = first.config
+    if not isinstance(before, TrainerConfig) or not hasattr(before, "duration"):  # that of PPO is a number of rollouts
+        return ""
+    manifest = rows[first.id].manifest
+    trained = int(manifest.result["figures"].get("batches", 0)) if manifest else 0
+    epoch = _epoch_batches(before, trained)
+    total = trained or _batches(before.duration, before, epoch)
+    batch = node.continues_at() or total
+    rates = None
+    if total and batch:
+        same_data = all(node.inputs.get(name) == one for name, one in first.inputs.items())
+        was = _rates(before, total, epoch, batch)
+        now = _rates(after, None, epoch if same_data else None, batch)
+        rates = (was[0], was[1], now[1]) if was and now else None
+    if rates is None:
+        reason = "is built" if manifest is None else "and its data are read: lengths in epochs or tokens depend on them"
+        return f"{node.id}: the learning rate where it goes on from {first.id} is known once {first.id} {reason}"
+    last, planned, following = rates
+    where = f"{node.id}: after batch {batch:,} of {first.id} the learning rate"
+    if abs(following - last) <= _SMALL * max(following, last) or following == planned:
+        return f"{where} does not jump: {last:.4g}, then {following:.4g}"
+    times = f"{following / last:.3g} times as high" if following > last else f"to {following / last:.1%} of it"
+    return f"{where} jumps from {last:.4g} to {following:.4g}, {times}"
+
+
+def _rates(section: TrainerConfig, total: int | None, epoch: int | None, batch: int) -> tuple[float, float] | None:
+    """The learning rates of the batches before and after the first `batch`; None where lengths are not known yet."""
+    from training.schedules import Schedule  # imports torch, which most checks need not wait for
+
+    total = total or _batches(section.duration, section, epoch)  # type: ignore[attr-defined]
+    lengths = (section.schedule.warmup, section.schedule.decay_length)
+    if total is None or any(_batches(length, section, epoch, total) is None for length in lengths):
+        return None
+    schedule = Schedule.of(section.schedule, total, _batch_tokens(section) or 1, epoch or 1)
+    peak = section.optimizer.learning_rate
+    return peak * schedule.lr_multiplier(batch - 1), peak * schedule.lr_multiplier(batch)
+
+
+def _epoch_batches(section: TrainerConfig, trained: int) -> int | None:
+    """Batches of an epoch, from what a finished training of whole epochs came to."""
+    duration = parse_duration(section.duration)  # type: ignore[attr-defined]
+    return int(trained / duration.value) if trained and duration.unit == "epochs" and duration.value % 1 == 0 else None
+
+
+def _batch_tokens(section: TrainerConfig) -> int | None:
+    """Tokens of every batch; None where batches differ."""
+    return section.global_batch_tokens if isinstance(section, PretrainConfig) and not section.batch_warmup else None
+
+
+def _batches(length: str, section: TrainerConfig, epoch: int | None, total: int = 0) -> int | None:
+    """A length in batches; None for one in epochs or tokens where it is not known how many batches these are."""
+    duration, tokens = parse_duration(length), _batch_tokens(section)
+    if (duration.unit == "epochs" and epoch is None) or (duration.unit == "tokens" and tokens is None):
+        return None
+    return max(1, duration.batches(batch_tokens=tokens or 1, epoch_batches=epoch or 1, whole=total))
