@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,7 @@ def command(
     """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
     stage id such as rlhf for its newest.
     """
-    from infra.errors import ConfigError, Problem
-    from infra.store.reference import resolve
-    from infra.store.store import Store
-
-    model_dir = Path(model) if Path(model).is_dir() else resolve(Store(root_of(root), reading=True), model)[0]
-    if not (model_dir / "config.json").is_file():
-        raise ConfigError(
-            Problem("no_model", str(model_dir), "no config.json: a Hugging Face model folder was expected")
-        )
+    model_dir = writing_model(model, root_of(root))
     from training.chat_session import answer
 
     messages: list[dict[str, str]] = []
@@ -59,6 +52,43 @@ def command(
             click.echo()
         messages.append({"role": "assistant", "content": "".join(pieces)})
     return {"status": "done", "model": str(model_dir), "messages": messages}, 0
+
+
+def writing_model(model: str, root: Path) -> Path:
+    """The folder of a model that writes text: a folder, an artifact, or a stage for its newest.
+
+    Raises ConfigError `unknown_artifact`, `no_model`, and `writes_no_text` for a reward model and its like.
+    """
+    from infra.errors import ConfigError, Problem
+    from infra.store.reference import resolve
+    from infra.store.store import Store
+    from tasks.stages import STAGES
+
+    models = [name for name, stage in STAGES.items() if stage.makes == "model"]
+    folder = Path(model) if Path(model).is_dir() else resolve(Store(root, reading=True), model, models)[0]
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))
+    kinds = json.loads(config.read_text(encoding="utf8")).get("architectures") or []
+    if kinds and not any(kind.endswith(_WRITE) for kind in kinds):
+        message = f"it is a {kinds[0]}, which scores or labels text and writes none"
+        raise ConfigError(Problem("writes_no_text", model, message, _instead(folder)))
+    return folder
+
+
+_WRITE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How the names of transformers' classes end that write text."""
+
+
+def _instead(folder: Path) -> str:
+    from infra.store.manifest import Manifest
+
+    try:
+        made_from = Manifest.read(folder).inputs.get("model")
+    except FileNotFoundError:
+        made_from = None
+    known = f"stemma chat {made_from.stage}/{made_from.fingerprint[:8]}, which it was made from" if made_from else ""
+    return known or "name a model that writes text, such as sft or rlhf"
 
 
 def _lines(interactive: bool) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from cli.options import CONFIG, names, root_of, root_option, selection_options, set_option, settings_of
-from cli.output import as_json, print_table
+from cli.output import as_json, print_table, with_short_artifacts
 
 
 @click.command("check")
 @CONFIG
 @selection_options
 @set_option
+@click.option("--needs", is_flag=True, help="Show which stages each one reads or waits for.")
 @root_option
 @as_json
 def command(
@@ -24,12 +25,13 @@ def command(
     until_: tuple[str, ...],
     force_: tuple[str, ...],
     settings: tuple[str, ...],
+    needs: bool,
     root: Path | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Say what a run would build and reuse, and why; start nothing.
 
-    All mistakes in the config are reported at once.
+    All mistakes in the config are reported at once, and so is what is wrong with the first record of each source.
     """
     from flows.branches import rate_notes
     from flows.config import load
@@ -43,46 +45,76 @@ def command(
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
-    rows = plan(nodes, store, selection.force)
+    rows = plan(nodes, store, selection.force, look=True)
     notes = rate_notes(nodes, rows)
     shown = [
         {**rows[name].as_json(), "needs": list(nodes[name].upstream), "note": notes.get(name, "")} for name in chosen
     ]
     document = {"status": "done", "config": str(config), "root": str(store.root), "stages": shown}
     if not as_json:
-        print_table(shown, {"stage": "stage", "status": "would", "needs": "needs", "because": "because"})
-        builds = sum(row["status"] == "build" for row in shown)
-        click.echo(f"\n{builds} to build, {len(shown) - builds} to reuse in {store.root}")
+        _print(shown, store.root, needs)
         for row in filter(lambda row: row["note"], shown):
             click.echo(row["note"])
     return document, 0
 
 
+def _print(rows: list[dict[str, Any]], root: Path, needs: bool) -> None:
+    builds = [row for row in rows if row["status"] == "build"]
+    new = all(change["what"] in ("upstream", "none") for row in builds for change in row["changes"])
+    if new and len(builds) == len(rows) and not needs:
+        click.echo(f"nothing of this is built yet: all {len(rows)} stages would be built in {root}")
+        return
+    columns = {"stage": "stage", "status": "would", "artifact": "artifact", "because": "because"}
+    print_table(with_short_artifacts(rows), {**columns, **({"needs": "needs"} if needs else {})})
+    click.echo(f"\n{len(builds)} to build, {len(rows) - len(builds)} to reuse in {root}")
+
+
 @click.command("why")
 @CONFIG
 @click.argument("stage")
+@set_option
 @root_option
 @as_json
-def why(config: Path, stage: str, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Why a stage was built, reused or skipped in the last run of this pipeline that was about it."""
+def why(
+    config: Path, stage: str, settings: tuple[str, ...], root: Path | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Why a stage was built, reused or skipped in the last run of this pipeline that was about it.
+
+    With --set: in the last run that had these settings; or what one with them would do, if there was none.
+    """
     from flows.config import load
     from flows.graph import graph, known
     from flows.journal import latest
+    from flows.plan import plan
     from infra.errors import ConfigError, Problem
-    from infra.store.layout import Layout
+    from infra.store.store import Store
 
-    pipeline = load(config)
-    known(graph(pipeline), [stage], "STAGE")
-    for journal in latest(Layout(root_of(root)).runs, pipeline.name):
+    pipeline = load(config, settings_of(settings))
+    nodes = graph(pipeline)
+    known(nodes, [stage], "STAGE")
+    store = Store(root_of(root), reading=True)
+    planned = plan(nodes, store)[stage] if settings else None
+    for journal in latest(store.layout.runs, pipeline.name):
         rows = [line for line in journal.read() if line["kind"] == "stage" and line["stage"] == stage]
-        if rows and rows[-1]["status"] not in ("waiting", "running"):
+        if not rows or rows[-1]["status"] in ("waiting", "running"):
+            continue
+        if planned is None or (planned.fingerprint and rows[-1]["fingerprint"] == planned.fingerprint):
             document = {"status": "done", "run_id": journal.run_id, "stage": stage, **_account(rows[-1])}
             if not as_json:
                 click.echo(f"{stage} was {document['did']} in run {journal.run_id}: {document['why']}")
             return document, 0
+    if planned is not None:
+        account = {**planned.as_json(), "headline": "", "status": _WOULD[planned.status]}
+        document = {"status": "done", "run_id": None, "stage": stage, **_account(account)}
+        if not as_json:
+            click.echo(f"{stage} would be {document['did']}, no run had these settings: {document['why']}")
+        return document, 0
     raise ConfigError(
         Problem("never_run", stage, f"no run of {pipeline.name} has come to this stage", f"stemma run {config}")
     )
+
+
+_WOULD = {"build": "built", "reuse": "reused"}
 
 
 def _account(row: dict[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,17 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -
     console.print(table)
 
 
+def with_short_artifacts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with their `artifact` as a person types it: `sft/0761f4fa`."""
+    return [{**row, "artifact": short_artifact(row["artifact"]) if row.get("artifact") else None} for row in rows]
+
+
+def short_artifact(artifact: str) -> str:
+    """`sft/0761f4fa` of stage and fingerprint; every command takes it, as long as no other artifact begins alike."""
+    stage, _, fingerprint = artifact.rpartition("/")
+    return f"{stage}/{fingerprint[:8]}"
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from cli.options import root_of, root_option, set_option, settings_of
-from cli.output import as_json, print_table
+from cli.output import as_json, print_table, with_short_artifacts
 from infra.errors import Problem
 
 
@@ -129,9 +129,9 @@ def _print(document: dict[str, Any]) -> None:
             "status": "status",
             "progress": "progress",
             "because": "because",
-            "path": "artifact",
+            "artifact": "artifact",
         }
-        print_table(document["stages"], columns)
+        print_table(with_short_artifacts(document["stages"]), columns)
 
 
 def _clock(seconds: float) -> str:

@@ -90,6 +90,9 @@ class PreferencesConfig(StageConfig):
         return [source.source(f"preferences.read.{i}") for i, source in enumerate(self.read)]
 
 
+READS_RECORDS = (IngestConfig, InstructionsConfig, PreferencesConfig)
+"""The configs that name files of records."""
+
 SUITES = PROJECT / "configs" / "suites"
 DataKind = Literal["documents", "clean", "instructions", "preferences", "shards"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)

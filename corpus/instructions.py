@@ -5,7 +5,7 @@ python -m corpus.instructions --config instructions.yaml --out DIR
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
 from infra.run import Result, Run
+from infra.sources import Place
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -32,13 +33,14 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
 
 def _pairs(source: DocstringInstructions | FileInstructions, key: str) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
-        return islice(_file_pairs(source, key), source.limit)
+        return islice(file_pairs(source, source.places(), key), source.limit)
     return instruction_pairs(source)
 
 
-def _file_pairs(source: FileInstructions, key: str) -> Iterator[Pair | Rejected]:
+def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
+    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do."""
     fields = {"prompt_field": source.prompt_field, "response_field": source.response_field}
-    for item in records_of_files(source, fields, key):
+    for item in records_of_files(source, places, fields, key):
         if isinstance(item, Rejected):
             yield item
         else:

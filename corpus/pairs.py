@@ -15,6 +15,7 @@ from corpus.readers.record import Record, by_name
 from corpus.split import is_heldout
 from infra.errors import stage_error
 from infra.run import Run
+from infra.sources import Place
 
 PROGRESS_EVERY = 500
 
@@ -41,9 +42,11 @@ class Pair(NamedTuple):
         return json.dumps({"id": self.id, **self.fields, "source": self.source}, ensure_ascii=False) + "\n"
 
 
-def records_of_files(source: PairFiles, fields: dict[str, str], key: str) -> Iterator[Record | Rejected]:
+def records_of_files(
+    source: PairFiles, places: Iterable[Place], fields: dict[str, str], key: str
+) -> Iterator[Record | Rejected]:
     """The objects of pair files that hold a string in each field; `fields` maps config keys to the fields they name."""
-    for place in by_name(source.places()):
+    for place in by_name(places):
         yield from read_records(place, source.encoding, tuple(fields.values()), key, tuple(fields))
 
 

@@ -5,7 +5,7 @@ python -m corpus.preferences --config preferences.yaml --out DIR
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
 from corpus.readers.record import Record
 from infra.run import Result, Run
+from infra.sources import Place
 
 # The marks of Anthropic's HH-RLHF (Bai et al., 2022): a turn opens with a blank line and one of them.
 HUMAN = "\n\nHuman:"
@@ -43,15 +44,16 @@ def _pairs(
     config: PreferencesConfig, source: DocstringPreferences | FilePreferences, key: str
 ) -> Iterator[Pair | Rejected]:
     if isinstance(source, FilePreferences):
-        return islice(_file_pairs(source, key), source.limit)
+        return islice(file_pairs(source, source.places(), key), source.limit)
     return preference_pairs(source, config.heldout_share, config.seed)
 
 
-def _file_pairs(source: FilePreferences, key: str) -> Iterator[Pair | Rejected]:
+def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
+    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do."""
     fields = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
     if not source.dialogue:
         fields = {"prompt_field": source.prompt_field, **fields}
-    for item in records_of_files(source, fields, key):
+    for item in records_of_files(source, places, fields, key):
         if isinstance(item, Rejected):
             yield item
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from corpus.config import READS_RECORDS
 from flows.graph import Graph, ancestors
 from infra.errors import MissingUpstream, Problem, StageError, StemmaError
 from infra.store.manifest import Manifest
@@ -43,14 +44,20 @@ class Row:
             ],
             "fingerprint": self.fingerprint,
             "digest": self.manifest.digest if self.manifest else None,
+            "artifact": f"{self.manifest.stage}/{self.manifest.fingerprint}" if self.manifest else None,
             "path": str(self.path) if self.path else None,
             "seconds": self.manifest.seconds if self.manifest else None,
             "mlflow_run_id": self.manifest.mlflow_run_id if self.manifest else None,
         }
 
 
-def plan(nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: bool = False) -> dict[str, Row]:
-    """Every stage's row. Raises StageError with every missing source."""
+def plan(
+    nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: bool = False, look: bool = False
+) -> dict[str, Row]:
+    """Every stage's row. Raises StageError with every missing source.
+
+    look: whether to read the first records of the sources of what is to be built too, and raise what is wrong there.
+    """
     rows: dict[str, Row] = {}
     problems: list[Problem] = []
     for node in nodes.values():
@@ -59,9 +66,19 @@ def plan(nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: b
         except StemmaError as error:
             problems += map(node.place, error.problems)
             rows[node.id] = Row(node, "build", (Change("none", "a source is missing"),))
+        if look and rows[node.id].status == "build":
+            problems += map(node.place, _of_first_records(node))
     if problems:
         raise StageError(*problems)
     return rows
+
+
+def _of_first_records(node: Node) -> list[Problem]:
+    if not isinstance(node.config, READS_RECORDS):
+        return []
+    from corpus.first_records import first_record_problems
+
+    return first_record_problems(node.config)
 
 
 def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import AUTO, decode, python_name
 from corpus.readers.json_elements import TornList, elements_of
 from corpus.readers.lines import Span, TooLong, lines_of
-from corpus.readers.record import MISSING, Record, field_names, pick
+from corpus.readers.record import MISSING, Record, field_fix, field_names, longest_text, pick, text_fields
 from corpus.readers.streams import PROBE_BYTES, in_utf8_lines, is_wide, opened, refuse_binary
 from infra.errors import stage_error
 from infra.sources import Place
@@ -51,7 +51,7 @@ def read_records(
                     "wrong_field",
                     item.place,
                     f"expected the field {fields[index]}, there are: {field_names(item.value)}",
-                    f"set {key}.{field_keys[index]}",
+                    _field_fix(f"{key}.{field_keys[index]}", fields[index], fields, item.value),
                 )
             looked = True
             wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
@@ -69,6 +69,12 @@ def is_list(place: Place) -> bool:
 
 def _opens_list(stream: io.BufferedReader) -> bool:
     return stream.peek(PROBE_BYTES)[:PROBE_BYTES].removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+
+
+def _field_fix(setting: str, wanted: str, fields: tuple[str, ...], value: Mapping[str, Any]) -> str:
+    left = [name for name in text_fields(value) if name not in fields]
+    of_many = left[0] if len(left) == 1 else ""
+    return field_fix(setting, wanted, left, longest_text(value) if len(fields) == 1 else of_many)
 
 
 def _fault(field: str, value: object) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,34 @@ def pick(value: Any, field: str) -> Any:
 
 def field_names(value: Mapping[str, Any]) -> str:
     """The fields of a record, for messages; those of nested ones dotted."""
+    return ", ".join(_names(value)) or "none"
+
+
+def text_fields(value: Mapping[str, Any]) -> list[str]:
+    """The fields of a record that hold a string; those of nested ones dotted."""
+    return [name for name in _names(value) if isinstance(pick(value, name), str)]
+
+
+def _names(value: Mapping[str, Any]) -> list[str]:
     names: list[str] = []
     for key, inner in sorted(value.items()):
         names += [f"{key}.{name}" for name in sorted(inner)] if isinstance(inner, Mapping) and inner else [key]
-    return ", ".join(names) or "none"
+    return names
+
+
+def field_fix(setting: str, wanted: str, names: Sequence[str], otherwise: str = "") -> str:
+    """What to do where the field `wanted` is missing: the setting with the field that is most like it.
+
+    names: the fields that hold text. otherwise: the one to name where none is like it.
+    """
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    found = near[0] if near else otherwise
+    return f"set {setting}: {found}" if found else f"set {setting}"
+
+
+def longest_text(value: Mapping[str, Any]) -> str:
+    """The field of a record that holds the longest text; "" where none holds any."""
+    return max(text_fields(value), key=lambda name: len(pick(value, name)), default="")
 
 
 def by_name(places: Iterable[Place]) -> list[Place]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from corpus.quarantine import EMPTY
-from corpus.readers.record import too_long
+from corpus.readers.record import field_fix, too_long
 from infra.errors import StageError, stage_error
 from infra.sources import Place, open_place, size_of
 
@@ -208,7 +208,8 @@ def _columns(schema: Any, table: Table) -> list[str]:
             "wrong_field",
             str(table.place),
             f"expected the column {table.fields[0]}, there are: {', '.join(schema.names) or 'none'}",
-            f"set {table.key}.text_field; files of another kind need a source of their own",
+            field_fix(f"{table.key}.text_field", table.fields[0], schema.names)
+            + "; files of another kind need a source of their own",
         )
     kind = found[table.fields[0]]
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
@@ -13,8 +14,10 @@ from infra.store.store import Store
 SHOWN = 5
 
 
-def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
+def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, Manifest]:
     """The folder and manifest of the artifact that `text` names.
+
+    among: the stages to suggest where `text` names none; all that have artifacts by default.
 
     text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
     has; or a stage or a named step, for its newest artifact. Raises ConfigError naming what is near.
@@ -26,9 +29,9 @@ def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
     if stage not in stages:
         if built := [] if prefix else [(folder, one) for folder, one in store.manifests() if one.step == stage]:
             return _newest(built)
-        near = difflib.get_close_matches(stage, stages, n=3, cutoff=0.4) or stages
-        known = f"stages with artifacts: {', '.join(near)}" if near else "run a pipeline first, or name another --root"
-        raise _unknown(text, f"no such folder, and no stage {stage!r} has artifacts in {store.root}", known)
+        shown = [name for name in stages if not among or name in among]
+        message = f"no such folder, and no stage or step {stage!r} has artifacts in {store.root}"
+        raise _unknown(text, message, _instead(stage, shown))
     folders = list(store.layout.artifacts(stage))
     if not folders:
         raise _unknown(text, f"{stage} has no finished artifact in {store.root}", "build it first")
@@ -48,6 +51,12 @@ def resolve(store: Store, text: str) -> tuple[Path, Manifest]:
     raise _unknown(
         text, f"{stage} has no artifact of this name", f"there are {', '.join(f'{stage}/{name}' for name in near)}"
     )
+
+
+def _instead(stage: str, shown: list[str]) -> str:
+    if near := difflib.get_close_matches(stage, shown, n=1, cutoff=0.6):
+        return f"did you mean {near[0]}?"
+    return f"there are {', '.join(shown)}" if shown else "run a pipeline first, or name another --root"
 
 
 def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:

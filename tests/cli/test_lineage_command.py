@@ -147,7 +147,7 @@ def test_html_is_one_page_that_needs_nothing_else(built_data: Path) -> None:
     [
         ("tokeniser", "tokenizer"),
         ("clean/zz", "clean/"),
-        ("/nowhere/at/all", "stages with artifacts"),
+        ("/nowhere/at/all", "there are clean, ingest"),
     ],
 )
 def test_what_is_not_there_is_named_with_what_is_near(run: Run, built_data: Path, asked: str, told: str) -> None:

@@ -1,0 +1,87 @@
+"""What a new user types first, in this process: each answer is true, and a wrong word is met with the right one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.commands import stemma
+from infra.store.store import Store
+from tests.artifacts import make_artifact
+from tests.command import write_config
+from tests.pipelines import full_config
+
+
+def typed(*words: str | Path) -> Result:
+    """What the command prints for a person, and its exit code."""
+    return CliRunner().invoke(stemma, [str(word) for word in words])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_check_of_an_empty_store_is_one_line(tmp_path: Path, root: Path) -> None:
+    found = typed("check", write_config(tmp_path / "config.yaml", full_config()), "--root", root)
+    assert found.exit_code == 0
+    assert found.stdout.splitlines() == [f"nothing of this is built yet: all 27 stages would be built in {root}"]
+
+
+def test_check_shows_artifacts_as_they_are_typed_and_needs_when_asked(built_data: Path) -> None:
+    config, store = built_data / "config.yaml", built_data / "store"
+    found = typed("check", config, "--root", store, "--set", "tokenizer.vocab_size=420")
+    rows = {line.split()[0]: line for line in found.stdout.splitlines() if line}
+    clean = next((store / "clean").iterdir()).name
+    assert f"clean/{clean[:8]}" in rows["clean"] and clean not in rows["clean"]
+    assert "tokenizer.vocab_size changed: 400 → 420" in rows["tokenizer"]
+    assert "needs" not in rows["stage"]
+    assert "needs" in typed("check", config, "--root", store, "--needs").stdout.splitlines()[0]
+
+
+def test_check_reads_the_first_record_of_every_source(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"question": "a", "output": "b"}))
+    config = {
+        "name": "x",
+        "ingest": {"read": [{"kind": "files", "paths": ["books"]}, {"kind": "files", "paths": ["gone"]}]},
+        "instructions": {"read": [{"kind": "files", "paths": ["pairs.jsonl"]}]},
+    }
+    found = typed("check", write_config(tmp_path / "config.yaml", config), "--root", root)
+    assert found.exit_code == 1
+    first, second, third = sorted(line for line in found.stderr.splitlines())
+    assert "pairs.jsonl:1: expected the field instruction, there are: output, question" in first
+    assert "set instructions.read.0.prompt_field: question" in first
+    assert second.startswith("error: ingest.read.0.paths.0: expected files, found an empty folder")
+    assert "gone" in third
+
+
+def test_why_answers_for_the_settings_that_are_named(built_data: Path) -> None:
+    named = ("why", built_data / "config.yaml", "tokenizer", "--root", built_data / "store")
+    assert "tokenizer was built in run" in typed(*named, "--set", "tokenizer.vocab_size=400").stdout
+    told = typed(*named, "--set", "tokenizer.vocab_size=420").stdout
+    assert told == ("tokenizer would be built, no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
+
+
+def model_folder(folder: Path, kind: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [kind]}))
+    return folder
+
+
+def test_a_reward_model_is_no_partner_to_talk_to(tmp_path: Path, root: Path) -> None:
+    folder = model_folder(tmp_path / "judge", "LlamaForSequenceClassification")
+    found = typed("chat", folder, "--prompt", "Hello", "--root", root)
+    assert found.exit_code == 2
+    assert "scores or labels text and writes none (name a model that writes text, such as sft or rlhf)" in found.stderr
+
+
+def test_what_is_no_model_is_met_with_the_models_that_there_are(root: Path) -> None:
+    for stage in ("clean", "sft"):
+        make_artifact(Store(root), stage, {"a": "text"})
+    found = typed("chat", "nothing", "--root", root)
+    assert found.exit_code == 2 and found.stderr.rstrip().endswith("(there are sft)")
+    assert typed("chat", "sftt", "--root", root).stderr.rstrip().endswith("(did you mean sft?)")
