@@ -31,7 +31,9 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     run.progress(1, 1, "pages")
     held = states.count("holds")
     figures = {"claims": float(len(states)), "claims_that_hold": float(held)}
-    return Result(figures, f"{held} of {len(states)} claims hold" if states else "no claims to judge")
+    figures["claims_that_hold_slightly"] = float(slight := states.count("slight"))
+    said = f"{held} of {len(states)} claims hold" + (f", {slight} more by a little" if slight else "")
+    return Result(figures, said if states else "no claims to judge")
 
 
 def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[str]]:

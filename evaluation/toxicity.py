@@ -11,7 +11,7 @@ from corpus.cleaning.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.language_model import LanguageModel, Sampling, sample_continuations
 from evaluation.probes import read_prompts
-from evaluation.statistics import Interval, bootstrap, wilson
+from evaluation.statistics import bootstrap, share_of_clusters, wilson
 from infra.run import Run
 
 
@@ -61,11 +61,8 @@ def summarise(scores: NDArray[np.float64], threshold: float, seed: int, confiden
     toxic = worst >= threshold
     expected = bootstrap(worst, confidence=confidence, seed=seed)
     probability = wilson(int(toxic.sum()), toxic.size, confidence)
-    per_prompt = (scores >= threshold).mean(axis=1)
-    # Continuations of one prompt are alike, so the interval is over prompts; a bootstrap of zeros has no width.
-    every = bootstrap(per_prompt, confidence=confidence, seed=seed)
-    if not per_prompt.any():
-        every = Interval(0.0, 0.0, probability.high)
+    # Continuations of one prompt are alike.
+    every = share_of_clusters((scores >= threshold).sum(axis=1), scores.shape[1], confidence)
     return {
         "expected_max_toxicity": expected.as_json(),
         "toxicity_probability": probability.as_json(),

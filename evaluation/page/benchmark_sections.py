@@ -44,7 +44,7 @@ def benchmarks(family: Family) -> Section:
     )
     tables = []
     compared = [
-        pair
+        (f"{second} − {first}", pair)
         for i, first in enumerate(family.models)
         for second in family.models[i + 1 :]
         for pair in family.paired(first, second)
@@ -53,13 +53,13 @@ def benchmarks(family: Family) -> Section:
         body = [
             [
                 one.task,
-                f"{one.second} − {one.first}",
+                models,
                 f"{signed(100 * one.difference.value, 1)} points",
                 f"{signed(100 * one.difference.low, 1)} to {signed(100 * one.difference.high, 1)}",
                 p_value(one.p_value),
                 "cannot be told from zero" if one.difference.includes(0) else "real for these items",
             ]
-            for one in compared
+            for models, one in compared
         ]
         columns = ["task", "models", "difference", "interval", "McNemar", "so"]
         note = "Differences over the same items, which is sharper than comparing two intervals by eye."

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from evaluation.artifacts import Artifact, read_artifacts
-from evaluation.statistics import Interval, difference_of_paired_proportions, mcnemar_p_value
+from evaluation.comparison import PairedAccuracy, PairedToxicity, paired_accuracy, paired_toxicity
 
 MODELS = {"pretrain": "base", "base_model": "base", "sft": "sft", "rlhf": "rlhf"}
 """Stages that make models which write text, and what the model of a pipeline's usual step is called."""
@@ -20,17 +19,6 @@ ROLES = {"sft": ("base", "sft"), "rlhf": ("sft", "rlhf")}
 
 LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
 OTHER_STYLES = 5
-
-
-@dataclass(frozen=True)
-class Paired:
-    """How much better the second model did on the same items, and McNemar's p-value."""
-
-    task: str
-    first: str
-    second: str
-    difference: Interval
-    p_value: float
 
 
 class Family:
@@ -166,22 +154,12 @@ class Family:
         ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
         return ordered[:count]
 
-    def paired(self, first: str, second: str) -> list[Paired]:
+    def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """For each task that both models took: the difference of their accuracies over the same items."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
-        if a is None or b is None:
-            return []
-        compared = []
-        for task in sorted(self.results("benchmarks", first).get("tasks", {})):
-            left, right = (
-                {row["doc_id"]: row["acc"] for row in one.read_lines(f"aux/samples_{task}.jsonl") if "acc" in row}
-                for one in (a, b)
-            )
-            if not left or left.keys() != right.keys():
-                continue
-            better = sum(right[i] > left[i] for i in left)
-            worse = sum(right[i] < left[i] for i in left)
-            both = sum(right[i] == left[i] == 1 for i in left)
-            difference = difference_of_paired_proportions(both, better, worse, len(left) - both - better - worse)
-            compared.append(Paired(task, first, second, difference, mcnemar_p_value(better, worse)))
-        return compared
+        return paired_accuracy(a, b) if a and b else []
+
+    def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
+        """The difference in toxicity over the same prompts; None where they were not asked the same."""
+        a, b = self.evaluation("safety", first), self.evaluation("safety", second)
+        return paired_toxicity(a, b) if a and b else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from evaluation.comparison import PairedToxicity
 from evaluation.page.charts import Mark, Row, interval_plot
 from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table
@@ -41,12 +42,12 @@ def toxicity(family: Family) -> Section:
         value_format=whole_percent,
         span=(0, 1),
     )
-    first = next(iter(found.values()))
+    first, pairs = next(iter(found.values())), _pairs(family)
     figure = Figure(
         "Prompts with at least one toxic continuation",
         chart,
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
-        f"each; toxic is a score of at least {first['threshold']:g}. {_overlap(found)}",
+        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}",
         f"Scored by {first['scorer']}. {first['limits']}",
         family.legend(list(found)),
         wide=True,
@@ -77,20 +78,55 @@ def toxicity(family: Family) -> Section:
         "The maximum grows with the number of continuations: compare only runs with the same number.",
         numeric=(2, 3, 4),
     )
-    return Section("toxicity", "Toxicity", "", [figure], [table], folded=_worst(family))
+    return Section("toxicity", "Toxicity", "", [figure], [table, *_paired_table(pairs)], folded=_worst(family))
 
 
-def _overlap(found: dict[str, dict[str, Any]]) -> str:
-    cells = [(m, one["overall"]["toxicity_probability"]) for m, one in found.items()]
-    if len(cells) < 2:
-        return ""
-    apart = [
-        f"{second} differs from {first}"
-        for i, (first, a) in enumerate(cells)
-        for second, b in cells[i + 1 :]
-        if a["low"] > b["high"] or b["low"] > a["high"]
+def _pairs(family: Family) -> list[tuple[str, PairedToxicity]]:
+    return [
+        (f"{second} − {first}", pair)
+        for i, first in enumerate(family.models)
+        for second in family.models[i + 1 :]
+        if (pair := family.paired_toxicity(first, second))
     ]
-    return f"{'; '.join(apart)}." if apart else "All intervals overlap: no difference between the models is shown."
+
+
+def _differences(pairs: list[tuple[str, PairedToxicity]]) -> str:
+    """Which differences over the same prompts are more than chance."""
+    if not pairs:
+        return ""
+    apart = [models for models, one in pairs if not (one.worst.includes(0) and one.toxic.includes(0))]
+    if not apart:
+        return "Over the same prompts no difference between the models is shown."
+    return f"More than chance over the same prompts: {', '.join(apart)}; see the table of paired differences."
+
+
+def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
+    rows = [
+        [
+            models,
+            f"{signed(one.worst.value, 3)} {between(one.worst, 3)}",
+            f"{signed(100 * one.toxic.value, 1)} points {between_percent(one.toxic)}",
+            f"{signed(one.length.value, 1)} {between(one.length, 1)}",
+        ]
+        for models, one in pairs
+    ]
+    columns = ["models", "expected maximum toxicity", "toxicity probability", "characters a continuation"]
+    note = (
+        "Over the same prompts, which is sharper than comparing two intervals by eye. Where the length differs too, "
+        "part of a difference in toxicity may be that of the length."
+    )
+    return [Table("Paired differences", columns, rows, note, numeric=(1, 2, 3))] if rows else []
+
+
+def length_of_text(found: PairedToxicity) -> str:
+    """Whether the second model's continuations are longer or shorter, in a sentence."""
+    before, after = found.length_of
+    if not found.lengths_differ or not before:
+        return "Its continuations are not shown to differ in length."
+    share = percent(abs(after / before - 1), 0)
+    if after < before:
+        return f"Its continuations are {share} shorter, and less text has less room for toxicity."
+    return f"Its continuations are {share} longer, and more text has more room for toxicity."
 
 
 def _worst(family: Family) -> list[tuple[str, str]]:

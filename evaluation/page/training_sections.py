@@ -80,11 +80,7 @@ def pretraining(family: Family, id: str) -> Section:
         lead.append(
             f"{compact(figures['parameters'])} parameters saw {compact(tokens)} tokens, {per_parameter:.2g} each."
         )
-        if per_parameter < 15:
-            lead.append(
-                "Chinchilla's rule is about 20 tokens a parameter: this model is undertrained for its size, and more "
-                "text would better it."
-            )
+        lead += _length_of_training(family, id, tokens, per_parameter)
     if "bits_per_byte" in figures:
         perplexity = figures.get("validation_perplexity", math.nan)
         lead.append(f"{fixed(figures['bits_per_byte'], 3)} bits per byte, perplexity {fixed(perplexity, 1)}.")
@@ -92,6 +88,36 @@ def pretraining(family: Family, id: str) -> Section:
         lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
     tables = [*_corrections(corrections), *_early_samples(family, id)]
     return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
+
+
+def _length_of_training(family: Family, id: str, tokens: float, per_parameter: float) -> list[str]:
+    """How often the text was read, and what would better a model that saw little of it for its size."""
+    found = family.get(id)
+    wanted = found.manifest.inputs.get("shards") if found and found.manifest else None
+    shards = next(
+        (
+            one
+            for one in family.artifacts.values()
+            if wanted and one.manifest and one.manifest.fingerprint == wanted.fingerprint
+        ),
+        None,
+    )
+    ready = ((shards.read_json("meta.json") if shards else None) or {}).get("train_tokens")
+    said = [f"It read {_read(tokens / ready)} of the {compact(ready)} tokens that were ready."] if ready else []
+    if per_parameter >= 15:
+        return said
+    said.append("Chinchilla's rule is about 20 tokens a parameter: this model is undertrained for its size.")
+    if ready and tokens < 0.95 * ready:
+        said.append("A longer training would better it, without more text.")
+    elif ready and tokens < 4 * ready:
+        said.append("Reading the text again would better it, up to about four times (Muennighoff et al. 2023).")
+    else:
+        said.append("More text would better it." if ready else "More tokens would better it.")
+    return said
+
+
+def _read(times: float) -> str:
+    return percent(times, 0) if times < 0.995 else f"all, {times:.1f} times," if times >= 1.05 else "all"
 
 
 def _early_samples(family: Family, id: str) -> list[Table]:

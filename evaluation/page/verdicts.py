@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import pstdev
 from typing import Literal
 
 from evaluation.page.family import Family
+from evaluation.page.safety_sections import length_of_text
 from evaluation.page.words import between, between_percent, fixed, interval_of, percent, signed
 from evaluation.statistics import Interval
+
+State = Literal["holds", "slight", "undecided", "fails"]
+
+HUMAN_AGREEMENT = 0.726
+"""How often two people prefer the same of two answers (Ouyang et al. 2022, section 3.4): as right as a judge can be. A
+reward model that is nearer to guessing than to it is told as slight."""
+SLIGHT_LOSS = 0.02
+"""A fall of the held-out loss by less than this share of it is told as slight."""
+SLIGHT_REWARD = 0.2
+"""A gain of less than this many standard deviations of the rewards is small (Cohen 1988, section 2.2.3)."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that was to be shown. state: holds, undecided (the interval does not decide), fails."""
+    """One thing that was to be shown. state: holds, slight (more than chance, but small or explained by something
+    else), undecided (the interval does not decide), fails."""
 
-    state: Literal["holds", "undecided", "fails"]
+    state: State
     title: str
     text: str
+    about: str = ""
+    """What it is about: pretrain, sft, reward_model, rlhf, tax or toxicity."""
 
     @property
     def sign(self) -> str:
-        return {"holds": "✓", "undecided": "?", "fails": "✗"}[self.state]
+        return {"holds": "✓", "slight": "≈", "undecided": "?", "fails": "✗"}[self.state]
 
 
 def claims(family: Family) -> list[Claim]:
@@ -30,20 +45,20 @@ def claims(family: Family) -> list[Claim]:
     for stage, judge in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
         for id in family.steps(stage):
             claim = judge(family, id)
-            found.append(_named(claim, id) if claim and id != stage else claim)
+            found.append(_named(claim, stage, id if id != stage else "") if claim else None)
     pairs = family.first_and_last()
-    for compare in (_tax, _safety):
+    for about, compare in (("tax", _tax), ("toxicity", _safety)):
         for first, last in pairs:
             claim = compare(family, first, last)
-            found.append(_named(claim, last) if claim and len(pairs) > 1 else claim)
+            found.append(_named(claim, about, last if len(pairs) > 1 else "") if claim else None)
     return [claim for claim in found if claim]
 
 
-def _named(claim: Claim, name: str) -> Claim:
-    return replace(claim, title=f"{claim.title} ({name})")
+def _named(claim: Claim, about: str, name: str) -> Claim:
+    return replace(claim, about=about, title=f"{claim.title} ({name})" if name else claim.title)
 
 
-def _beyond(interval: Interval, bound: float) -> Literal["holds", "undecided", "fails"]:
+def _beyond(interval: Interval, bound: float) -> State:
     """Whether an interval lies above a bound; without an interval the value alone decides."""
     low, high = (interval.value, interval.value) if math.isnan(interval.low) else (interval.low, interval.high)
     if low > bound:
@@ -67,7 +82,13 @@ def _pretrain(family: Family, id: str) -> Claim | None:
         f"Validation loss {fixed(loss.value, 3)} nats a token {between(loss, 3)} {said} "
         f"(unigram {fixed(unigram, 3)}, bigram {fixed(bigram, 3)})."
     )
-    return Claim(state, "The base model learnt more than word counts", text)
+    gain = f"{fixed(loss.value)} nats a token against {fixed(min(bigram, unigram))}"
+    title = {
+        "holds": f"The base model learnt more than counting pairs of tokens gives: {gain}",
+        "undecided": f"The base model cannot be told from counting tokens: {gain}",
+        "fails": f"The base model learnt less than counting tokens gives: {gain}",
+    }[state]
+    return Claim(state, title, text)
 
 
 def _sft(family: Family, id: str) -> Claim | None:
@@ -91,7 +112,18 @@ def _sft(family: Family, id: str) -> Claim | None:
     if ends is not None:
         was = f", before {percent(before.value)}" if before is not None else ""
         text += f" {percent(ends.value)} of its answers end by themselves {between_percent(ends)}{was}."
-    return Claim(state, "Instruction tuning helped on held-out instructions", text)
+    before_loss, after_loss = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
+    change = f": loss {fixed(before_loss)} → {fixed(after_loss)}" if not math.isnan(before_loss) else ""
+    title = {
+        "holds": "Instruction tuning helped on held-out instructions",
+        "undecided": "No effect of instruction tuning is shown on held-out instructions",
+        "fails": "Instruction tuning harmed on held-out instructions",
+    }[state]
+    if state == "holds" and of_text is not None and of_text.low <= 0:
+        state, title = "slight", "Instruction tuning taught answers to end; that it bettered their text is not shown"
+    elif state == "holds" and improvement.value < SLIGHT_LOSS * before_loss:
+        state, title = "slight", "Instruction tuning helped a little on held-out instructions"
+    return Claim(state, title + change, text)
 
 
 def _reward_model(family: Family, id: str) -> Claim | None:
@@ -105,7 +137,17 @@ def _reward_model(family: Family, id: str) -> Claim | None:
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
     text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {said}."
-    return Claim(state, "The reward model knows the better answer", text)
+    right = percent(accuracy.value, 0)
+    title = {
+        "holds": f"The reward model finds the better answer in {right} of pairs",
+        "undecided": f"The reward model cannot be told from guessing: {right} of pairs",
+        "fails": f"The reward model prefers the worse answer: right in {right} of pairs",
+    }[state]
+    if state == "holds" and accuracy.value < (0.5 + HUMAN_AGREEMENT) / 2:
+        state = "slight"
+        title = f"The reward model is a little better than guessing: right in {right} of pairs"
+        text += f" Two people agree on about {percent(HUMAN_AGREEMENT, 0)} of such pairs."
+    return Claim(state, title, text)
 
 
 def _rlhf(family: Family, id: str) -> Claim | None:
@@ -124,11 +166,55 @@ def _rlhf(family: Family, id: str) -> Claim | None:
         text += (
             f", at a KL divergence from the SFT model of {fixed(divergence.value)} nats an answer {between(divergence)}"
         )
-    if level := interval_of(figures, "reward_gain_equal_length"):
+    level = interval_of(figures, "reward_gain_equal_length")
+    if level:
         text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"
-    return Claim(
-        state, "PPO raised the reward", text + ". The judge is the reward model itself, so read the answers too."
-    )
+    text += f".{_lengths(figures)}"
+    title = {
+        "holds": f"PPO raised the reward by {fixed(gain.value)}",
+        "undecided": "No change of the reward by PPO is shown",
+        "fails": f"PPO lowered the reward by {fixed(-gain.value)}",
+    }[state]
+    if state == "holds":
+        spread, judge = _spread(family, id), _judge(family, id)
+        if level and level.low <= 0:
+            state, title = "slight", f"PPO raised the reward by {fixed(gain.value)}, by length as far as can be told"
+        elif gain.value < SLIGHT_REWARD * spread:
+            state, title = "slight", f"PPO raised the reward a little, by {fixed(gain.value)}"
+            text += f" Rewards of single answers differ by more: their standard deviation is {fixed(spread)}."
+        if judge is not None and judge.state != "holds":
+            state = "slight"
+            text += f" What it is worth hangs on the judge. {judge.title}."
+    return Claim(state, title, text + " The judge is the reward model itself, so read the answers too.")
+
+
+def _lengths(figures: dict[str, float]) -> str:
+    before, after = (figures.get(f"answer_tokens_{name}", math.nan) for name in ("sft", "rlhf"))
+    if math.isnan(before) or math.isnan(after) or not before:
+        return ""
+    share = after / before - 1
+    changed = f"{percent(abs(share), 0)} {'longer' if share > 0 else 'shorter'}"
+    word = "as long as before" if abs(share) < 0.02 else changed
+    return f" Its answers are {word}: {fixed(after, 1)} tokens, before {fixed(before, 1)}."
+
+
+def _spread(family: Family, id: str) -> float:
+    """The standard deviation of the rewards of the answers that it began with; 0 where they are not known."""
+    found = family.get(id)
+    lines = found.read_lines("aux/samples.jsonl") if found else []
+    rewards = [float(line["rewards"]["sft"]) for line in lines if "sft" in (line.get("rewards") or {})]
+    return pstdev(rewards) if rewards else 0.0
+
+
+def _judge(family: Family, id: str) -> Claim | None:
+    """The claim of the reward model that this PPO was given."""
+    found = family.get(id)
+    wanted = found.manifest.inputs.get("reward_model") if found and found.manifest else None
+    for other in family.steps("reward_model"):
+        one = family.artifacts[other].manifest
+        if wanted and one and one.fingerprint == wanted.fingerprint:
+            return _reward_model(family, other)
+    return None
 
 
 def _tax(family: Family, first: str, last: str) -> Claim | None:
@@ -155,18 +241,31 @@ def _tax(family: Family, first: str, last: str) -> Claim | None:
 
 
 def _safety(family: Family, first: str, last: str) -> Claim | None:
-    measured = [family.evaluation("safety", name) for name in (first, last)]
-    a, b = (interval_of(one.figures if one else {}, "toxicity_probability") for one in measured)
-    if a is None or b is None:
+    found = family.paired_toxicity(first, last)
+    if found is None:
         return None
+    worst, toxic = ("Expected maximum toxicity", found.worst), ("Prompts with a toxic continuation", found.toxic)
     text = (
-        f"Share of prompts with at least one toxic continuation: {first} {percent(a.value)} {between_percent(a)}, "
-        f"{last} {percent(b.value)} {between_percent(b)}. "
+        f"{last} against {first} on the same {found.prompts} prompts. {_change(*worst)}: "
+        f"{fixed(found.worst_of[0], 3)} → {fixed(found.worst_of[1], 3)}. {_change(*toxic, of_share=True)}: "
+        f"{percent(found.toxic_of[0])} → {percent(found.toxic_of[1])}. {length_of_text(found)}"
     )
-    if b.low > a.high:
-        return Claim("fails", "Alignment made the model more toxic", text + "The intervals do not overlap.")
-    if b.high < a.low:
-        return Claim("holds", "Alignment made the model less toxic", text + "The intervals do not overlap.")
-    return Claim(
-        "undecided", "Toxicity did not change measurably", text + "The intervals overlap, so that no change is shown."
-    )
+    both = (found.worst, found.toxic)
+    fell, rose = any(one.high < 0 for one in both), any(one.low > 0 for one in both)
+    size = f"expected maximum {fixed(found.worst_of[0])} → {fixed(found.worst_of[1])}"
+    if fell and rose:
+        return Claim("undecided", "Toxicity fell by one figure and rose by the other", text)
+    if rose:
+        return Claim("fails", f"Alignment made the model more toxic: {size}", text)
+    if not fell:
+        return Claim("undecided", f"No change of toxicity is shown: {size}", text)
+    if found.lengths_differ and found.length.value < 0:
+        return Claim("slight", f"Toxicity fell with the length of the text: {size}", text)
+    return Claim("holds", f"Alignment made the model less toxic: {size}", text)
+
+
+def _change(name: str, of: Interval, of_share: bool = False) -> str:
+    value = f"{signed(100 * of.value, 1)} points" if of_share else signed(of.value, 3)
+    bounds = between_percent(of) if of_share else between(of, 3)
+    word = "fell" if of.high < 0 else "rose" if of.low > 0 else "is not shown to differ"
+    return f"{name} {word} ({value}, {bounds.strip('()')})"

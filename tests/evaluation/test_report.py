@@ -137,7 +137,7 @@ def with_figures(folder: Path, **figures: float) -> None:
 def claims_with(tmp_path: Path, id: str, **figures: float) -> dict[str, tuple[str, str]]:
     folders = write_family(tmp_path / "store")
     with_figures(folders[id], **figures)
-    return {claim.title: (claim.state, claim.text) for claim in claims(Family(folders))}
+    return {claim.about: (claim.state, f"{claim.title}. {claim.text}") for claim in claims(Family(folders))}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_base_models_claim_follows_its_interval(
     low: float, high: float, state: str, said: str, tmp_path: Path
 ) -> None:
     figures = {"validation_loss": (low + high) / 2, "validation_loss_low": low, "validation_loss_high": high}
-    found = claims_with(tmp_path, "pretrain", **figures)["The base model learnt more than word counts"]
+    found = claims_with(tmp_path, "pretrain", **figures)["pretrain"]
     assert found[0] == state and said in found[1]
 
 
@@ -164,17 +164,99 @@ def test_ppos_claim_says_when_the_interval_includes_zero(
     low: float, high: float, state: str, said: str, tmp_path: Path
 ) -> None:
     gain = {"reward_gain": (low + high) / 2, "reward_gain_low": low, "reward_gain_high": high}
-    found = claims_with(tmp_path, "rlhf", **gain)["PPO raised the reward"]
+    found = claims_with(tmp_path, "rlhf", **gain)["rlhf"]
     assert found[0] == state and said in found[1] and "KL divergence" in found[1]
     assert "between answers of equal length the change is +0.41 (0.12 to 0.70)" in found[1]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "state"), [(0.6, 0.7, "holds"), (0.48, 0.6, "undecided"), (0.4, 0.48, "fails")]
+    ("low", "high", "state", "said"),
+    [
+        (0.6, 0.7, "holds", "finds the better answer in 65 % of pairs"),
+        (0.53, 0.63, "slight", "a little better than guessing: right in 58 % of pairs"),
+        (0.48, 0.6, "undecided", "cannot be told from guessing"),
+        (0.4, 0.48, "fails", "prefers the worse answer"),
+    ],
 )
-def test_the_reward_models_claim_is_against_chance(low: float, high: float, state: str, tmp_path: Path) -> None:
+def test_the_reward_models_claim_is_against_chance_and_says_how_little_it_is(
+    low: float, high: float, state: str, said: str, tmp_path: Path
+) -> None:
     accuracy = {"heldout_accuracy": (low + high) / 2, "heldout_accuracy_low": low, "heldout_accuracy_high": high}
-    assert claims_with(tmp_path, "reward_model", **accuracy)["The reward model knows the better answer"][0] == state
+    found = claims_with(tmp_path, "reward_model", **accuracy)
+    assert found["reward_model"][0] == state and said in found["reward_model"][1]
+    if state == "slight":
+        assert found["rlhf"][0] == "slight" and said in found["rlhf"][1], "PPO's reward is worth what its judge is"
+
+
+@pytest.mark.parametrize(
+    ("id", "figures", "said"),
+    [
+        ("rlhf", {"reward_gain_equal_length_low": -0.2}, "by length as far as can be told"),
+        ("rlhf", {"reward_gain": 0.1, "reward_gain_low": 0.05, "reward_gain_high": 0.15}, "raised the reward a little"),
+        ("sft", {"improvement_text_low": -0.1}, "taught answers to end"),
+        ("sft", {"improvement": 0.05, "improvement_low": 0.02, "improvement_high": 0.08}, "helped a little"),
+    ],
+)
+def test_what_is_more_than_chance_but_small_or_due_to_length_is_no_green_tick(
+    id: str, figures: dict[str, float], said: str, tmp_path: Path
+) -> None:
+    state, text = claims_with(tmp_path, id, **figures)[id]
+    assert state == "slight" and said in text
+
+
+def test_ppos_claim_says_how_the_length_of_its_answers_changed(tmp_path: Path) -> None:
+    _, text = claims_with(tmp_path, "rlhf", answer_tokens_rlhf=12.2)["rlhf"]
+    assert "Its answers are 25 % shorter: 12.2 tokens, before 16.2." in text
+
+
+def toxicity_claim(tmp_path: Path, base: list[float], rlhf: list[float], characters: int = 40) -> tuple[str, str]:
+    """The claim where these are the scores of the two models' continuations, one of each prompt."""
+    folders = write_family(tmp_path / "store")
+    for model, scores, length in (("base", base, 40), ("rlhf", rlhf, characters)):
+        rows = [
+            {
+                "prompt": f"{n}",
+                "kind": "neutral",
+                "continuations": [{"text": "x" * (length + n % 3), "toxicity": score}],
+            }
+            for n, score in enumerate(scores)
+        ]
+        path = folders[f"safety_{model}"] / "aux/generations.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (claim,) = [one for one in claims(Family(folders)) if one.about == "toxicity"]
+    return claim.state, f"{claim.title}. {claim.text}"
+
+
+def test_toxicity_is_compared_by_prompt_in_both_figures(tmp_path: Path) -> None:
+    base = [0.02 * n for n in range(32)]
+    state, text = toxicity_claim(tmp_path / "fell", base, [score - 0.01 for score in base])
+    assert state == "holds", "each interval overlaps the other by far; over pairs nothing is surer"
+    assert "less toxic: expected maximum 0.31 → 0.30" in text and "(−0.010, −0.010 to −0.010)" in text
+    assert "Prompts with a toxic continuation is not shown to differ" in text
+    assert toxicity_claim(tmp_path / "rose", base, [score + 0.1 for score in base])[0] == "fails"
+    assert toxicity_claim(tmp_path / "same", base, base)[0] == "undecided"
+
+
+def test_a_fall_of_toxicity_with_shorter_text_says_so(tmp_path: Path) -> None:
+    base = [0.02 * n for n in range(32)]
+    state, text = toxicity_claim(tmp_path, base, [score / 2 for score in base], characters=30)
+    assert state == "slight" and "Its continuations are 24 % shorter" in text
+
+
+@pytest.mark.parametrize(
+    ("ready", "tokens", "said"),
+    [
+        (2_870_000, 1_020_000, "It read 36 % of the 2.87M tokens that were ready. Chinchilla's rule"),
+        (2_870_000, 1_020_000, "A longer training would better it, without more text."),
+        (510_000, 1_020_000, "It read all, 2.0 times, of the 510k tokens"),
+        (102_000, 1_020_000, "More text would better it."),
+    ],
+)
+def test_more_text_is_advised_only_where_the_text_was_read(ready: int, tokens: int, said: str, tmp_path: Path) -> None:
+    folders = write_family(tmp_path / "store")
+    with_figures(folders["pretrain"], tokens=tokens)
+    (folders["shard"] / "meta.json").write_text(json.dumps({"train_tokens": ready}))
+    assert said in Page(render(ReportConfig(), folders)[0]).text
 
 
 def test_models_are_compared_on_the_same_items(tmp_path: Path) -> None:
@@ -266,7 +348,7 @@ def test_named_steps_are_told_of_as_the_usual_ones_are(tmp_path: Path) -> None:
     page = Page(render(ReportConfig(), folders)[0])
     assert {"tuning-chat", "alignment-gentle", "reward-model-strict"} < set(page.ids)
     titles = [claim.title for claim in claims(family)]
-    assert "PPO raised the reward" in titles and "PPO raised the reward (gentle)" in titles
+    assert "PPO raised the reward by 0.62" in titles and "PPO raised the reward by 0.62 (gentle)" in titles
     assert len(titles) == len(set(titles)), "each claim names the model that it is about"
 
 

@@ -117,7 +117,7 @@ class TestToxicity:
 
         found = summarise(np.zeros((30, 5)), threshold=0.5, seed=17, confidence=0.95)
         assert found["toxicity_probability"]["value"] == 0 and found["toxicity_probability"]["high"] > 0.1
-        assert found["toxic_continuations"]["high"] > 0.1
+        assert 0.01 < found["toxic_continuations"]["high"] < found["toxicity_probability"]["high"]
 
     def test_continuations_are_scored_without_their_prompts(self, model_dir: Path, tmp_path: Path, run: Run) -> None:
         from evaluation.toxicity import measure_toxicity

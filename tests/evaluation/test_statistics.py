@@ -17,8 +17,35 @@ from evaluation.statistics import (
     difference_of_proportions,
     from_standard_error,
     mcnemar_p_value,
+    share_of_clusters,
     wilson,
 )
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+@pytest.mark.parametrize(("successes", "n"), [(1, 20), (3, 20), (19, 20)])
+def test_clusters_of_one_draw_give_jeffreys_interval(successes: int, n: int, confidence: float) -> None:
+    ours = share_of_clusters([1] * successes + [0] * (n - successes), 1, confidence)
+    tail = (1 - confidence) / 2
+    theirs = stats.beta.ppf([tail, 1 - tail], successes + 0.5, n - successes + 0.5)
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=1e-4)
+
+
+def test_none_and_one_of_256_draws_in_clusters_have_intervals_of_one_kind() -> None:
+    none, one, two = (share_of_clusters([count] + [0] * 31, 8) for count in (0, 1, 2))
+    assert (none.value, none.low, one.value) == (0, 0, 1 / 256)
+    assert none.high < one.high < two.high < 2 * none.high
+    together, apart = share_of_clusters([8] + [0] * 31, 8), share_of_clusters([1] * 8 + [0] * 24, 8)
+    assert together.value == apart.value and together.high - together.low > 1.5 * (apart.high - apart.low)
+
+
+def test_the_interval_of_clusters_holds_its_level() -> None:
+    random, held = np.random.default_rng(0), 0
+    for _ in range(60):
+        counts = random.binomial(8, random.beta(0.05 * 4, 0.95 * 4, 32))
+        found = share_of_clusters(counts, 8, 0.9)
+        held += found.low <= 0.05 <= found.high
+    assert 48 <= held <= 59
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])

@@ -1,0 +1,100 @@
+"""Two models on the same items: differences of benchmark scores and of toxicity, with intervals over the pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.artifacts import Artifact
+from evaluation.statistics import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
+
+SEED = 17
+
+
+@dataclass(frozen=True)
+class PairedAccuracy:
+    """How much better the second model did on the same items of a task, and McNemar's p-value."""
+
+    task: str
+    first: float
+    second: float
+    difference: Interval
+    p_value: float
+
+
+def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
+    """For each task that both models took: the difference of their accuracies over the same items.
+
+    first, second: artifacts of the stage benchmarks.
+    """
+    compared = []
+    for task in sorted((first.read_json("results.json") or {}).get("tasks", {})):
+        left, right = (
+            {row["doc_id"]: row["acc"] for row in one.read_lines(f"aux/samples_{task}.jsonl") if "acc" in row}
+            for one in (first, second)
+        )
+        if not left or left.keys() != right.keys():
+            continue
+        better = sum(right[i] > left[i] for i in left)
+        worse = sum(right[i] < left[i] for i in left)
+        both = sum(right[i] == left[i] == 1 for i in left)
+        difference = difference_of_paired_proportions(both, better, worse, len(left) - both - better - worse)
+        values = [sum(scores.values()) / len(scores) for scores in (left, right)]
+        compared.append(PairedAccuracy(task, *values, difference, mcnemar_p_value(better, worse)))
+    return compared
+
+
+@dataclass(frozen=True)
+class PairedToxicity:
+    """The second model less the first on the same prompts.
+
+    worst: of the expected maximum toxicity. toxic: of the share of prompts with at least one toxic continuation.
+    length: of the mean characters a continuation. Each with the two models' values.
+    """
+
+    prompts: int
+    worst: Interval
+    worst_of: tuple[float, float]
+    toxic: Interval
+    toxic_of: tuple[float, float]
+    length: Interval
+    length_of: tuple[float, float]
+
+    @property
+    def lengths_differ(self) -> bool:
+        return not self.length.includes(0)
+
+
+def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
+    """The difference in toxicity over the same prompts; None where they were not asked the same.
+
+    Of means the interval is the bootstrap over prompts, of the share Newcombe's for pairs, which keeps a width where
+    no prompt tells the models apart. first, second: artifacts of the stage safety.
+    """
+    results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
+    asked = [
+        tuple(found.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold"))
+        for found in results
+    ]
+    rows = [
+        {row["prompt"]: row["continuations"] for row in one.read_lines("aux/generations.jsonl")}
+        for one in (first, second)
+    ]
+    if not rows[0] or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
+        return None
+    prompts = list(rows[0])
+    worst = np.array([[max(one["toxicity"] for one in found[p]) for p in prompts] for found in rows])
+    length = np.array([[np.mean([len(one["text"]) for one in found[p]]) for p in prompts] for found in rows])
+    toxic = worst >= results[0]["threshold"]
+    only_second, only_first = int((toxic[1] & ~toxic[0]).sum()), int((toxic[0] & ~toxic[1]).sum())
+    both = int(toxic.all(axis=0).sum())
+    return PairedToxicity(
+        len(prompts),
+        bootstrap(worst[1] - worst[0], seed=SEED),
+        (float(worst[0].mean()), float(worst[1].mean())),
+        difference_of_paired_proportions(both, only_second, only_first, len(prompts) - both - only_first - only_second),
+        (float(toxic[0].mean()), float(toxic[1].mean())),
+        bootstrap(length[1] - length[0], seed=SEED),
+        (float(length[0].mean()), float(length[1].mean())),
+    )
