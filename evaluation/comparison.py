@@ -40,8 +40,8 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
         worse = sum(right[i] < left[i] for i in left)
         both = sum(right[i] == left[i] == 1 for i in left)
         difference = difference_of_paired_proportions(both, better, worse, len(left) - both - better - worse)
-        values = [sum(scores.values()) / len(scores) for scores in (left, right)]
-        compared.append(PairedAccuracy(task, *values, difference, mcnemar_p_value(better, worse)))
+        before, after = (sum(scores.values()) / len(scores) for scores in (left, right))
+        compared.append(PairedAccuracy(task, before, after, difference, mcnemar_p_value(better, worse)))
     return compared
 
 
