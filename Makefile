@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 CONFIG ?= configs/quickstart.yaml
 
-.PHONY: help demo test test-long test-newer lint bench bench-train bench-corpus lock clean
+.PHONY: help demo test test-long test-newer lint bench bench-train bench-recipe bench-corpus lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -41,6 +41,9 @@ bench-corpus: $(READY) ## those of the corpus, on the text in ../shared/data
 
 bench-train: $(READY) ## tokens a second of pretraining against its peers, about 8 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_train.py
+
+bench-recipe: $(READY) ## bits per byte after ten minutes of pretraining on 2 quiet cores, on the text of ../shared/recipe
+	@"$(BIN)/python" benchmarks/bench_recipe.py
 
 lock: $(READY) ## pin the newest versions that pyproject.toml allows, with hashes
 	@infra/install.sh lock
