@@ -31,7 +31,7 @@ from training.hardware import Hardware
 from training.liveness import SignsOfLife, SlowRanks
 from training.metrics import MetricsLogger
 from training.microbatch import choose, lower_limit, out_of_memory
-from training.optimizers import adamw
+from training.optimizers import optimizer_of
 from training.parallel import checkpoint_activations, parallelize, unshard_root
 from training.schedules import LearningRate, Schedule
 from training.states import beginning, corrections_before, keep_states
@@ -140,7 +140,7 @@ def fit(
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
     microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
     parallelize(model, run.launch, hardware)
-    optimizer = adamw(model, config.optimizer)
+    optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32)
     begin = beginning(config, inputs, plan.batches)
     corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
     schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)

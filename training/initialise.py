@@ -17,10 +17,11 @@ RESIDUAL = (
 )  # fmt: skip
 
 
-def initialise(model: PreTrainedModel, scheme: Scheme, spread: float = 0.02) -> None:
+def initialise(model: PreTrainedModel, scheme: Scheme, spread: float = 0.02, *, zero_residual: bool = False) -> None:
     """Draws every matrix of `model` anew by `scheme` (see ModelConfig.init); norms and biases stay at 1 and 0.
 
     spread: standard deviation for the schemes that take one.
+    zero_residual: whether what adds to the residual stream begins at zero.
 
     Draws from torch's global random state. Tied matrices are drawn once.
     """
@@ -45,7 +46,7 @@ def initialise(model: PreTrainedModel, scheme: Scheme, spread: float = 0.02) -> 
                     deviation = 0.0
                 else:
                     deviation = 1 / math.sqrt(_fan_in(model, name)) / (math.sqrt(2 * layers) if residual else 1)
-        nn.init.normal_(weight, 0.0, deviation)
+        nn.init.normal_(weight, 0.0, 0.0 if zero_residual and residual else deviation)
     for layer in model.modules():
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             with torch.no_grad():

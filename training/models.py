@@ -105,7 +105,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             **special,
         )
     return AutoConfig.for_model(
-        "llama",
+        shape.family,
         vocab_size=vocab_size,
         max_position_embeddings=shape.positions,
         hidden_size=shape.width,
@@ -115,6 +115,8 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
         num_key_value_heads=shape.kv_heads or shape.heads,
         tie_word_embeddings=shape.tied,
         attention_dropout=config.dropout,
+        # Qwen3's own default is 128 a head, whatever the width.
+        head_dim=shape.width // shape.heads,
         **special,
     )
 
@@ -125,6 +127,8 @@ def build(
     scheme: Scheme = "gpt2",
     spread: float = 0.02,
     auto: Any = AutoModelForCausalLM,
+    *,
+    zero_residual: bool = False,
 ) -> PreTrainedModel:
     """A model with fresh fp32 weights, see training/initialise.py; a T5 keeps its own, which its attention without a
     scale needs.
@@ -137,7 +141,7 @@ def build(
     torch.manual_seed(seed)
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
     if config.model_type != "t5":
-        initialise(model, scheme, spread)
+        initialise(model, scheme, spread, zero_residual=zero_residual)
     return model
 
 

@@ -1,51 +1,90 @@
-"""AdamW with its groups: what decays, and what has a learning rate of its own."""
+"""The optimizer of a training with its groups: what decays, what has a learning rate of its own, what Muon steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from training.config import OptimizerConfig
+from training.muon import Muon
+from training.parallel import blocks
 
 
-def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW; `config.decayed` says what decays.
+def optimizer_of(
+    model: nn.Module, config: OptimizerConfig, compute: torch.dtype = torch.float32
+) -> torch.optim.Optimizer:
+    """Fused AdamW, or Muon for the matrices of a model's blocks beside it; `config.decayed` says what decays.
 
     Each group's `scale` is its learning rate as a multiple of the schedule's.
+    compute: the type in which Muon's products may run.
     """
-    outer = {id(weight) for weight in _outer(model)}
-    kinds: dict[str, list[nn.Parameter]] = {"matrices": [], "norms": [], "biases": [], "embeddings": []}
+    inputs, outputs = _outer(model)
+    stepped = _by_muon(model) if config.muon else {}
+    kinds: dict[str, list[nn.Parameter]] = {
+        "muon": [], "muon transposed": [], "matrices": [], "norms": [], "biases": [], "embeddings": [], "head": []
+    }  # fmt: skip
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
-        inner = "matrices" if weight.ndim >= 2 else "biases" if name.endswith("bias") else "norms"
-        kinds["embeddings" if id(weight) in outer else inner].append(weight)
-    groups = [
+        number = id(weight)
+        if number in inputs or (number in outputs and config.head_scale is None):
+            kinds["embeddings"].append(weight)
+        elif number in outputs:
+            kinds["head"].append(weight)
+        elif number in stepped:
+            kinds["muon transposed" if stepped[number] else "muon"].append(weight)
+        else:
+            kinds["matrices" if weight.ndim >= 2 else "biases" if name.endswith("bias") else "norms"].append(weight)
+    scales = {"embeddings": config.embedding_scale, "head": config.head_scale}
+    decayed = {*config.decayed, *(["head"] if "embeddings" in config.decayed else [])}
+    decayed |= {"muon", "muon transposed"} if "matrices" in decayed else set()
+    groups: list[dict[str, Any]] = [
         {
             "params": weights,
-            "weight_decay": config.weight_decay if kind in config.decayed else 0.0,
-            "scale": config.embedding_scale if kind == "embeddings" else 1.0,
+            "weight_decay": config.weight_decay if kind in decayed else 0.0,
+            "scale": scales.get(kind, 1.0),
         }
         for kind, weights in kinds.items()
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        fused=True,
-    )
+    adamw: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "fused": True}
+    if config.muon is None:
+        return torch.optim.AdamW([group for group in groups if group["params"]], **adamw)
+    for group, transposed in zip(groups, (False, True), strict=False):
+        group |= {
+            "muon": True,
+            "transposed": transposed,
+            "scale": config.muon.learning_rate / config.learning_rate,
+            "lr": config.muon.learning_rate,
+            "momentum": config.muon.momentum,
+            "iterations": config.muon.iterations,
+        }
+    return Muon([group for group in groups if group["params"]], adamw, compute)
 
 
-def _outer(model: nn.Module) -> Iterator[Tensor]:
-    """The weights of embeddings, and of output layers by whatever name their family gives them (lm_head, embed_out)."""
+def _by_muon(model: nn.Module) -> dict[int, bool]:
+    """The matrices of a model's blocks, by their ids, and whether they have their inputs first."""
+    found = {}
+    for block in blocks(model):
+        for layer in block.modules():
+            for weight in layer.parameters(recurse=False):
+                if weight.ndim == 2 and min(weight.shape) > 1 and not isinstance(layer, nn.Embedding):
+                    found[id(weight)] = isinstance(layer, Conv1D)
+    return found
+
+
+def _outer(model: nn.Module) -> tuple[set[int], set[int]]:
+    """The ids of the weights of embeddings, and of output layers by whatever name their family gives them (lm_head,
+    embed_out)."""
+    inputs, outputs = set(), set()
     for layer in model.modules():
         if isinstance(layer, nn.Embedding):
-            yield layer.weight
+            inputs.add(id(layer.weight))
         elif isinstance(layer, PreTrainedModel):
             output = layer.get_output_embeddings()
             if output is not None:
-                yield output.get_parameter("weight")
+                outputs.add(id(output.get_parameter("weight")))
+    return inputs, outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["gpt2", "llama", "bert", "t5"]
+Family = Literal["gpt2", "llama", "qwen3", "bert", "t5"]
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,6 @@ PRESETS: dict[str, Preset] = {
     "bert-nano": Preset("bert", 2, 64, 2, 512, 400_000, vocabulary=4096),
     "t5-nano": Preset("t5", 2, 64, 2, 512, 500_000, vocabulary=4096),
     "llama-4m": Preset("llama", 4, 256, 4, 512, 4_200_000, mlp_width=688, vocabulary=4096),
+    "qwen3-4m": Preset("qwen3", 4, 256, 4, 512, 4_200_000, mlp_width=688, vocabulary=4096),
     "llama-nano": Preset("llama", 2, 64, 2, 512, 370_000, mlp_width=176, vocabulary=4096),
 }

@@ -141,12 +141,17 @@ class Snapshot:
                         yield file.get_slice(name)[low - start : high - start]
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Puts weights and optimizer state in place, whatever the ranks were that wrote them."""
+        """Puts weights and optimizer state in place, whatever the ranks were that wrote them. What another optimizer
+        stepped before (Muon, AdamW) begins without state."""
         for name, tensor in tensors_of(model, optimizer).items():
             if name.startswith(WEIGHTS):
                 self._fill(tensor, name)
+        by_muon = {id(one) for group in optimizer.param_groups if "muon" in group for one in group["params"]}
         for name, parameter in model.named_parameters():
-            for key in self.optimizer_keys(name):
+            keys = self.optimizer_keys(name)
+            if ("momentum_buffer" in keys) != (id(parameter) in by_muon):
+                continue
+            for key in keys:
                 full = f"{OPTIMIZER}{name}/{key}"
                 if self.shapes[full] == tuple(parameter.shape):
                     value = torch.zeros_like(parameter, requires_grad=False)

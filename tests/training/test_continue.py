@@ -130,6 +130,30 @@ def test_other_data_and_another_rate_from_a_state_on(
     assert _seen(early, old) == _seen(kept_states(first)[0].folder) and sum(_seen(early, new)) == 4 * BATCH
 
 
+def test_a_training_goes_on_by_another_optimizer_and_back(
+    first: Path, inputs: dict[str, Path], weights: Weights, tmp_path: Path
+) -> None:
+    """What the other optimizer kept of a matrix is no state of this one, which begins anew there."""
+    rates: dict[str, Any] = {"learning_rate": 1.0e-3}
+    by_muon = _pretrain(
+        tmp_path / "muon",
+        inputs | {"state": first},
+        duration="43 batches",
+        optimizer=rates | {"muon": {}},
+        continues={"step": "first"},
+    )
+    back = _pretrain(
+        tmp_path / "back",
+        inputs | {"state": by_muon},
+        duration="46 batches",
+        optimizer=rates,
+        continues={"step": "muon"},
+    )
+    before, between, after = map(weights, (first, by_muon, back))
+    assert all(not torch.equal(before[name], between[name]) for name in before)
+    assert all(not torch.equal(between[name], after[name]) for name in before)
+
+
 def test_an_epoch_more_of_instructions(
     base_dir: Path, instructions_dir: Path, weights: Weights, tmp_path: Path
 ) -> None:

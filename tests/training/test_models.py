@@ -18,7 +18,7 @@ from training.export import export
 from training.hardware import Hardware
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, flops_per_token, hf_config, load
-from training.optimizers import adamw
+from training.optimizers import optimizer_of
 from training.reward_model import Pair, RewardModel, load_scorer, pair_batch
 from training.sampling import sample
 
@@ -185,7 +185,7 @@ def test_the_reward_model_reads_the_last_token_only(base_dir: Path) -> None:
 
 def test_matrices_decay_and_embeddings_have_a_learning_rate_of_their_own() -> None:
     network = build(hf_config(ModelConfig(**FAMILIES[3]), 320, SPECIAL), seed=1)
-    optimizer = adamw(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5))
+    optimizer = optimizer_of(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5))
     settings = {
         id(weight): (group["weight_decay"], group["scale"])
         for group in optimizer.param_groups
@@ -206,7 +206,7 @@ def test_an_output_layer_is_an_embedding_under_whatever_name(name: str) -> None:
     network = build(hf_config(ModelConfig(transformers=values), 320, SPECIAL), seed=1)
     output = network.get_output_embeddings().weight
     assert output is not network.get_input_embeddings().weight
-    for group in adamw(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5)).param_groups:
+    for group in optimizer_of(network, OptimizerConfig(weight_decay=0.3, embedding_scale=5)).param_groups:
         if any(weight is output for weight in group["params"]):
             assert (group["weight_decay"], group["scale"]) == (0.0, 5)
             return

@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
     "duration": "12 batches",
     "global_batch_tokens": 256,
-    "optimizer": {"learning_rate": 1.0e-2},
+    "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
     "schedule": {"warmup": "5 batches"},
     "evaluate_every": "6 batches",
     "checkpoint_every": "4 batches",

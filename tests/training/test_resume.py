@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "dropout": 0.1},
     "duration": f"{BATCHES} batches",
     "global_batch_tokens": 256,
-    "optimizer": {"learning_rate": 1.0e-2},
+    "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
     "evaluate_every": "1000 batches",
     "checkpoint_every": f"{CHECKPOINT_EVERY} batches",
 }

@@ -13,7 +13,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 from training.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from training.initialise import initialise
 from training.models import build, hf_config
-from training.optimizers import adamw
+from training.optimizers import optimizer_of
 from training.schedules import Schedule
 
 TOTAL, WARMUP = 100, 10
@@ -80,7 +80,7 @@ def test_warmup_stable_decay_ends_at_zero_unless_told_otherwise() -> None:
 )
 def test_weight_decay_keeps_to_its_groups(decayed: tuple[str, ...], expected: set[str]) -> None:
     model = build(hf_config(ModelConfig(family="gpt2", layers=1, width=8, heads=2, positions=8), 11, {}), seed=0)
-    optimizer = adamw(model, OptimizerConfig(weight_decay=0.3, decayed=decayed, embedding_scale=5.0))
+    optimizer = optimizer_of(model, OptimizerConfig(weight_decay=0.3, decayed=decayed, embedding_scale=5.0))
     kinds = {}
     for name, weight in model.named_parameters():
         (group,) = [group for group in optimizer.param_groups if any(one is weight for one in group["params"])]
@@ -115,5 +115,8 @@ def test_fresh_weights_have_the_spread_of_their_scheme(family: str, scheme: Any)
         "fan_in": (1 / math.sqrt(width), 1 / math.sqrt(inner) / down, 0.02, 0.0),
     }[scheme]
     assert found == pytest.approx(expected, rel=0.03)
+    initialise(model, scheme, 0.006 if scheme == "plain" else 0.02, zero_residual=True)
+    found = [float(model.get_submodule(name).weight.std()) for name in (*names, "lm_head")]
+    assert found == pytest.approx((expected[0], 0.0, *expected[2:]), rel=0.03), "what adds to the residual stream"
     norms = [weight for name, weight in model.named_parameters() if weight.ndim == 1 and not name.endswith("bias")]
     assert all(bool((weight == 1).all()) for weight in norms)

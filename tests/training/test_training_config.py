@@ -69,7 +69,7 @@ def test_presets_have_their_published_sizes(name: str) -> None:
     ("config", "expected"),
     [
         ({"family": "llama", "layers": 2, "width": 100, "heads": 3}, "heads to divide width"),
-        ({"preset": "gpt-125m", "kv_heads": 4}, "kv_heads only with the llama family"),
+        ({"preset": "gpt-125m", "kv_heads": 4}, "kv_heads only with the families llama and qwen3"),
         ({"family": "llama", "layers": 2, "width": 64, "heads": 4, "kv_heads": 3}, "kv_heads to divide heads"),
         ({"preset": "gpt-2t"}, "expected one of gpt-125m"),
         ({"family": "llama"}, "layers, width, heads missing"),

@@ -3,7 +3,15 @@
 from training.config.alignment import RewardModelConfig, RlhfConfig, SftConfig
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
-from training.config.trainer import Continues, KeepEvery, OptimizerConfig, ScheduleConfig, TrainerConfig, batches
+from training.config.trainer import (
+    Continues,
+    KeepEvery,
+    MuonConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainerConfig,
+    batches,
+)
 
 __all__ = [
     "BaseModelConfig",
@@ -11,6 +19,7 @@ __all__ = [
     "Continues",
     "KeepEvery",
     "ModelConfig",
+    "MuonConfig",
     "OptimizerConfig",
     "PretrainConfig",
     "RewardModelConfig",

@@ -14,6 +14,7 @@ from infra.yaml import read_text
 from training.presets import PRESETS, Family, Preset
 
 _SIZES = ("layers", "width", "heads")
+_ROTARY = ("llama", "qwen3")
 # What a config.json says of its tokenizer, its weights and its writer, and not of the architecture.
 _NOT_OF_THE_ARCHITECTURE = {
     "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "dtype",
@@ -50,11 +51,12 @@ class ModelConfig(Config):
     preset: str | None = None
     """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b (GPT-3, table 2.1), gpt2, gpt2-medium, gpt2-large, gpt2-xl
     (GPT-2, table 2), smollm-135m, smollm-360m, tinyllama-1.1b, llama-3.2-1b, llama-2-7b (as released), or llama-4m,
-    llama-nano (ours); for the objective masked bert-base, bert-large (BERT, section 3) or bert-nano, for
+    qwen3-4m, llama-nano (ours); for the objective masked bert-base, bert-large (BERT, section 3) or bert-nano, for
     span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano."""
     family: Family | None = None
-    """Architecture: gpt2 (learned positions, LayerNorm, GELU), llama (rotary positions, RMSNorm, SwiGLU), bert (an
-    encoder, norms after the residuals) or t5 (encoder and decoder, relative positions)."""
+    """Architecture: gpt2 (learned positions, LayerNorm, GELU), llama (rotary positions, RMSNorm, SwiGLU), qwen3 (llama
+    with an RMSNorm on each head's queries and keys; Henry et al. 2020, Qwen3's report, section 2), bert (an encoder,
+    norms after the residuals) or t5 (encoder and decoder, relative positions)."""
     layers: int | None = Field(None, ge=1)
     """Transformer blocks; of t5 on each side."""
     width: int | None = Field(None, ge=1)
@@ -62,9 +64,9 @@ class ModelConfig(Config):
     heads: int | None = Field(None, ge=1)
     """Attention heads; must divide the width."""
     kv_heads: int | None = Field(None, ge=1)
-    """Key and value heads (grouped-query attention, llama only); by default the preset's, or as many as heads."""
+    """Key and value heads (grouped-query attention, llama and qwen3); by default the preset's, or as many as heads."""
     mlp_width: int | None = Field(None, ge=1)
-    """Inner width of the MLP; by default 4 times the width, for llama 8/3 times (Shazeer 2020)."""
+    """Inner width of the MLP; by default 4 times the width, for llama and qwen3 8/3 times (Shazeer 2020)."""
     positions: int | None = Field(None, ge=1)
     """Longest sequence the model takes; 2,048 in GPT-3 (section 2.1)."""
     tie_embeddings: bool | None = None
@@ -76,11 +78,14 @@ class ModelConfig(Config):
     projections N(0, (2/(layers × sqrt(width)))²) (Wang & Komatsuzaki 2021), as in GPT-NeoX-20B. fan_in: N(0, 1/fan-in),
     residual projections divided by sqrt(2 × layers), an untied output layer zero (Yang et al. 2022, appendix D.2). A t5
     has T5's own and takes no other."""
+    residual_init: Literal["scaled", "zero"] = "scaled"
+    """Fresh residual projections: as `init` says, or zero, so that every block begins as the identity (Goyal et al.
+    2017, section 5.1; of transformers Yang et al. 2022, appendix D.2; modded-nanogpt)."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on attention, residuals and embeddings (gpt2, bert, t5), on attention (llama); 0 for one pass over the
-    data."""
+    """Dropout on attention, residuals and embeddings (gpt2, bert, t5), on attention (llama, qwen3); 0 for one pass over
+    the data."""
     vocab_multiple: int = Field(1, ge=1)
     """Embedding and output layer have as many rows as the tokenizer has ids, rounded up to a multiple of this, with
     which a GPU's matrix products are faster: 128 in Megatron-LM, 64 in nanoGPT (50,257 to 50,304 by both). The
@@ -117,13 +122,13 @@ class ModelConfig(Config):
         shape = self.shape()
         if shape.width % shape.heads:
             raise ValueError(f"expected heads to divide width: {shape.heads} heads do not divide {shape.width}")
-        if self.kv_heads and shape.family != "llama":
-            raise ValueError("expected kv_heads only with the llama family")
+        if self.kv_heads and shape.family not in _ROTARY:
+            raise ValueError("expected kv_heads only with the families llama and qwen3")
         if self.kv_heads and shape.heads % self.kv_heads:
             raise ValueError(f"expected kv_heads to divide heads: {self.kv_heads} do not divide {shape.heads}")
-        if shape.family == "t5" and self.init != "gpt2":
-            raise ValueError("expected init left out: a t5 has its own")
-        if shape.family == "llama" and shape.width // shape.heads % 2:
+        if shape.family == "t5" and (self.init != "gpt2" or self.residual_init != "scaled"):
+            raise ValueError("expected init and residual_init left out: a t5 has its own")
+        if shape.family in _ROTARY and shape.width // shape.heads % 2:
             raise ValueError(f"expected an even width a head for rotary positions, not {shape.width // shape.heads}")
         return self
 

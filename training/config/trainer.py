@@ -12,14 +12,32 @@ from training.duration import Length, LengthOrShare, parse_duration
 from training.guard.config import GuardConfig
 
 
+class MuonConfig(Config):
+    """Muon for the matrices between embeddings and output layer: steps of momentum whose matrices are made orthogonal
+    (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks")."""
+
+    learning_rate: float = Field(0.02, gt=0)
+    """Peak learning rate of these matrices, under the same schedule; 0.02 in Jordan et al. 2024. A matrix with more
+    outputs than inputs takes √(outputs/inputs) times as large steps (the same)."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Decay of Nesterov's momentum; 0.95 in Jordan et al. 2024."""
+    iterations: int = Field(5, ge=1)
+    """Newton-Schulz steps that make a matrix orthogonal; 5 in Jordan et al. 2024."""
+
+
 class OptimizerConfig(Config):
-    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019)."""
+    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019), for matrices Muon if it is given."""
 
     learning_rate: float = Field(6.0e-4, gt=0)
     """Peak learning rate; 6.0e-4 for GPT-3 125M (table 2.1)."""
     embedding_scale: float = Field(1.0, gt=0)
     """Learning rate of embeddings and output layer as a multiple of the others'; 1 in GPT-3. The rate of matrices falls
     with width, that of embeddings need not (Yang et al. 2022, table 3)."""
+    head_scale: float | None = Field(None, gt=0)
+    """Learning rate of an output layer that is not the embedding's too, as a multiple of the others'; by default
+    `embedding_scale`."""
+    muon: MuonConfig | None = None
+    """Muon for the matrices of a model's blocks, `{}` with its defaults; by default AdamW for all weights."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the moments; GPT-3, appendix B."""
     eps: float = Field(1.0e-8, gt=0)
