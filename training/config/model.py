@@ -80,7 +80,7 @@ class ModelConfig(Config):
     has T5's own and takes no other."""
     residual_init: Literal["scaled", "zero"] = "scaled"
     """Fresh residual projections: as `init` says, or zero, so that every block begins as the identity (Goyal et al.
-    2017, section 5.1; of transformers Yang et al. 2022, appendix D.2; modded-nanogpt)."""
+    2017, section 5.1; Zhang et al. 2019, "Fixup")."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)
