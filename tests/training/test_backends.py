@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "duration": f"{BATCHES} batches",
     "global_batch_tokens": 8 * LENGTH,
     "batch_warmup": {"first_tokens": 4 * LENGTH, "over_tokens": 10 * 8 * LENGTH},
-    "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
+    "optimizer": {"learning_rate": 1.0e-2},
     "schedule": {"warmup": "5 batches"},
     "evaluate_every": "15 batches",
     "checkpoint_every": "7 batches",
