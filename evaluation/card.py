@@ -1,4 +1,7 @@
-"""The model card, in the sections of Mitchell et al. 2019, written from the manifests of a model's family."""
+"""The model card as the Hugging Face hub wants it: front matter, then what a user of the model needs, then the rest.
+
+Its content is that of Mitchell et al. 2019, its order that of the hub's template.
+"""
 
 from __future__ import annotations
 
@@ -6,94 +9,129 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evaluation.artifacts import Artifact
+from evaluation.artifacts import Artifact, ancestors
 from evaluation.config import RegisterConfig
 from evaluation.gates import Verdict
+from evaluation.page.family import Family
+from evaluation.page.words import size
+from evaluation.summary import TextSource, architecture, frank_verdict, results_table, text_sources, what_was_built
 
-ROLES = {
-    "ingest": "text that was read",
-    "clean": "text after the quality rules",
-    "dedupe": "text without duplicates",
-    "decontaminate": "text without the benchmarks' test items",
-    "mix": "text in the proportions asked for",
-    "shard": "token shards",
-    "instructions": "instruction pairs",
-    "preferences": "preference pairs",
-    "pretrain": "pretraining",
-    "base_model": "an existing model that was taken over",
-    "sft": "supervised fine-tuning on instructions",
-    "reward_model": "a reward model learnt from preferences",
-    "rlhf": "reinforcement learning (PPO) against the reward model",
-}
 DATA = ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard", "instructions", "preferences")
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "rlhf")
+SAMPLES = 3
+SAMPLE_CHARACTERS = 400
+LICENCES = (
+    *(
+        "apache-2.0",
+        "mit",
+        "openrail",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "cc0-1.0",
+        "cc-by-2.0",
+        "cc-by-3.0",
+        "cc-by-4.0",
+    ),
+    *("cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "gpl-2.0", "gpl-3.0"),
+    *("agpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense", "odc-by", "unknown"),
+)
+"""Of the identifiers that the hub knows, those that a model of one's own may bear; any other is told as a name."""
 
 
 def model_card(
-    config: RegisterConfig,
-    name: str,
-    model: Artifact,
-    family: Sequence[Artifact],
-    evaluations: Mapping[str, Artifact],
-    verdicts: Sequence[Verdict],
+    config: RegisterConfig, name: str, model: Artifact, inputs: Mapping[str, Artifact], verdicts: Sequence[Verdict]
 ) -> str:
     """The card as Markdown. It names no time and no machine, so that the same family gives the same card.
 
-    family: the model's ancestors, itself included. evaluations: benchmarks and safety artifacts by stage id.
+    inputs: what the stage register read, by input name: `model` itself, its evaluations by stage id.
     """
+    line = ancestors(model) or [model]
+    known = {_name(one): one.folder for one in line}
+    evaluations = {key: one for key, one in inputs.items() if one.stage.startswith(("benchmarks", "safety"))}
+    known |= {key: one.folder for key, one in inputs.items() if key != "model" and key not in known}
+    family = Family(known)
+    own = _name(model)
+    last = next((called for called in family.models if family.model(called).folder == known.get(own)), None)
     sections = [
-        f"# Model card: {name}",
-        _details(config, name, model, family),
-        _intended_use(config),
-        _factors(evaluations),
-        _metrics(evaluations),
-        _evaluation_data(evaluations),
-        _training_data(family),
-        _training(family),
-        _quantitative_analyses(evaluations, verdicts),
-        _ethical_considerations(evaluations),
-        _caveats(evaluations),
+        _front_matter(config, name, model, family, evaluations),
+        f"# {name}",
+        _summary(family, last, model),
+        _use(config, model),
+        _data(family, line),
+        _results(family, evaluations, verdicts),
+        _limits(family, evaluations),
+        _samples(family),
+        _origin(model, line, evaluations),
+        _settings(line),
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _details(config: RegisterConfig, name: str, model: Artifact, family: Sequence[Artifact]) -> str:
-    manifest = model.manifest
-    trained = [one for one in family if one.stage in TRAINING]
-    lines = [
-        "## Model details",
-        "",
-        f"- Name: {name}",
-        f"- Made by: {'; '.join(f'{one.label}, {ROLES[one.stage]}' for one in trained) or model.stage}",
-        f"- Architecture: {_architecture(model)}",
+def _name(one: Artifact) -> str:
+    return (one.manifest.step or one.manifest.stage) if one.manifest else one.id
+
+
+def _front_matter(
+    config: RegisterConfig, name: str, model: Artifact, family: Family, evaluations: Mapping[str, Artifact]
+) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    licence = config.licence.lower() or "unknown"
+    languages = sorted({one.language for one in text_sources(family) if one.language})
+    of_model = next((one for one in evaluations.values() if _is_about(one, model)), None)
+    tasks = (of_model.read_json("results.json") or {}).get("tasks", {}) if of_model else {}
+    results = [
+        EvalResult("text-generation", task, task, "accuracy", round(metrics["acc"]["value"], 4))
+        for task, metrics in tasks.items()
+        if "acc" in metrics
     ]
-    if manifest:
-        lines += [
-            f"- Artifact: `{manifest.stage}/{manifest.fingerprint}`, digest `{manifest.digest}`",
-            f"- Code: commit `{manifest.code.get('commit') or 'unknown'}`"
-            + (" with uncommitted changes" if manifest.code.get("dirty") else "")
-            + (f", lock `{manifest.lock_hash[:16]}`" if manifest.lock_hash else ""),
-        ]
-    return "\n".join([*lines, f"- Licence: {config.licence or 'none was given'}"])
+    kind = (model.read_json("config.json") or {}).get("model_type")
+    data = ModelCardData(
+        language=languages or None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["stemma", *([kind] if kind else [])],
+        model_name=name if results else None,
+        eval_results=results or None,
+        license=licence if licence in LICENCES else "other",
+        license_name=None if licence in LICENCES else config.licence,
+    )
+    return f"---\n{data.to_yaml().rstrip()}\n---"
 
 
-def _architecture(model: Artifact) -> str:
-    config = model.read_json("config.json")
-    if not config:
-        return "unknown (no config.json)"
-    fields = {
-        "hidden_size": "width",
-        "num_hidden_layers": "layers",
-        "num_attention_heads": "heads",
-        "vocab_size": "vocabulary",
-        "max_position_embeddings": "context",
-    }
-    said = [f"{label} {config[key]:,}" for key, label in fields.items() if isinstance(config.get(key), int)]
-    return ", ".join([str(config.get("model_type", "unknown type")), *said])
+def _is_about(one: Artifact, model: Artifact) -> bool:
+    """Whether these are benchmarks of this model."""
+    wanted = one.manifest.inputs.get("model") if one.manifest and one.stage.startswith("benchmarks") else None
+    return bool(wanted and model.manifest and wanted.digest == model.manifest.digest)
 
 
-def _intended_use(config: RegisterConfig) -> str:
-    return f"""## Intended use
+def _summary(family: Family, called: str | None, model: Artifact) -> str:
+    if called is None:
+        return f"A {architecture([model])}, whose origin is not part of this pipeline."
+    said = [" ".join(what_was_built(family, called, machine=False))]
+    return "\n\n".join(filter(None, [*said, frank_verdict(family, called)]))
+
+
+def _use(config: RegisterConfig, model: Artifact) -> str:
+    tokenizer = model.read_json("tokenizer_config.json") or {}
+    has_template = "chat_template" in tokenizer or (model.folder / "chat_template.jinja").is_file()
+    if has_template and model.stage in ("sft", "rlhf"):
+        prompt = """messages = [{"role": "user", "content": "Explain in one sentence what a list is."}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
+    else:
+        prompt = 'inputs = tokenizer("Once upon a time", return_tensors="pt")'
+    return f"""## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # this model's folder, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+{prompt}
+output = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=64)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```
 
 {config.intended_use}
 
@@ -101,81 +139,55 @@ Out of scope: decisions about people, advice that someone relies on, text that i
 or checked it. What the model writes is likely, not true."""
 
 
-def _factors(evaluations: Mapping[str, Artifact]) -> str:
-    results = [one.read_json("results.json") or {} for one in evaluations.values()]
-    categories = sorted({c for found in results for c in found.get("bias", {}).get("by_category", {})})
-    kinds = sorted({k for found in results for k in found.get("toxicity", {}).get("by_kind", {})})
-    lines = ["## Factors", ""]
-    lines.append(f"- Groups whose stereotypes were probed: {', '.join(categories) or 'none'}.")
-    lines.append(f"- Kinds of prompts that toxicity was measured on: {', '.join(kinds) or 'none'}.")
-    return "\n".join([*lines, "- Language: whatever the training text holds; every probe is in English."])
+def _data(family: Family, line: Sequence[Artifact]) -> str:
+    sources = text_sources(family)
+    lines = ["## Data", ""]
+    if sources:
+        lines += ["| source | language | licence | documents | text |", "|---|---|---|---:|---:|"]
+        lines += [_source_row(one) for one in sources]
+        if unstated := [one.name for one in sources if not one.licence]:
+            lines += ["", f"No licence is stated for {', '.join(unstated)}: look at its terms before you publish."]
+        lines.append("")
+    made = [one for one in line if one.stage in DATA and one.headline]
+    lines += [f"- {one.label}: {one.headline}" for one in made]
+    if len(lines) == 2:
+        return "## Data\n\nThe training data is not part of this pipeline."
+    return "\n".join([*lines, *_cleaning(line)])
 
 
-def _metrics(evaluations: Mapping[str, Artifact]) -> str:
-    lines = ["## Metrics", ""]
-    if any(one.stage.startswith("benchmarks") for one in evaluations.values()):
-        lines.append("- Accuracy of each benchmark by lm-eval, log-likelihood scoring, with its Wilson interval.")
+def _source_row(one: TextSource) -> str:
+    stated = [one.language or "not stated", one.licence or "not stated"]
+    return f"| {one.name} | {' | '.join(stated)} | {one.documents:,} | {size(one.bytes)} |"
+
+
+def _cleaning(line: Sequence[Artifact]) -> list[str]:
+    """What the rules looked at, from the config of the cleaning."""
+    cleaned = next((one.manifest.config for one in line if one.stage == "clean" and one.manifest), None)
+    if cleaned is None:
+        return ["- The text was not filtered."] if any(one.stage == "ingest" for one in line) else []
+    toxic, personal = (cleaned.get(key) is not None for key in ("toxicity", "personal_data"))
+    said = ["toxic text was filtered by a classifier" if toxic else "not for what it says of people"]
+    said.append("personal data was looked for by pattern" if personal else "personal data was not looked for")
+    return [f"- The text was filtered for quality; {'; '.join(said)}. The model may repeat what it read."]
+
+
+def _results(family: Family, evaluations: Mapping[str, Artifact], verdicts: Sequence[Verdict]) -> str:
+    models = family.models
+    rows = results_table(family, models)
+    lines = ["## Results", ""]
+    if rows:
+        lines += [f"| | {' | '.join(map(family.long_name, models))} |", "|---|" + "---:|" * len(models)]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        lines += ["", "In brackets: 95 % intervals, unless a stage's config says otherwise."]
+    else:
+        lines.append("The model was not evaluated in this pipeline.")
     if any(one.stage.startswith("safety") for one in evaluations.values()):
         lines += [
-            "- Expected maximum toxicity and toxicity probability over several continuations of each prompt (Gehman "
-            "et al. 2020); bootstrap and Wilson intervals over prompts.",
-            "- Stereotype score: percent of sentence pairs whose stereotyping member is likelier; 50 is no preference "
-            "(after Nangia et al. 2020).",
-            "- Memorised share: training sequences that greedy decoding recites from their start, beside validation "
-            "sequences as a control (Carlini et al. 2022).",
+            "",
+            "Toxicity is scored on several continuations of each prompt (Gehman et al. 2020); the stereotype score is "
+            "the share of sentence pairs whose stereotyping member is likelier (after Nangia et al. 2020); memorised "
+            "is what greedy decoding recites of the training text from its start (Carlini et al. 2022).",
         ]
-    return "\n".join([*lines, "- Intervals are at 95 % unless the stage's config says otherwise."])
-
-
-def _evaluation_data(evaluations: Mapping[str, Artifact]) -> str:
-    lines = ["## Evaluation data", ""]
-    for name, one in evaluations.items():
-        manifest = one.manifest
-        sources = [f"`{source.key}` ({source.digest[:12]})" for source in manifest.sources] if manifest else []
-        lines.append(f"- {name}: {', '.join(sources) or 'sources not recorded'}")
-    if not evaluations:
-        lines.append("The model was not evaluated in this pipeline.")
-    return "\n".join(lines)
-
-
-def _training_data(family: Sequence[Artifact]) -> str:
-    lines = ["## Training data", ""]
-    for one in family:
-        if one.stage not in DATA or one.manifest is None:
-            continue
-        lines.append(f"- {ROLES[one.stage]}: {one.headline} (`{one.stage}/{one.manifest.fingerprint}`)")
-        lines += [f"  - source `{source.key}`, digest `{source.digest}`" for source in one.manifest.sources]
-    if len(lines) == 2:
-        lines.append("The training data is not part of this pipeline.")
-    return "\n".join(lines)
-
-
-def _training(family: Sequence[Artifact]) -> str:
-    lines = ["## Training", ""]
-    for one in family:
-        if one.stage in TRAINING and one.manifest is not None:
-            lines += [f"### {one.label}: {one.headline}", ""]
-            if one.branch:
-                lines += [f"Goes on from {one.branch}.", ""]
-                lines += [f"- {changed}" for changed in one.branch.changed or ()] + [""] * bool(one.branch.changed)
-            lines += ["```json", _config(one.manifest.config), "```", ""]
-    return "\n".join(lines).rstrip()
-
-
-def _config(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, indent=1, sort_keys=True, ensure_ascii=False)
-
-
-def _quantitative_analyses(evaluations: Mapping[str, Artifact], verdicts: Sequence[Verdict]) -> str:
-    lines = ["## Quantitative analyses", "", "| figure | value | interval |", "|---|---:|---|"]
-    for stage, one in evaluations.items():
-        figures = one.figures
-        for name in figures:
-            if name.endswith(("_low", "_high")):
-                continue
-            low, high = figures.get(f"{name}_low"), figures.get(f"{name}_high")
-            interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
-            lines.append(f"| {stage}.{name} | {figures[name]:.4g} | {interval} |")
     lines += ["", "Gates:" if verdicts else "No gates were set."]
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"
@@ -183,29 +195,85 @@ def _quantitative_analyses(evaluations: Mapping[str, Artifact], verdicts: Sequen
     return "\n".join(lines)
 
 
-def _ethical_considerations(evaluations: Mapping[str, Artifact]) -> str:
-    lines = [
-        "## Ethical considerations",
-        "",
-        "- The training text was filtered for quality, not for what it says of people; the model may repeat it.",
-    ]
-    limits = sorted(
-        {
-            found["toxicity"]["limits"]
-            for one in evaluations.values()
-            if (found := one.read_json("results.json") or {}).get("toxicity")
-        }
-    )
-    lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in limits]
-    return "\n".join([*lines, "- A low score of a probe is no proof that a model is harmless."])
-
-
-def _caveats(evaluations: Mapping[str, Artifact]) -> str:
-    lines = ["## Caveats and recommendations", ""]
-    for stage, one in evaluations.items():
-        for task, metrics in (one.read_json("results.json") or {}).get("tasks", {}).items():
+def _limits(family: Family, evaluations: Mapping[str, Artifact]) -> str:
+    lines = ["## Limits", ""]
+    results = {key: one.read_json("results.json") or {} for key, one in evaluations.items()}
+    for stage, found in results.items():
+        for task, metrics in found.get("tasks", {}).items():
             accuracy = metrics.get("acc", {})
             if "chance" in accuracy and accuracy.get("low", 1) <= accuracy["chance"]:
                 lines.append(f"- {stage}: {task} cannot be told from guessing ({100 * accuracy['chance']:.0f} %).")
+    scorers = sorted({found["toxicity"]["limits"] for found in results.values() if found.get("toxicity")})
+    lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in scorers]
+    lines += _probes(results, evaluations)
+    lines.append("- A low score of a probe is no proof that a model is harmless.")
     lines.append("- Measure the model on data of your own before you rely on any of these figures.")
     return "\n".join(lines)
+
+
+def _probes(results: Mapping[str, Any], evaluations: Mapping[str, Artifact]) -> list[str]:
+    """Which groups and kinds of prompts were looked at, and in what language."""
+    categories = sorted({c for found in results.values() for c in found.get("bias", {}).get("by_category", {})})
+    kinds = sorted({k for found in results.values() for k in found.get("toxicity", {}).get("by_kind", {})})
+    lines = []
+    if categories:
+        lines.append(f"- Stereotypes were probed of {', '.join(categories)}, and of nothing else.")
+    if kinds:
+        lines.append(f"- Toxicity was measured on these kinds of prompts: {', '.join(kinds)}.")
+    configs = [one.manifest.config for one in evaluations.values() if one.manifest and one.stage.startswith("safety")]
+    files = (("toxicity", "prompts"), ("bias", "pairs"))
+    own = [bool((config.get(part) or {}).get(key)) for config in configs for part, key in files]
+    if (categories or kinds) and own:
+        language = "The probes' language is that of the pipeline's own files" if any(own) else "Every probe is English"
+        lines.append(f"- {language}; of other languages the safety figures say nothing.")
+    return lines
+
+
+def _samples(family: Family) -> str:
+    rows = family.samples(SAMPLES)
+    if not rows:
+        return ""
+    lines = ["## Samples", "", "The first held-out prompts, not chosen by anyone."]
+    for row in rows:
+        lines += ["", f"**{_quoted(row['prompt'])}**", ""]
+        answers = {model: row["answers"][model] for model in family.models if model in row["answers"]}
+        lines += [f"- {family.long_name(model)}: {_quoted(text) or '(nothing)'}" for model, text in answers.items()]
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    """One line of text that Markdown and HTML leave as it is."""
+    joined = " ".join(text.split())
+    cut = joined if len(joined) <= SAMPLE_CHARACTERS else f"{joined[:SAMPLE_CHARACTERS]}…"
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|" else c for c in cut)
+
+
+def _origin(model: Artifact, line: Sequence[Artifact], evaluations: Mapping[str, Artifact]) -> str:
+    lines = ["## Where it comes from", ""]
+    if manifest := model.manifest:
+        lines += [
+            f"- Artifact: `{manifest.stage}/{manifest.fingerprint}`, digest `{manifest.digest}`",
+            f"- Code: commit `{manifest.code.get('commit') or 'unknown'}`"
+            + (" with uncommitted changes" if manifest.code.get("dirty") else "")
+            + (f", lock `{manifest.lock_hash[:16]}`" if manifest.lock_hash else ""),
+        ]
+    for one in (*line, *evaluations.values()):
+        for source in one.manifest.sources if one.manifest else ():
+            lines.append(f"- {one.label}: source `{source.key}`, digest `{source.digest}`")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _settings(line: Sequence[Artifact]) -> str:
+    lines = ["## Settings", ""]
+    for one in line:
+        if one.stage in TRAINING and one.manifest is not None:
+            lines += [f"### {one.label}: {one.headline}", ""]
+            if one.branch:
+                lines += [f"Goes on from {one.branch}.", ""]
+                lines += [f"- {changed}" for changed in one.branch.changed or ()] + [""] * bool(one.branch.changed)
+            lines += ["```json", _config(one.manifest.config), "```", ""]
+    return "\n".join(lines).rstrip() if len(lines) > 2 else ""
+
+
+def _config(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, indent=1, sort_keys=True, ensure_ascii=False)

@@ -282,7 +282,7 @@ class RegisterConfig(StageConfig):
     intended_use: str = "Research on training language models. Not for use by people who do not know what it is."
     """What the model card says the model is for."""
     licence: str = ""
-    """What the model card says of the licence."""
+    """The model's licence in its card: an identifier of the Hugging Face hub, e.g. apache-2.0, or another name."""
 
 
 class CorpusReportConfig(StageConfig):

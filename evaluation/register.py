@@ -20,7 +20,7 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its step's name.
     Raises infra.errors.GateRefused naming every figure that broke its bound, its value and the bound.
     """
-    from evaluation.artifacts import ancestors, read_artifacts
+    from evaluation.artifacts import read_artifacts
     from evaluation.card import model_card
     from evaluation.gates import judge, refusals
 
@@ -33,8 +33,7 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     verdicts = judge(config.gates, figures)
     if problems := refusals(verdicts):
         raise GateRefused(*problems)
-    evaluations = {key: one for key, one in artifacts.items() if one.stage.startswith(("benchmarks", "safety"))}
-    card = model_card(config, name, model, ancestors(model), evaluations, verdicts)
+    card = model_card(config, name, model, artifacts, verdicts)
     (out_dir / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     registration = {
         "name": name,

@@ -6,12 +6,14 @@ python -m evaluation.report --input pretrain=DIR --input sft=DIR --out OUT
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 from evaluation.config import ReportConfig
 from evaluation.page.benchmark_sections import answers, benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.family import Family
+from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
 from evaluation.page.safety_sections import bias, memorisation, toxicity
@@ -41,7 +43,8 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     family = Family(inputs)
     judged = claims(family)
     made = sections(family, config.samples, config.command)
-    page = render_page(config.title or "Training report", "training report", facts(family), made, judged)
+    title = config.title or "Training report"
+    page = render_page(title, "training report", facts(family), made, judged, opening(family))
     return page, [claim.state for claim in judged]
 
 
@@ -51,7 +54,11 @@ def facts(family: Family) -> list[tuple[str, str]]:
     found = [("models", ", ".join(family.models) or "none"), ("stages", str(len(family.artifacts)))]
     if manifests:
         finished = max(manifest.finished for manifest in manifests)
-        found.append(("built in", seconds(sum(manifest.seconds for manifest in manifests))))
+        found.append(("stages' times added up", seconds(sum(manifest.seconds for manifest in manifests))))
+        if len({manifest.run_id for manifest in manifests}) == 1:
+            first = min(manifest.started for manifest in manifests)
+            took = datetime.fromisoformat(finished) - datetime.fromisoformat(first)
+            found.append(("first to last", seconds(took.total_seconds())))
         found.append(("last on", finished[:16].replace("T", " ") + " UTC"))
         commits = {str(manifest.code.get("commit") or "")[:10] for manifest in manifests} - {""}
         found.append(("code", ", ".join(sorted(commits)) or "not recorded"))

@@ -76,7 +76,11 @@ def _gates(folder: Path) -> str:
 
 def _card(folder: Path) -> str:
     card = folder / "MODEL_CARD.md"
-    return f"### Model card\n\n`{card}`\n\n{card.read_text(encoding='utf8')}" if card.exists() else ""
+    if not card.exists():
+        return ""
+    text = card.read_text(encoding="utf8")
+    shown = text.split("---\n", 2)[-1] if text.startswith("---\n") else text  # without the front matter
+    return f"### Model card\n\n`{card}`\n\n{shown.strip()}"
 
 
 def _report(folder: Path) -> str:

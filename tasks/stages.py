@@ -241,7 +241,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=2,
+            version=3,
             config=SafetyConfig,
             section=True,
             function="evaluation.safety:safety",
@@ -252,7 +252,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=1,
+            version=2,
             config=RegisterConfig,
             section=True,
             function="evaluation.register:register",
@@ -265,7 +265,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=1,
+            version=2,
             config=ReportConfig,
             section=True,
             function="evaluation.report:report",

@@ -37,8 +37,7 @@ def benchmarks(family: Family) -> Section:
         "Accuracy",
         chart,
         _benchmark_sentence(tasks),
-        "The project's own tasks are small and easy: they show whether a model learnt any English at all and whether "
-        "tuning harmed it, not how it compares with published models.",
+        _weakness(family),
         family.legend(family.models),
         wide=True,
     )
@@ -66,6 +65,23 @@ def benchmarks(family: Family) -> Section:
         tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
     tables += _parts(family)
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
+
+
+def _weakness(family: Family) -> str:
+    """Of the project's own tasks how little they show; of the user's that this page cannot know."""
+    found = [one for model in family.models if (one := family.evaluation("benchmarks", model)) and one.manifest]
+    tasks = [task for one in found if one.manifest for task in one.manifest.config.get("tasks", [])]
+    own = {task["name"] for task in tasks if task.get("kind") == "project"}
+    others = {task["name"] for task in tasks} - own
+    said = []
+    if own:
+        said.append(
+            f"{', '.join(sorted(own))}: small, easy tasks of the project's own. They show whether a model learnt any "
+            "English at all and whether tuning harmed it, not how it compares with published models."
+        )
+    if others:
+        said.append(f"{', '.join(sorted(others))}: tasks of yours, whose difficulty this page cannot know.")
+    return " ".join(said)
 
 
 def _benchmark_sentence(tasks: dict[str, list[tuple[str, dict[str, float]]]]) -> str:

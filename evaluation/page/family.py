@@ -51,6 +51,21 @@ class Family:
         """The models that the pipeline made: base, sft and rlhf of the usual steps, others by their step's name."""
         return list(self._models)
 
+    def model(self, name: str) -> Artifact:
+        """The artifact of a model by the name that it has here."""
+        return self._models[name]
+
+    def by_address(self, stage: str, fingerprint: str) -> Artifact | None:
+        """The artifact with this address; None where it is not here."""
+        return next(
+            (
+                one
+                for one in self.artifacts.values()
+                if one.manifest and (one.manifest.stage, one.manifest.fingerprint) == (stage, fingerprint)
+            ),
+            None,
+        )
+
     def long_name(self, model: str) -> str:
         """The model in words."""
         return LONG_NAMES.get(model, model)

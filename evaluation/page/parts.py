@@ -55,6 +55,20 @@ class Section:
         return bool(self.lead or self.figures or self.tables or self.samples or self.folded)
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What stands above the claims: what was made in plain words, a frank verdict, the models' figures side by side.
+
+    links: (label, address relative to the page). commands: (what for, command line).
+    """
+
+    said: Sequence[str]
+    verdict: str = ""
+    table: Table | None = None
+    links: Sequence[tuple[str, str]] = ()
+    commands: Sequence[tuple[str, str]] = ()
+
+
 def loss_lines(points: list[tuple[float, float]], label: str = "training") -> list[Line]:
     if not points:
         return []
@@ -66,11 +80,16 @@ def loss_lines(points: list[tuple[float, float]], label: str = "training") -> li
 
 
 def render_page(
-    title: str, kind: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section], claims: Sequence[Any] = ()
+    title: str,
+    kind: str,
+    facts: Sequence[tuple[str, str]],
+    sections: Sequence[Section],
+    claims: Sequence[Any] = (),
+    opening: Opening | None = None,
 ) -> str:
     """A self-contained HTML page; everything in it that is not Markup is escaped.
 
-    facts: names and values below the title. claims: `evaluation.page.verdicts.Claim`s at the head of the page.
+    facts: names and values below the title. opening and claims (`evaluation.page.verdicts.Claim`) head the page.
     Sections that say nothing are left out.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -81,6 +100,7 @@ def render_page(
         kind=kind,
         facts=facts,
         claims=claims,
+        opening=opening,
         sections=[section for section in sections if section],
         css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
     )

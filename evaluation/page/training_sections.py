@@ -94,14 +94,7 @@ def _length_of_training(family: Family, id: str, tokens: float, per_parameter: f
     """How often the text was read, and what would better a model that saw little of it for its size."""
     found = family.get(id)
     wanted = found.manifest.inputs.get("shards") if found and found.manifest else None
-    shards = next(
-        (
-            one
-            for one in family.artifacts.values()
-            if wanted and one.manifest and one.manifest.fingerprint == wanted.fingerprint
-        ),
-        None,
-    )
+    shards = family.by_address(wanted.stage, wanted.fingerprint) if wanted else None
     ready = ((shards.read_json("meta.json") if shards else None) or {}).get("train_tokens")
     said = [f"It read {_read(tokens / ready)} of the {compact(ready)} tokens that were ready."] if ready else []
     if per_parameter >= 15:

@@ -83,7 +83,9 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert page.handlers == []
-    assert all(link.startswith("#") for link in page.links)
+    outside = {link for link in page.links if not link.startswith("#")}
+    folders = {f"../../{folder.parent.name}/{folder.name}/" for folder in (tmp_path / "store").glob("*/*")}
+    assert outside and outside <= folders | {f"{folder}MODEL_CARD.md" for folder in folders}
     assert not re.search(r"url\(|@import|https?://", html)
 
 
@@ -107,6 +109,32 @@ def test_every_section_of_a_whole_pipeline_is_there(tmp_path: Path) -> None:
     ]  # fmt: skip
     for said in ("bigram 4.92", "58650d0c16", "17: ", "min characters", "stemma run configs/quickstart.yaml"):
         assert said in page.text
+
+
+def test_the_page_opens_with_what_was_built_in_plain_words(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    opening = Page(page.split('<div class="claims">')[0] + "</header></body></html>").text
+    for said in (
+        "The RLHF model is a llama language model of 4.2M parameters (4 layers of width 256)",
+        "from scratch on 1.02M tokens",
+        "Instruction tuning on 7,601 pairs",
+        "PPO against a reward model that is right in 71 % of held-out pairs",
+        "has 30 times its parameters and was trained on 11,000 times its text",
+        "stemma chat rlhf/",
+        "weights of the RLHF model",
+    ):
+        assert said in opening, opening
+    assert re.findall(r">([^<>]*)</th>", page)[:4] == ["", "base model", "SFT model", "RLHF model"]
+
+
+def test_what_is_said_of_benchmarks_follows_whose_they_are(tmp_path: Path) -> None:
+    folders = write_family(tmp_path / "store")
+    assert "small, easy tasks" not in Page(render(ReportConfig(), folders)[0]).text
+    tasks = [{"name": "cloze", "kind": "project"}, {"name": "quiz", "kind": "multiple_choice"}]
+    path = folders["benchmarks_sft"] / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"tasks": tasks}}))
+    text = Page(render(ReportConfig(), folders)[0]).text
+    assert "cloze: small, easy tasks of the project's own" in text and "quiz: tasks of yours" in text
 
 
 @pytest.mark.parametrize("missing", list(INPUTS))

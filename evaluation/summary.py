@@ -1,0 +1,198 @@
+"""What a pipeline made, in words for someone who has never seen it: the model, its text, its training, its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.artifacts import Artifact
+from evaluation.page.family import Family
+from evaluation.page.words import between, between_percent, compact, fixed, interval_of, percent, seconds, size
+from evaluation.statistics import Interval
+
+DOCUMENTS = ("mix", "decontaminate", "dedupe", "clean", "ingest")
+"""Stages that make documents, the last first."""
+
+GPT2_PARAMETERS, GPT2_TEXT_BYTES = 124e6, 40e9
+"""The smallest GPT-2 and its text (Radford et al. 2019, sections 2.1 and 2.3): about the least that continues a text
+sensibly."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """One source of the text that a model was trained on. licence, language: "" where the config says nothing."""
+
+    name: str
+    licence: str
+    language: str
+    documents: int
+    bytes: int
+
+
+def text_sources(family: Family) -> list[TextSource]:
+    """The sources of the text as the tokenizer and the shards read it; empty where no documents are in the family."""
+    for stage in DOCUMENTS:
+        for id in family.steps(stage):
+            found: Mapping[str, Any] = family.artifacts[id].read_json("sources.json") or {}
+            if found:
+                return [
+                    TextSource(name, one["licence"], one["language"], one["documents"], one["bytes"])
+                    for name, one in found.items()
+                ]
+    return []
+
+
+def lineage_of(family: Family, model: str) -> list[str]:
+    """The models from the first to this one, each made from the one before."""
+    found = [model]
+    while parent := family.parent(found[0]):
+        found.insert(0, parent)
+    return found
+
+
+def architecture(line: Sequence[Artifact], parameters: float | None = None) -> str:
+    """`llama language model of 5.26M parameters (4 layers of width 256, …)`, from the last config.json of these."""
+    config: Mapping[str, Any] = next((found for one in reversed(line) if (found := one.read_json("config.json"))), {})
+    parts = []
+    if isinstance(layers := config.get("num_hidden_layers"), int):
+        parts.append(f"{layers} layers" + (f" of width {config['hidden_size']:,}" if "hidden_size" in config else ""))
+    for key, words in (
+        ("num_attention_heads", "{:,} heads"),
+        ("vocab_size", "a vocabulary of {:,} tokens"),
+        ("max_position_embeddings", "a context of {:,} tokens"),
+    ):
+        if isinstance(config.get(key), int):
+            parts.append(words.format(config[key]))
+    of = f" of {compact(parameters)} parameters" if parameters else ""
+    return f"{config.get('model_type', 'unknown')} language model{of}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def what_was_built(family: Family, model: str, *, machine: bool = True) -> list[str]:
+    """Sentences on a model: what it is, what text it read, how it was trained; how long and on what where `machine`."""
+    line = [family.model(name) for name in lineage_of(family, model)]
+    parameters = next((one.figures["parameters"] for one in line if "parameters" in one.figures), None)
+    said = [f"The {family.long_name(model)} is a {architecture(line, parameters)}."]
+    said += [sentence for one in line if (sentence := _training(family, one))]
+    trained = [one.manifest for one in line if one.manifest]
+    if trained and machine:
+        devices = " and ".join(sorted({one.device for one in trained if one.device}))
+        took = seconds(sum(one.seconds for one in trained))
+        said.append(f"Training took {took}" + (f" on {devices}." if devices else "."))
+    return said
+
+
+def _training(family: Family, one: Artifact) -> str:
+    figures = one.figures
+    match one.stage:
+        case "pretrain":
+            tokens = f" on {compact(figures['tokens'])} tokens" if "tokens" in figures else ""
+            return f"Pretraining: from {'another model' if one.branch else 'scratch'}{tokens}{_of_text(family)}."
+        case "base_model":
+            return "It begins with an existing model that was taken over."
+        case "sft":
+            pairs = _pairs(family, one, "instructions")
+            return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
+        case "rlhf":
+            wanted = one.manifest.inputs.get("reward_model") if one.manifest else None
+            judge = family.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+            right = judge.figures.get("heldout_accuracy") if judge else None
+            of = f" that is right in {percent(right, 0)} of held-out pairs" if right is not None else ""
+            return f"Alignment: PPO against a reward model{of}."
+    return ""
+
+
+def _of_text(family: Family) -> str:
+    sources = text_sources(family)
+    if not sources:
+        return ""
+    names = ", ".join(one.name for one in sources)
+    return f", out of {size(sum(one.bytes for one in sources))} of text ({names})"
+
+
+def _pairs(family: Family, one: Artifact, name: str) -> float | None:
+    wanted = one.manifest.inputs.get(name) if one.manifest else None
+    found = family.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+    return found.figures.get("train_pairs") if found else None
+
+
+def frank_verdict(family: Family, model: str) -> str:
+    """What such a model is good for, by its size and the text that it read; "" where neither is known to be small."""
+    line = [family.model(name) for name in lineage_of(family, model)]
+    first = line[0].figures
+    parameters, tokens = first.get("parameters"), first.get("tokens")
+    shards = next((one.read_json("meta.json") for id in family.steps("shard") if (one := family.get(id))), None) or {}
+    if not parameters or not tokens or not shards.get("train_tokens") or not shards.get("train_bytes"):
+        return ""
+    read = tokens * shards["train_bytes"] / shards["train_tokens"]
+    small, little = GPT2_PARAMETERS / parameters, GPT2_TEXT_BYTES / read
+    if small < 2 and little < 2:
+        return ""
+    return (
+        "It shows that the pipeline works; it is no model to rely on. The smallest GPT-2, about the least that "
+        f"continues a text sensibly, has {_times(small)} its parameters and was trained on {_times(little)} its text."
+    )
+
+
+def _times(value: float) -> str:
+    if value < 1.5:
+        return "about as much as" if value > 0.67 else "less than"
+    return f"{float(f'{value:.2g}'):,.0f} times"
+
+
+def results_table(family: Family, models: list[str]) -> list[list[str]]:
+    """A row a figure: its name, then its value of each model, with its interval; a dash where it was not measured."""
+    rows: list[tuple[str, dict[str, str]]] = []
+
+    def add(name: str, values: Mapping[str, str]) -> None:
+        if any(values.values()):
+            rows.append((name, dict(values)))
+
+    def shown(figures: Mapping[str, float], name: str, *, share: bool = False, digits: int = 2) -> str:
+        found = interval_of(dict(figures), name)
+        return _cell(found, share, digits) if found else ""
+
+    own = {name: family.model(name).figures for name in models}
+    add("validation loss, nats a token", {name: shown(own[name], "validation_loss", digits=3) for name in models})
+    bits = {name: own[name].get("bits_per_byte", math.nan) for name in models}
+    add("bits per byte of validation text", {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()})
+    for stage, label, figure, share in (
+        ("sft", "loss on held-out instructions, nats a token", "heldout_loss", False),
+        ("sft", "likeliest answers that end by themselves", "ends_share", True),
+        ("rlhf", "sampled answers that end by themselves", "ends_share", True),
+        ("rlhf", "tokens a sampled answer", "answer_tokens", False),
+        ("rlhf", "reward on held-out prompts", "heldout_reward", False),
+    ):
+        values = {
+            model: shown(family.figures(id), f"{figure}_{role}", share=share)
+            for id in family.steps(stage)
+            for role, model in family.roles(id).items()
+        }
+        add(label, {name: values.get(name, "") for name in models})
+    scores = {name: family.results("benchmarks", name).get("tasks", {}) for name in models}
+    for task in dict.fromkeys(task for found in scores.values() for task in found):
+        cells = {name: found[task]["acc"] for name, found in scores.items() if "acc" in found.get(task, {})}
+        chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
+        add(f"{task}, right{chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
+    safety = {name: family.evaluation("safety", name) for name in models}
+    for label, figure, share in (
+        ("expected maximum toxicity", "expected_max_toxicity", False),
+        ("prompts with a toxic continuation", "toxicity_probability", True),
+        ("memorised training sequences", "memorised_share", True),
+    ):
+        add(label, {name: shown(one.figures, figure, share=share) for name, one in safety.items() if one})
+    stereotypes = {name: one.figures.get("stereotype_score") for name, one in safety.items() if one}
+    scores_of = {name: f"{value:.0f} %" for name, value in stereotypes.items() if value is not None}
+    add("stereotype score (50 % is no preference)", scores_of)
+    return [[label, *(values.get(name) or "–" for name in models)] for label, values in rows]
+
+
+def _interval(cell: Mapping[str, float]) -> Interval:
+    return Interval(cell["value"], cell.get("low", math.nan), cell.get("high", math.nan))
+
+
+def _cell(found: Interval, share: bool, digits: int) -> str:
+    if share:
+        return f"{percent(found.value, min(digits, 1))} {between_percent(found, min(digits, 1))}".strip()
+    return f"{fixed(found.value, digits)} {between(found, digits)}".strip()
