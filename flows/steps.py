@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from infra.config import Config, StageConfig
 from tasks.stage import Stage
@@ -85,9 +85,15 @@ OWN_KEYS = tuple(Step.model_fields)
 """The keys of a step that are none of its stage's config."""
 
 
+class _Described(Config):
+    """A base for classes made of classes whose fields have their descriptions: pydantic need not search the source."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
 def _step_class(stage: Stage) -> type[Step]:
     uses: Any = (Literal[stage.name], Field(description=stage.about))
-    bases: Any = (Step, stage.config)
+    bases: Any = (Step, stage.config, _Described)
     name = "".join(word.capitalize() for word in stage.name.split("_"))
     create: Any = create_model
     made: type[Step] = create(f"{name}Step", __base__=bases, __doc__=stage.about, uses=uses)

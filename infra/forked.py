@@ -38,9 +38,10 @@ class ForkServer:
     """A running fork server. It ends with `close`, and by itself when this process is gone.
 
     environment: of the server and so of all that it forks; libraries read most of it when they are imported.
+    inherited: descriptors that all of these have open too.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], inherited: Sequence[int] = ()) -> None:
         self.environment = dict(environment)
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._parent_pipe = os.pipe()
@@ -51,7 +52,7 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=[theirs.fileno(), read_end],
+                pass_fds=[theirs.fileno(), read_end, *inherited],
                 cwd=PROJECT,
                 # The forked have it in /proc as well, by which they are known for ours.
                 env={**environment, PARENT_FD: str(read_end)},
@@ -63,6 +64,11 @@ class ForkServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def requests(self) -> int:
+        """The descriptor that it is asked on."""
+        return self._requests.fileno()
 
     def expect(self, modules: Iterable[str]) -> None:
         """Has it import these while nobody asks for a process."""

@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from infra.forked import NotForkedError
+from tests.forked import CommandServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -32,6 +36,14 @@ class Answer:
 
     def with_status(self, status: str) -> set[str]:
         return {stage for stage, found in self.statuses().items() if found == status}
+
+
+_servers: list[CommandServer] = []
+
+
+def fork_commands(env: Mapping[str, str]) -> None:
+    """From now on, commands in this environment are forked (see tests/forked.py)."""
+    _servers.append(CommandServer(env))
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -60,9 +72,15 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> Answer:
     return Answer(process.returncode, json.loads(stdout), stderr or "")
 
 
-def stemma(*arguments: str | Path, env: Mapping[str, str] | None = None, **kwargs: Any) -> Answer:
-    """Runs `stemma ARGUMENTS --json` to its end."""
-    return finish(start(*arguments, env=env, **kwargs))
+def stemma(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 400) -> Answer:
+    """Runs `stemma ARGUMENTS --json` to its end: forked with its imports done, where the environment allows it."""
+    if _servers and _servers[0].serves(env or environment()):
+        with suppress(NotForkedError):
+            words = [*map(str, arguments), "--json"]
+            code, stdout, stderr = _servers[0].run(words, env or environment(), timeout_s)
+            assert stdout.strip(), f"no document on stdout; exit code {code}; stderr:\n{stderr}"
+            return Answer(code, json.loads(stdout), stderr)
+    return finish(start(*arguments, env=env), timeout_s)
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from infra.servers.private import private_prefect_server
-from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
+from tests.command import REPOSITORY, Answer, environment, finish, fork_commands, start, stemma, write_config
 from tests.pipelines import data_config, full_config
 from tests.processes import COLD
 
@@ -43,7 +43,9 @@ def prefect_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def env(prefect_url: str) -> dict[str, str]:
     """The environment of commands under test: they use the worker's Prefect server instead of starting their own."""
-    return environment(PREFECT_API_URL=prefect_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+    variables = environment(PREFECT_API_URL=prefect_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+    fork_commands(variables)
+    return variables
 
 
 @pytest.fixture(scope="session")
