@@ -6,6 +6,9 @@ Prefect begins its transactions as readers. One that reads and then writes fails
 another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
 for writing when it begins, and waits for it.
 
+Its migrations take six seconds of an empty SQLite database, half of a server's start. So a copy of the first that they
+were through with is kept in ~/.cache/stemma, and every further server begins with one of those.
+
 Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
 could have deployments made, and so commands run. See infra/servers/callers.py.
 """
@@ -14,18 +17,26 @@ from __future__ import annotations
 
 import argparse
 import runpy
+import sqlite3
 import sys
+import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
 from typing import Any
 
+import prefect
 from prefect.server.api import server
 from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.interface import PrefectDBInterface
+from sqlalchemy import make_url
 
+from infra.files import sync
 from infra.secrets import HidingStream
 from infra.servers.callers import OwnCallersOnly
 from infra.servers.settings import Settings
 
+_create_db = PrefectDBInterface.create_db
 _begin = AioSqliteConfiguration.begin_transaction
 
 
@@ -33,6 +44,46 @@ _begin = AioSqliteConfiguration.begin_transaction
 async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False) -> AsyncGenerator[Any, None]:
     async with _begin(self, session, with_for_update=True) as transaction:
         yield transaction
+
+
+async def _create_from_copy(self: PrefectDBInterface) -> None:
+    """In place of `create_db`, which still runs, and finds little to do where there was a copy."""
+    path = _file_of(self.database_config.connection_url)
+    is_new = path is not None and not path.exists()
+    if path and is_new:
+        # Without a copy, whatever the reason, everything is as it was.
+        with suppress(OSError, RuntimeError, sqlite3.Error):
+            _copy(_kept_copy(), path)
+    await _create_db(self)
+    if path and is_new:
+        with suppress(OSError, RuntimeError, sqlite3.Error):
+            kept = _kept_copy()
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if not kept.exists():
+                _copy(path, kept)
+
+
+def _file_of(url: str) -> Path | None:
+    found = make_url(url)
+    return Path(found.database) if found.get_backend_name() == "sqlite" and found.database else None
+
+
+def _kept_copy() -> Path:
+    return Path.home() / ".cache" / "stemma" / f"prefect-{prefect.__version__}.db"
+
+
+def _copy(source: Path, target: Path) -> None:
+    """There is a whole database under the name of the target afterwards, or none."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as folder:
+        copy = Path(folder) / target.name
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as there,
+            closing(sqlite3.connect(copy)) as here,
+        ):
+            there.backup(here)
+            here.execute("PRAGMA journal_mode = DELETE")  # one file; Prefect's connections turn it back
+        sync(copy)
+        copy.rename(target)
 
 
 def _guard(host: str, port: int) -> None:
@@ -57,6 +108,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     _guard(options.host, options.port)
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
+    PrefectDBInterface.create_db = _create_from_copy  # type: ignore[method-assign]
     # What it logs of a notice that did not arrive has the address in it.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     sys.argv = ["prefect", "server", "start", *sys.argv[1:]]

@@ -21,6 +21,8 @@ from infra.servers.specs import prefect_server_variables
 from infra.tail import last_lines
 
 START_TIMEOUT_S = 180.0
+_WITHOUT = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
+"""What nobody asks a private server for: the page, and the kinds of blocks that it offers."""
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def private_prefect_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _parent_pipe() as line:
         home = Path(folder)
         log = home / "server.log"
-        variables = prefect_server_variables(home, url) | {"PREFECT_SERVER_UI_ENABLED": "false", PARENT_FD: str(line)}
+        variables = prefect_server_variables(home, url) | _WITHOUT | {PARENT_FD: str(line)}
         command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
         with open(log, "wb") as output:
             process = subprocess.Popen(
