@@ -87,15 +87,18 @@ def runs_on_worker(root: Path) -> bool:
 
 
 def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, Any]:
-    from infra.servers.private import private_prefect_server
+    from infra.servers.private import starting_prefect_server
 
     with ExitStack() as stack:
-        url = url or os.environ.get("PREFECT_API_URL")
+        url, wait = url or os.environ.get("PREFECT_API_URL"), None
         if not url:
-            url = stack.enter_context(private_prefect_server())
+            url, wait = stack.enter_context(starting_prefect_server())
             os.environ[PRIVATE] = "1"
         os.environ["PREFECT_API_URL"] = url
         from flows.pipeline import pipeline
+
+        if wait is not None:
+            wait()
 
         flow = pipeline.with_options(name=request.pipeline.name)
         parameters = request.parameters(journal.run_id)

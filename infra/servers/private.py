@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from infra.errors import stage_error
@@ -31,6 +32,14 @@ def private_prefect_server() -> Iterator[str]:
 
     It also goes when this process dies, by SIGKILL too. Raises StageError `service_failed` if it does not start.
     """
+    with starting_prefect_server() as (url, wait):
+        wait()
+        yield url
+
+
+@contextmanager
+def starting_prefect_server() -> Iterator[tuple[str, Callable[[], None]]]:
+    """`private_prefect_server` while it still starts, and what waits until it answers: there are imports to do."""
     port = any_free_port()
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _parent_pipe() as line:
@@ -49,8 +58,7 @@ def private_prefect_server() -> Iterator[str]:
                 pass_fds=(line,),
             )
         try:
-            _wait(process, f"{url}/api/health", log)
-            yield f"{url}/api"
+            yield f"{url}/api", partial(_wait, process, f"{url}/api/health", log)
             _say_last_words()
         finally:
             _kill(process)
