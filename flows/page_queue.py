@@ -115,6 +115,8 @@ class PageQueue:
         try:
             call.context.run(_without_retries, call.make)
         except Exception as error:
+            if self._closed:
+                return False  # nobody waits for it any more, and the client may be gone with the run
             if is_unreachable(error):
                 if not self.lost.is_set():
                     self.lost.set()
