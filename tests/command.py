@@ -72,15 +72,17 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> Answer:
     return Answer(process.returncode, json.loads(stdout), stderr or "")
 
 
-def stemma(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 400) -> Answer:
-    """Runs `stemma ARGUMENTS --json` to its end: forked with its imports done, where the environment allows it."""
-    if _servers and _servers[0].serves(env or environment()):
+def stemma(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 400
+) -> Answer:
+    """Runs `stemma ARGUMENTS --json` to its end: forked with its imports done, where environment and folder allow."""
+    if _servers and cwd is None and _servers[0].serves(env or environment()):
         with suppress(NotForkedError):
             words = [*map(str, arguments), "--json"]
             code, stdout, stderr = _servers[0].run(words, env or environment(), timeout_s)
             assert stdout.strip(), f"no document on stdout; exit code {code}; stderr:\n{stderr}"
             return Answer(code, json.loads(stdout), stderr)
-    return finish(start(*arguments, env=env), timeout_s)
+    return finish(start(*arguments, env=env, cwd=cwd), timeout_s)
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> Path:
