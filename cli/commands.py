@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 
 import click
 
@@ -39,6 +40,15 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), name or "command")
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            known = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}: {known}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ValidationError
 from infra.errors import Problem
 from tasks.stages import STAGES
 
+SURE, DEEPEST = 0.8, 3
+"""How like another name one must be to be taken for a slip of it, and how deep a key is looked for."""
+
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """One problem for each thing that pydantic found, sorted by where it stands."""
@@ -53,7 +56,29 @@ def nearest(given: str, known: Collection[str], otherwise: str, cutoff: float = 
 
 def _unknown_key(dotted: str, key: str, classes: list[type[BaseModel]]) -> Problem:
     keys = sorted({field.alias or name for cls in classes for name, field in cls.model_fields.items()})
+    if not difflib.get_close_matches(key, keys, n=1, cutoff=SURE) and (deeper := _deeper(key, classes)):
+        place = f"{dotted.removesuffix(key)}{deeper}"
+        return Problem("unknown_key", dotted, "there is no such key here", f"did you mean {place}?")
     return Problem("unknown_key", dotted, "there is no such key", nearest(key, keys, "known keys:"))
+
+
+def _deeper(key: str, classes: list[type[BaseModel]]) -> str:
+    """The dotted key below these classes whose last part is, or is most like, this one; the least deep of several."""
+    paths: list[list[str]] = []
+    left = [(cls, [], ()) for cls in classes]
+    while left:
+        cls, path, trail = left.pop(0)
+        for name, field in cls.model_fields.items():
+            here = [*path, field.alias or name]
+            paths.append(here)
+            left += [
+                (inner, here, (*trail, cls))
+                for inner in _models(field.annotation)
+                if inner not in trail and len(here) < DEEPEST and _values_of(field.annotation) is None
+            ]
+    nested = [path for path in paths if len(path) > 1]
+    near = difflib.get_close_matches(key, [path[-1] for path in nested], n=1, cutoff=SURE)
+    return next((".".join(path) for path in nested if near and path[-1] == near[0]), "")
 
 
 def _follow(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[int | str], list[type[BaseModel]]]:

@@ -26,7 +26,7 @@ class Chart:
 
 
 CHARTS = (
-    Chart("Loss", ("train/loss", "validation/loss"), "nats a token or pair", noisy=True),
+    Chart("Loss", ("train/loss", "validation/sample_loss"), "nats a token or pair", noisy=True),
     Chart("Reward", ("rlhf/reward",), "reward of the sampled answers"),
     Chart("KL", ("rlhf/kl",), "nats an answer, from the SFT model", from_zero=True),
     Chart("Learning rate", ("train/lr",), "learning rate", from_zero=True),

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,15 +42,26 @@ def test_the_make_targets_it_names_exist_and_ci_calls_them() -> None:
     assert "make test" in ci
 
 
-def test_the_files_it_links_are_there() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert links
+def test_hosted_ci_runs_the_same_and_the_licence_is_the_one_that_is_named() -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0" and project["license-files"] == ["LICENSE"]
+    assert "Apache License\n                           Version 2.0" in (REPOSITORY / "LICENSE").read_text()
+    assert f"## {project['version']}" in (REPOSITORY / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_the_files_it_links_are_there(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (REPOSITORY / page).read_text(encoding="utf8"))
+    assert links or page == "CHANGELOG.md"
     missing = [link for link in links if not link.startswith("http") and not (REPOSITORY / link).exists()]
     assert not missing
 
 
 def test_the_files_that_the_guides_name_are_there() -> None:
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
     package = r"`((?:cli|flows|tasks|training|evaluation|corpus|infra|configs|benchmarks|tests)/[\w./-]*)`"
     named = {(page.name, path) for page in pages for path in re.findall(package, page.read_text(encoding="utf8"))}
     assert len(named) > 50

@@ -104,8 +104,8 @@ def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Se
 
 
 class Validation(Callback):
-    """Measures loss and bits per byte on a fixed part of the validation text every so many batches and after the last
-    one, by source too.
+    """Measures loss and bits per byte on a fixed sample of the validation text every so many batches and after the last
+    one, by source too. The figures of the manifest are of more text, and so bear other names.
 
     last: batches of the whole training.
     bytes_per_token: of the whole validation side; 0 for objectives whose loss is no code length of the text.
@@ -139,12 +139,14 @@ class Validation(Callback):
             return
         losses = token_losses(self._model, self._sequences, self._objective)
         mean = float(losses.sum()) / self._labelled
-        values = {"validation/loss": mean}
+        values = {"validation/sample_loss": mean}
         if self._bytes_per_token:
-            values["validation/bits_per_byte"] = bits_per_byte(mean, self._bytes_per_token)
+            values["validation/sample_bits_per_byte"] = bits_per_byte(mean, self._bytes_per_token)
         by_source = losses_by_source(losses, self._sequences, self._sources) if self._sources else {}
         for one in self._sources:
             if one.name in by_source:
-                values[f"validation/loss/{one.name}"] = by_source[one.name]
-                values[f"validation/bits_per_byte/{one.name}"] = bits_per_byte(by_source[one.name], one.bytes_per_token)
+                values[f"validation/sample_loss/{one.name}"] = by_source[one.name]
+                values[f"validation/sample_bits_per_byte/{one.name}"] = bits_per_byte(
+                    by_source[one.name], one.bytes_per_token
+                )
         self._run.metrics(values, batch)

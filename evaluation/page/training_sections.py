@@ -28,12 +28,12 @@ def titled(anchor: str, title: str, id: str, usual: str) -> tuple[str, str]:
 def pretraining(family: Family, id: str) -> Section:
     """The pretraining of one step."""
     figures = family.figures(id)
-    train, validation = family.curve(id, "train/loss"), family.curve(id, "validation/loss")
+    train, validation = family.curve(id, "train/loss"), _sampled(family, id)
     drawn = []
     levels = [Level(name, figures[f"{name}_loss"]) for name in ("unigram", "bigram") if f"{name}_loss" in figures]
     chart = line_chart(
         "loss over batches",
-        [*loss_lines(train), Line("validation", validation, "validation")],
+        [*loss_lines(train), Line("validation, sampled", validation, "validation")],
         x_label="batch",
         y_label="loss (nats a token)",
         levels=levels,
@@ -46,7 +46,11 @@ def pretraining(family: Family, id: str) -> Section:
                 _loss_sentence(train, validation, figures),
                 "One seed: another would give slightly other figures, and the interval covers the choice of validation "
                 "text only.",
-                [("training, smoothed", "train"), ("validation", "validation"), ("n-gram baselines", "level")],
+                [
+                    ("training, smoothed", "train"),
+                    ("validation, sampled", "validation"),
+                    ("n-gram baselines", "level"),
+                ],
             )
         )
     rate = family.curve(id, "train/lr")
@@ -83,11 +87,20 @@ def pretraining(family: Family, id: str) -> Section:
         lead += _length_of_training(family, id, tokens, per_parameter)
     if "bits_per_byte" in figures:
         perplexity = figures.get("validation_perplexity", math.nan)
-        lead.append(f"{fixed(figures['bits_per_byte'], 3)} bits per byte, perplexity {fixed(perplexity, 1)}.")
+        text = (
+            f" of {compact(figures['validation_tokens'])} validation tokens" if "validation_tokens" in figures else ""
+        )
+        bits = fixed(figures["bits_per_byte"], 3)
+        lead.append(f"After training, {bits} bits per byte and perplexity {fixed(perplexity, 1)}{text}.")
     if "tokens_per_s" in figures:
         lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
     tables = [*_corrections(corrections), *_early_samples(family, id)]
     return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
+
+
+def _sampled(family: Family, id: str) -> list[tuple[float, float]]:
+    """The loss of the sample of validation text that a training looks at; earlier versions called it otherwise."""
+    return family.curve(id, "validation/sample_loss") or family.curve(id, "validation/loss")
 
 
 def _length_of_training(family: Family, id: str, tokens: float, per_parameter: float) -> list[str]:
@@ -164,10 +177,10 @@ def _loss_sentence(
         best = min(validation, key=lambda point: point[1])
         last = validation[-1]
         if best[0] == last[0]:
-            said.append(f"Validation loss still falls at the end ({fixed(last[1], 3)}).")
+            said.append(f"Loss of the validation sample still falls at the end ({fixed(last[1], 3)}).")
         else:
             said.append(
-                f"Validation loss was lowest at batch {compact(best[0])} ({fixed(best[1], 3)}) and ends at "
+                f"Loss of the sample was lowest at batch {compact(best[0])} ({fixed(best[1], 3)}) and ends at "
                 f"{fixed(last[1], 3)}."
             )
     if train and validation:
@@ -193,7 +206,7 @@ def tuning(family: Family, id: str, reward_model: str = "") -> Section:
         "SFT loss",
         [
             *loss_lines(family.curve(id, "train/loss")),
-            Line("held-out", family.curve(id, "validation/loss"), "validation"),
+            Line("held-out", _sampled(family, id), "validation"),
         ],
         x_label="batch",
         y_label="loss of the answers (nats a token)",

@@ -66,6 +66,31 @@ def test_why_answers_for_the_settings_that_are_named(built_data: Path) -> None:
     assert told == ("tokenizer would be built, no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["chekc"], "No such command 'chekc': did you mean check?"),
+        (["pretrain.model.preset=gpt-125"], "did you mean gpt-125m? expected one of"),
+        (["pretrain.learning_rate=1"], "did you mean pretrain.optimizer.learning_rate?"),
+        (["sft.optimizer.learningrate=1"], "did you mean learning_rate?"),
+        (["vocab_size=600"], "did you mean tokenizer.vocab_size?"),
+        (["pretrain.duration=1000"], "'1000 batches'"),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(tmp_path: Path, root: Path, words: list[str], told: str) -> None:
+    if "=" in words[0]:
+        words = [
+            "check",
+            str(write_config(tmp_path / "config.yaml", full_config())),
+            "--set",
+            words[0],
+            "--root",
+            str(root),
+        ]
+    found = typed(*words)
+    assert found.exit_code == 2 and told in found.stderr
+
+
 def model_folder(folder: Path, kind: str) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [kind]}))

@@ -142,8 +142,8 @@ def _shard(folder: Path, id: str, random: random.Random) -> dict[str, float]:
 def _pretrain(folder: Path, id: str, random: random.Random) -> dict[str, float]:
     rate = lambda step: 1e-3 * min(step / 25, 0.55 + 0.45 * math.cos(math.pi * step / 250))  # noqa: E731
     train, validation = falling(8.3, 4.15, 45, 0.08, random), falling(8.3, 4.31, 45, 0.01, random)
-    series = {"train/loss": train, "train/lr": rate, "validation/loss": validation}
-    curves(folder, 250, series, {"validation/loss": 25})
+    series = {"train/loss": train, "train/lr": rate, "validation/sample_loss": validation}
+    curves(folder, 250, series, {"validation/sample_loss": 25})
     write_json(folder / "config.json", {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4})
     return {
         **bounded("validation_loss", 4.312, 4.281, 4.343),

@@ -102,7 +102,7 @@ def test_a_training_on_several_sources_tells_each_one_s_bits_per_byte(
     assert expected["sentences"] < expected["numbers"], "sources that differ, so that mixing them up would show"
     for name, value in expected.items():
         assert figures[f"bits_per_byte_{name}"] == pytest.approx(value, rel=1e-3)
-        told = journal.metric(f"validation/bits_per_byte/{name}")
+        told = journal.metric(f"validation/sample_bits_per_byte/{name}")
         assert len(told) == 2 and told[1] < told[0]
         assert told[1] == pytest.approx(value, rel=1e-3)
 

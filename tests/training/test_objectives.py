@@ -250,7 +250,7 @@ def test_each_objective_learns_and_its_model_is_one_of_transformers(
     inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
     figures = pretrain(_config(name), inputs, tmp_path, run).figures
     assert figures["validation_loss_high"] < 0.6 * figures["unigram_loss"], figures
-    assert journal.metric("validation/loss")[-1] == pytest.approx(figures["validation_loss"])
+    assert journal.metric("validation/sample_loss")[-1] == pytest.approx(figures["validation_loss"])
     assert len(journal.metric("train/activation_norm")) == 120
     assert "bits_per_byte" not in figures and "bigram_loss" not in figures
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)

@@ -58,7 +58,7 @@ def test_training_beats_the_n_grams_and_tells_how_it_goes(
     assert figures["batches"] == 160
     assert figures["tokens"] == 160 * 256
     assert len(journal.metric("train/loss")) == 160
-    for name in ("validation/loss", "validation/bits_per_byte"):
+    for name in ("validation/sample_loss", "validation/sample_bits_per_byte"):
         told = [line["step"] for line in journal.lines if name in line.get("values", {})]
         assert told == list(range(20, 161, 20)), "each step once, the last one too"
     assert journal.metric("train/lr")[4] == pytest.approx(1.0e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -98,7 +99,8 @@ class ModelConfig(Config):
     @classmethod
     def _preset_is_known(cls, name: str | None) -> str | None:
         if name is not None and name not in PRESETS:
-            raise ValueError(f"expected one of {', '.join(PRESETS)}")
+            near = get_close_matches(name, PRESETS, n=1)
+            raise ValueError(f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(PRESETS)}")
         return name
 
     @model_validator(mode="after")
