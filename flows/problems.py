@@ -65,7 +65,7 @@ def _unknown_key(dotted: str, key: str, classes: list[type[BaseModel]]) -> Probl
 def _deeper(key: str, classes: list[type[BaseModel]]) -> str:
     """The dotted key below these classes whose last part is, or is most like, this one; the least deep of several."""
     paths: list[list[str]] = []
-    left = [(cls, [], ()) for cls in classes]
+    left: list[tuple[type[BaseModel], list[str], tuple[type[BaseModel], ...]]] = [(cls, [], ()) for cls in classes]
     while left:
         cls, path, trail = left.pop(0)
         for name, field in cls.model_fields.items():
