@@ -30,7 +30,7 @@ from tasks.environment import stage_environment  # noqa: E402
 from tasks.stages import STAGES  # noqa: E402
 from tasks.warm_start import modules_of  # noqa: E402
 
-KINDS = ("ingest", "clean", "validate", "shard", "pretrain", "benchmarks", "report")
+KINDS = ("ingest", "clean", "validate", "shard", "pretrain", "sft", "benchmarks", "safety", "report")
 PROGRAM = """
 import importlib, sys, time
 import tasks.child
