@@ -60,9 +60,12 @@ def plain_compiler_paths() -> bool:
     folders are given another name here: a link beside the temporary files, the same in every run, so that what is
     compiled is found again.
     """
-    if _plain(cache_dir()) is None or None in map(_plain, _compiler_folders()):
+    cache, temporary = _plain(cache_dir()), _plain(tempfile.gettempdir())
+    if cache is None or temporary is None or None in map(_plain, _compiler_folders()):
         return False
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_plain(cache_dir()))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    if temporary != tempfile.gettempdir():  # where newer versions of torch precompile headers
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary
     cpp_builder.BuildOptionsBase.get_include_dirs = _plain_include_dirs  # type: ignore[method-assign]
     cpp_builder.BuildOptionsBase.get_libraries_dirs = _plain_libraries_dirs  # type: ignore[method-assign]
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from corpus.tokens.chat_template import ASSISTANT, END, USER
 
@@ -24,13 +24,18 @@ def name_untrained(model: PreTrainedModel, chat_ids: Iterable[int], tokens: int)
     """
     setattr(model.config, _KEY, sorted(chat_ids))
     unused = list(range(tokens, model.config.vocab_size))
-    if model.generation_config is not None:
-        model.generation_config.suppress_tokens = unused or None
+    if (writes := _generation_config(model)) is not None:
+        writes.suppress_tokens = unused or None
 
 
 def unused_ids(model: PreTrainedModel) -> list[int]:
     """Rows of the output layer that belong to no token."""
-    return list(getattr(model.generation_config, "suppress_tokens", None) or [])
+    return list(getattr(_generation_config(model), "suppress_tokens", None) or [])
+
+
+def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
+    """None for a model that writes no text, which in transformers 5 has no such attribute."""
+    return getattr(model, "generation_config", None)
 
 
 def begin_untrained(model: PreTrainedModel, seed: int) -> int:
