@@ -35,9 +35,8 @@ def command(
     """
     from flows.branches import rate_notes
     from flows.config import load
-    from flows.graph import graph
+    from flows.graph import Selection, graph
     from flows.plan import plan
-    from flows.selection import Selection
     from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings))

@@ -32,8 +32,7 @@ def command(
 
     What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
     """
-    from flows.garbage import refuse_if_unsure, remove, remove_states, survey
-    from infra.store.pins import Pins
+    from flows.garbage import Pins, refuse_if_unsure, remove, remove_states, survey
     from infra.store.store import Store
 
     # Pins and removals are about artifacts that are there: they never make a store.

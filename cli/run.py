@@ -37,9 +37,8 @@ def command(
     in this process. Ctrl-C cancels either.
     """
     from flows.config import load
-    from flows.graph import graph
+    from flows.graph import Selection, graph
     from flows.journal import RunJournal, new_run_id
-    from flows.selection import Selection
     from flows.start import Request, exit_code, runs_on_worker, start
     from infra.lineage.ledger import mlflow_run_id, run_url
     from infra.store.store import Store

@@ -13,9 +13,9 @@ from flows.graph import graph, step_problems, usual_nodes
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import problems_of
 from flows.wiring import joint_of, wiring_problems
-from flows.yaml import read_yaml, set_value
 from infra.errors import ConfigError, Problem
 from infra.sources import FOLDER
+from infra.yaml import BadYaml, read_plain, read_text
 from tasks.stage import Stage
 from tasks.stages import STAGES
 
@@ -72,3 +72,50 @@ def _likely_nodes(data: Mapping[str, Any]) -> dict[str, Stage]:
     for name in {"benchmarks", "safety"}.intersection(present):
         nodes |= {f"{name}_{label}": STAGES[name] for label in ("base", "sft", "rlhf")}
     return nodes
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError naming the file and line."""
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            Problem("missing_config", str(path), "no such file", "name a config, e.g. configs/quickstart.yaml")
+        ) from None
+    except (OSError, ValueError) as error:
+        message = str(error) if isinstance(error, BadYaml) else f"cannot be read as UTF-8 text: {error}"
+        raise ConfigError(Problem("unreadable_config", str(path), message)) from None
+    try:
+        data = read_plain(text)
+    except BadYaml as error:
+        place = f"{path}:{error.line}" if error.line else str(path)
+        raise ConfigError(Problem("bad_yaml", place, f"not valid YAML: {error}")) from None
+    if not isinstance(data, dict):
+        raise ConfigError(Problem("bad_yaml", str(path), "a mapping of sections was expected"))
+    return data
+
+
+def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
+    """Sets a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
+    try:
+        value = read_plain(text)
+    except BadYaml as error:
+        return [Problem("bad_setting", f"--set {key}", f"{text!r} is not valid YAML: {error}")]
+    place: Any = data
+    *parents, last = key.split(".")
+    for part in parents:
+        if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+            place = place[int(part)]
+        elif isinstance(place, dict):
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+        else:
+            return [Problem("bad_setting", f"--set {key}", f"there is nothing at {part} to set a key of")]
+    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        return [Problem("bad_setting", f"--set {key}", f"{last} is no key of what stands there")]
+    return []

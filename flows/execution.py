@@ -19,12 +19,11 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.concurrency_slot import keep_slots
 from flows.config import PipelineConfig, dump
-from flows.graph import Graph, descendants, graph
+from flows.graph import Graph, Selection, descendants, graph
 from flows.journal import PRIVATE, RunJournal, StageRow
 from flows.notices import Kind
 from flows.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.plan import locate_upstream
-from flows.selection import Selection
 from flows.stop import Stop
 from flows.verdict import verdict
 from infra.errors import Cancelled, Problem, StemmaError

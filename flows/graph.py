@@ -1,4 +1,4 @@
-"""The DAG of a pipeline: which stages a config asks for, and whose artifact each of them reads."""
+"""The DAG of a pipeline: which stages a config asks for, whose artifact each reads, and which a command is about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evaluation.config import (
 from flows.pipeline_config import PipelineConfig
 from flows.problems import nearest
 from flows.wiring import REPORT, Joint, wiring_problems
-from infra.config import StageConfig
+from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
 from tasks.stage import STATE, Node
 from tasks.stages import CORPUS_STEPS, STAGES
@@ -215,3 +215,35 @@ def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
     if problems:
         raise ConfigError(*problems)
     return list(ids)
+
+
+class Selection(Config):
+    """Stage ids; the stages that run are those that every given option allows. Empty means no restriction."""
+
+    only: tuple[str, ...] = ()
+    """Just these stages."""
+    from_: tuple[str, ...] = ()
+    """These stages and all that hang on them."""
+    until: tuple[str, ...] = ()
+    """These stages and all that they need."""
+    force: tuple[str, ...] = ()
+    """Build these even if their artifacts are there."""
+
+    def choose(self, nodes: Graph) -> list[str]:
+        """The selected nodes, in the DAG's order. Raises ConfigError for an unknown stage id."""
+        allowed = set(nodes)
+        if self.only:
+            allowed &= set(known(nodes, self.only, "--only"))
+        if self.from_:
+            allowed &= descendants(nodes, known(nodes, self.from_, "--from"))
+        if self.until:
+            allowed &= ancestors(nodes, known(nodes, self.until, "--until"))
+        known(nodes, self.force, "--force")
+        return [name for name in nodes if name in allowed]
+
+    def as_options(self) -> list[str]:
+        """The command line that says the same."""
+        options: list[str] = []
+        for flag, names in (("only", self.only), ("from", self.from_), ("until", self.until), ("force", self.force)):
+            options += [f"--{flag}", ",".join(names)] if names else []
+        return options

@@ -15,8 +15,8 @@ from prefect.states import Failed, State
 from flows.admission import turned_away
 from flows.config import PipelineConfig, load
 from flows.execution import RUNNER, PipelineRun, flow_run_name
+from flows.graph import Selection
 from flows.journal import new_run_id
-from flows.selection import Selection
 from infra.errors import StemmaError
 from infra.project import PROJECT, default_root
 from infra.store.store import Store

@@ -13,8 +13,7 @@ from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build import build_request
-from tasks.explain import Change, changes
-from tasks.known import find
+from tasks.explain import Change, changes, find
 from tasks.stage import Node
 
 

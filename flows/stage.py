@@ -22,12 +22,11 @@ from prefect.states import State
 from flows.admission import turned_away
 from flows.config import PipelineConfig, dump, load, parse
 from flows.execution import RUNNER, PipelineRun, flow_run_name
-from flows.graph import descendants, graph
+from flows.graph import Selection, descendants, graph
 from flows.journal import new_run_id
 from flows.page import PATIENCE_S
 from flows.page_queue import PageQueue
 from flows.plan import plan
-from flows.selection import Selection
 from flows.steps import OWN_KEYS
 from infra.config import StageConfig
 from infra.identity import flatten

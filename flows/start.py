@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig, dump
+from flows.graph import Selection
 from flows.journal import PRIVATE, WHOLE, RunJournal
-from flows.selection import Selection
 from infra.errors import Problem, StemmaError
 from infra.interrupts import NUMBERS, asked
 from infra.project import code_state

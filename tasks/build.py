@@ -35,8 +35,7 @@ from infra.store.states import state_at
 from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
-from tasks.explain import BuildRequest, Change, changes
-from tasks.known import find
+from tasks.explain import BuildRequest, Change, changes, find
 from tasks.stage import STATE, Node
 from tasks.supervisor import LOG, lease_lost, run_child
 from tasks.warm_start import WarmStart

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import stat
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -33,6 +34,8 @@ NO_PLAIN_PATHS = (
     "a space or another character that TorchInductor does not quote, and there is no temporary folder to put a link to "
     "it; set TMPDIR to a folder without such characters, or install into one"
 )
+_READ_AT_IMPORT = {"_HEADER_DIR", "_HEADER_LOCK_DIR"}
+"""Places among the temporary files that torch 2.15 makes out when it is imported."""
 # The gain must be this many times the cost.
 _MARGIN = 2.0
 
@@ -60,12 +63,15 @@ def plain_compiler_paths() -> bool:
     folders are given another name here: a link beside the temporary files, the same in every run, so that what is
     compiled is found again.
     """
-    cache, temporary = _plain(cache_dir()), _plain(tempfile.gettempdir())
+    cache, given = _plain(cache_dir()), tempfile.gettempdir()
+    temporary = _plain(given)
     if cache is None or temporary is None or None in map(_plain, _compiler_folders()):
         return False
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    if temporary != tempfile.gettempdir():  # where newer versions of torch precompile headers
-        os.environ["TMPDIR"] = tempfile.tempdir = temporary
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary  # where newer versions of torch precompile headers
+    if codecache := sys.modules.get("torch._inductor.codecache"):
+        for name in _READ_AT_IMPORT & vars(codecache).keys():
+            setattr(codecache, name, getattr(codecache, name).replace(given, temporary))
     cpp_builder.BuildOptionsBase.get_include_dirs = _plain_include_dirs  # type: ignore[method-assign]
     cpp_builder.BuildOptionsBase.get_libraries_dirs = _plain_libraries_dirs  # type: ignore[method-assign]
     return True

@@ -26,7 +26,7 @@ from training.config import KeepEvery, TrainerConfig, batches
 from training.guard.callback import Alarmed, Guard
 from training.guard.corrections import Correction, Corrections, write_log
 from training.guard.loss_scale import LossScale
-from training.guard.unmoved import WeightsMove
+from training.guard.stuck import WeightsMove
 from training.hardware import Hardware
 from training.liveness import SignsOfLife, SlowRanks
 from training.metrics import MetricsLogger

@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.garbage import refuse_if_unsure, remove, survey
+from flows.garbage import Pins, refuse_if_unsure, remove, survey
 from flows.journal import RunJournal, new_run_id
 from infra.errors import StageError
 from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest
-from infra.store.pins import Pins
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.command import Answer

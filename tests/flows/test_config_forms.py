@@ -19,9 +19,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from flows.config import PipelineConfig, dump, load, parse
-from flows.graph import graph
+from flows.graph import Selection, graph
 from flows.pipeline import pipeline
-from flows.selection import Selection
 from flows.start import Request
 from flows.steps import STEP_CLASSES
 from infra.config import Config, normal_default

@@ -27,9 +27,8 @@ from prefect.states import Scheduled
 import flows.deploy
 from flows.admission import GRACE
 from flows.config import load
-from flows.cron import next_dates
 from flows.deploy import deploy_pipeline, deploy_stages
-from flows.schedules import Schedule
+from flows.schedules import Schedule, next_dates
 from infra.errors import ConfigError
 from infra.servers.ports import any_free_port
 from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config

@@ -13,8 +13,7 @@ from flows.graph import graph
 from infra.identity import canonical, fingerprint
 from infra.store.manifest import Input, Manifest, SourceRecord
 from infra.store.store import Store
-from tasks.explain import BuildRequest
-from tasks.known import find
+from tasks.explain import BuildRequest, find
 from tasks.stage import Node
 from tests.infra.store.pin import SAMPLE
 

@@ -16,7 +16,7 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.training import run_ranks
 from tasks.failures import failure_of
-from tasks.retries import worth_another_try
+from tasks.task import worth_another_try
 from tests.command import REPOSITORY, Answer
 from training.microbatch import out_of_memory
 

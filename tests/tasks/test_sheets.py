@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.throttle import LINES, WINDOW_S, Throttle
+from tasks.page import LINES, WINDOW_S, Throttle
 from tests.command import Answer
 from tests.prefect_page import sheets
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.garbage import Pins
 from flows.journal import RunJournal
 from infra.errors import StageError
 from infra.lineage.ledger import Ledger, ledger_path, mlflow_run_id
 from infra.servers.settings import settings_of
 from infra.servers.state import recorded
-from infra.store.pins import Pins
 from infra.store.store import Store
 from tests.artifacts import Make
 from tests.command import REPOSITORY
