@@ -41,7 +41,7 @@ def command(
         raise click.UsageError("Missing argument 'ARTIFACT'.")
     import json
 
-    from flows.family import family_document
+    from flows.lineage import family_document
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)

@@ -1,4 +1,6 @@
-"""Documents on disk: a folder of Parquet parts, written and read as a stream."""
+"""Documents on disk: a folder of Parquet parts, written and read as a stream; and the one split of them into text to
+train on and held-out text.
+"""
 
 from __future__ import annotations
 
@@ -157,3 +159,12 @@ def concatenate(files: Iterable[Path], out: Path, schema: pa.Schema) -> int:
                         writer.write_batch(batch)
                         rows += batch.num_rows
     return rows
+
+
+def is_heldout(group: str, share: float) -> bool:
+    """Whether a group lies on the held-out side; `share` in (0, 1) is the expected part of all groups that does.
+
+    It depends on nothing but the two, so a group stays where it is as data is added, and a larger share only adds.
+    """
+    number = int.from_bytes(hashlib.sha256(f"stemma-heldout:{group}".encode()).digest()[:8], "big")
+    return number < share * 2**64

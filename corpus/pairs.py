@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from corpus.documents import is_heldout
 from corpus.quarantine import Quarantine, Rejected
 from corpus.readers.config import PairFiles
 from corpus.readers.json_lines import read_records
 from corpus.readers.record import Record, by_name
-from corpus.split import is_heldout
 from infra.errors import stage_error
 from infra.run import Run
 from infra.sources import Place

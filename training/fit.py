@@ -29,13 +29,12 @@ from training.guard.loss_scale import LossScale
 from training.guard.stuck import WeightsMove
 from training.hardware import Hardware
 from training.liveness import SignsOfLife, SlowRanks
-from training.metrics import MetricsLogger
+from training.metrics import MetricsLogger, Throughput
 from training.microbatch import choose, lower_limit, out_of_memory
 from training.optimizers import optimizer_of
 from training.parallel import checkpoint_activations, parallelize, unshard_root
 from training.schedules import LearningRate, Schedule
 from training.states import beginning, corrections_before, keep_states
-from training.throughput import Throughput
 from training.train_state import Loader, Trainable, TrainState
 
 _ROLLBACK_KEPT = 3

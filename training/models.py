@@ -22,8 +22,7 @@ from infra.errors import StageError, stage_error
 from training.activations import last_stack
 from training.attention import ADDED_MASKS, FLEX, is_flash
 from training.config import ModelConfig
-from training.documents import additive, block_mask, document_bounds, within_documents
-from training.encoder_decoder import EncoderDecoderMasks
+from training.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
 from training.families import FAMILIES, documents_problem, experts_problem, windows
 from training.hardware import Hardware
 from training.initialise import Scheme, initialise

@@ -25,7 +25,6 @@ from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback
 from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
-from training.continuing import load_known
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
 from training.fit import Fit, Plan, fit
@@ -51,7 +50,7 @@ from training.objectives.base import Objective
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
-from training.states import place_in
+from training.states import load_known, place_in
 
 # Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20

@@ -1,4 +1,7 @@
-"""Keeps whole states of a training with its artifact, and begins another training from one (infra/store/states.py)."""
+"""What a training goes on from: a kept state of another training (infra/store/states.py), or the model of another step.
+
+It keeps states of its own with its artifact.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from infra.errors import stage_error
+from corpus.pretrained import load_pretrained_tokenizer
+from infra.errors import Problem, StageError, stage_error
 from infra.store.layout import AUX
 from infra.store.states import STATE_FOLDER, KeptState, removed_state, state_at, write_states
 from training import ranks
 from training.checkpoint_folder import batch_of, damage
-from training.config import TrainerConfig
+from training.config import PretrainConfig, TrainerConfig
+from training.families import documents_problem, experts_problem
 from training.guard.corrections import FILE, Correction
+from training.models import load
 from training.snapshot import STATE, Rows, Snapshot
 
 
@@ -87,3 +94,45 @@ def _digest(checkpoint: Path) -> str:
         digest.update(f"{name} {tensor.dtype} {shape}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def load_known(
+    folder: Path, config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int
+) -> PreTrainedModel:
+    """The model of a Hugging Face folder, to be trained on sequences of `length` tokens by `tokenizer`.
+
+    Raises StageError where the shards were made by another tokenizer than the model's, whose ids would mean other text
+    to it, where it has too few positions, and where nobody has proven that its family can be trained so.
+    """
+    torch.manual_seed(config.seed)
+    model = load(folder)
+    problems = []
+    theirs, ours = load_pretrained_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    if theirs != ours:
+        differ = len(theirs.items() ^ ours.items())
+        problems.append(
+            Problem(
+                "other_tokenizer",
+                "pretrain.inputs.tokenizer",
+                f"expected the tokenizer of the model that it goes on from; {differ:,} entries of them differ",
+                "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from",
+            )
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions < length:
+        problems.append(
+            Problem(
+                "too_few_positions",
+                "pretrain.inputs.shards",
+                f"expected sequences of at most the model's {positions} tokens, not {length}",
+                "shorten sequence_length of the shards",
+            )
+        )
+    family = model.config.model_type
+    masked = config.objective == "prefix" or config.within_documents(family)
+    problems += [problem] if masked and (problem := documents_problem(family)) else []
+    experts = experts_problem(family, model.config.to_dict(), "pretrain.inputs.model")
+    problems += [experts] if experts else []
+    if problems:
+        raise StageError(*problems)
+    return model

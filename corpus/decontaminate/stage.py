@@ -1,6 +1,8 @@
 """Takes the benchmarks' test items out of the training text.
 
 Two passes, each partition by partition: where items show, and what is kept.
+
+python -m corpus.decontaminate.stage --config x.yaml --input documents=DIR --input benchmark_text=DIR --out DIR
 """
 
 from __future__ import annotations
@@ -124,3 +126,9 @@ def _samples(hits: Path, items: Sequence[Item]) -> list[dict[str, Any]]:
                     taken[row["task"]] += 1
                     samples.append({**row, "item_text": texts[row["task"], row["item"]]})
     return samples
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(decontaminate, DecontaminateConfig)

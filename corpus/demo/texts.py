@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences
 from corpus.demo.docstrings import Unparsed, group_of, read_docstrings
 from corpus.demo.summaries import Summary, read_summaries
-from corpus.documents import Document, make_document
+from corpus.documents import Document, is_heldout, make_document
 from corpus.pairs import Pair
 from corpus.quarantine import Rejected
-from corpus.split import is_heldout
 
 ALL_DOCSTRINGS_MB = 60.0
 """About what all installed packages give."""

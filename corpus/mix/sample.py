@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
-from corpus.documents import SCHEMA, write_part
+from corpus.documents import SCHEMA, is_heldout, write_part
 from corpus.sources import count_table, source_numbers
-from corpus.split import is_heldout
 from infra.partitions import Summary
 
 BINS = 4096

@@ -1,11 +1,14 @@
 """Samples sources up and down to the proportions that a model is to read them in.
 
 Passes over the text, partition by partition: one that counts, then one for each epoch of the sources seen most often.
+
+python -m corpus.mix.stage --config mix.yaml --input documents=DIR --out DIR
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,88 @@ import numpy as np
 
 from corpus.documents import document_parts, link_parts
 from corpus.mix.config import MixConfig
-from corpus.mix.plan import Available, asked_shares, planned_bytes, target_bytes
 from corpus.mix.sample import BINS, CountBins, Dose, Epoch, WriteSample, choose_dose
 from corpus.passes import Passes, write_json
 from corpus.sources import SourceCounts, SourceFacts, read_sources, write_sources
 from infra.errors import stage_error
 from infra.partitions import Summary, map_partitions, partition_folder
 from infra.run import Result, Run
+
+
+@dataclass(frozen=True)
+class Available:
+    """Bytes of text of a source on the two sides of the held-out split."""
+
+    train: int
+    heldout: int
+
+    @property
+    def all(self) -> int:
+        return self.train + self.heldout
+
+    def capacity(self, max_epochs: float) -> float:
+        """Bytes that the source can give: held-out documents once, the others `max_epochs` times."""
+        return self.train * max_epochs + self.heldout * min(1.0, max_epochs)
+
+    def epochs_for(self, wanted: float) -> float:
+        """How often the training side is to be seen for `wanted` bytes; the held-out one at most once."""
+        if wanted <= self.all or not self.train:
+            return wanted / self.all if self.all else 0.0
+        return (wanted - self.heldout) / self.train
+
+
+def asked_shares(
+    config: MixConfig, facts: Mapping[str, SourceFacts], available: Mapping[str, Available]
+) -> dict[str, float]:
+    """The share of the mixture that is asked for of each source; they add up to 1.
+
+    Raises StageError: `unknown_source` for a name that no source has; `bad_shares` if there is nothing to take.
+    """
+    for key in ("shares", "weights"):
+        if unknown := sorted(set(getattr(config, key)) - set(available) - set(facts)):
+            names = ", ".join(available)
+            raise stage_error(
+                "unknown_source", f"mix.{key}.{unknown[0]}", f"no source has this name; expected of: {names}"
+            )
+    weights = {name: config.weights.get(name, facts.get(name, SourceFacts()).weight) for name in available}
+    natural = {name: weights[name] * available[name].all for name in available if name not in config.shares}
+    named = {name: config.shares[name] for name in available if name in config.shares}
+    left = 1 - sum(named.values())
+    total = sum(natural.values())
+    asked = named | {name: left * part / total if total else 0.0 for name, part in natural.items()}
+    whole = sum(asked.values())
+    if not whole:
+        raise stage_error("bad_shares", "mix", "expected a share or weight above zero for a source that has text")
+    return {name: asked[name] / whole for name in available}
+
+
+def planned_bytes(
+    config: MixConfig, shares: Mapping[str, float], available: Mapping[str, Available]
+) -> dict[str, float]:
+    """Bytes to take of each source. What goes beyond a source's epoch cap is taken of the others, in proportion to
+    their shares; the sum falls short of the target only where all are at their cap."""
+    target = target_bytes(config, sum(one.all for one in available.values()))
+    planned = dict.fromkeys(available, 0.0)
+    open_ = {name for name in available if shares[name] > 0}
+    while open_:
+        left = target - sum(planned[name] for name in available if name not in open_)
+        whole = sum(shares[name] for name in open_)
+        wanted = {name: left * shares[name] / whole for name in open_}
+        full = {name for name in open_ if wanted[name] > available[name].capacity(config.max_epochs)}
+        for name in open_:
+            planned[name] = available[name].capacity(config.max_epochs) if name in full else wanted[name]
+        if not full:
+            break
+        open_ -= full
+    return planned
+
+
+def target_bytes(config: MixConfig, available: float) -> float:
+    if config.target_mb is not None:
+        return config.target_mb * 1e6
+    if config.target_tokens is not None:
+        return config.target_tokens * config.bytes_per_token
+    return available * (config.target_share or 1.0)
 
 
 def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -114,3 +192,9 @@ def _rows(
         }
         for name, one in available.items()
     }
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(mix, MixConfig)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from corpus.documents import is_heldout
 from corpus.sources import source_name
-from corpus.split import is_heldout
 from corpus.tokens.encode import Encoder, encoder_of, end_of_text, load_tokenizer
 
 BATCH_ROWS = 512

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
-from infra.launch.heartbeat import FOLDER
+from infra.launch.heartbeat import FOLDER, Hang, find_hang, stacks
 from infra.launch.ranks import GRACE_S, Ended, Node, Ranks
-from infra.launch.watchdog import Hang, find_hang, stacks
 
 # So long after the first, others that failed with it are still waited for: the first to exit need not be the cause.
 SETTLE_S = 1.0

@@ -25,7 +25,6 @@ from mlflow.entities import (
 )
 
 from infra.lineage import page
-from infra.lineage.artifact_files import artifact_folder, put_copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import (
     Input,
@@ -41,7 +40,7 @@ from infra.lineage.messages import (
 )
 from infra.lineage.metrics import MetricsDelivery, milliseconds
 from infra.lineage.migrations import prepare
-from infra.lineage.registry import Registry, quoted
+from infra.lineage.registry import Registry, artifact_folder, put_copies, quoted
 from infra.lineage.tracking import database_uri, exclusive
 
 PARAMS_A_BATCH = 100

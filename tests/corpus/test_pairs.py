@@ -11,9 +11,9 @@ import pytest
 from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.demo.docstrings import Docstring
 from corpus.demo.summaries import shortened, summary_of
+from corpus.documents import is_heldout
 from corpus.instructions import instructions
 from corpus.preferences import preferences, split_dialogues
-from corpus.split import is_heldout
 from infra.errors import StageError
 
 DOCSTRINGS = {"kind": "docstrings", "packages": ["click", "jinja2", "networkx"]}

@@ -17,11 +17,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from corpus.config import IngestConfig, InstructionsConfig, ShardConfig
-from corpus.documents import DocumentWriter, make_document, read_documents
+from corpus.documents import DocumentWriter, is_heldout, make_document, read_documents
 from corpus.ingest import ingest
 from corpus.instructions import instructions
 from corpus.shard import shard
-from corpus.split import is_heldout
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run

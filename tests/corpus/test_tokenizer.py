@@ -11,9 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from corpus.config import IngestConfig, TokenizerConfig
-from corpus.documents import DocumentWriter, read_documents
+from corpus.documents import DocumentWriter, is_heldout, read_documents
 from corpus.ingest import ingest
-from corpus.split import is_heldout
 from corpus.tokenizer import tokenizer
 from corpus.tokens.chat_template import SPECIAL_TOKENS
 from corpus.tokens.encode import TableEncoder, encoder_of, load_tokenizer

@@ -10,7 +10,8 @@ from tests.command import REPOSITORY
 
 
 def test_a_forgotten_input_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "corpus.dedupe", "--out", str(tmp_path / "out"), "--input", f"text={tmp_path}"]
+    stage = [sys.executable, "-m", "corpus.dedupe.stage"]
+    command = [*stage, "--out", str(tmp_path / "out"), "--input", f"text={tmp_path}"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "expected one named documents, got text (add --input documents=DIR)" in done.stderr

@@ -27,7 +27,7 @@ from evaluation.language_model import load_language_model
 from infra.errors import StageError
 from infra.foreign import dangers
 from infra.launch.config import LaunchConfig
-from infra.lineage.artifact_files import artifact_folder
+from infra.lineage.registry import artifact_folder
 from infra.run import Run
 from tests.command import REPOSITORY, Answer, start, stemma
 from training.adopt import import_model

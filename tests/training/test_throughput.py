@@ -8,7 +8,7 @@ import torch
 from infra.launch.config import LaunchConfig
 from training.compiling import wants_compile
 from training.hardware import Hardware
-from training.throughput import Throughput, clock_time
+from training.metrics import Throughput, clock_time
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 
