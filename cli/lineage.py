@@ -11,7 +11,7 @@ from cli.options import root_of, root_option
 from cli.output import as_json
 
 if TYPE_CHECKING:
-    from infra.store.ancestry import Family
+    from infra.store.ancestry import LineageGraph
     from infra.store.store import Store
 
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def command(
     artifact: str | None, direction: str, form: str, rebuild: bool, root: Path | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """The family tree of ARTIFACT, from the manifests in the store alone.
+    """The lineage of ARTIFACT, from the manifests in the store alone.
 
     ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest. With --down it may be
     a file outside the store too, by its path or SHA-256: every artifact, model and score that descends from its bytes.
@@ -41,12 +41,12 @@ def command(
         raise click.UsageError("Missing argument 'ARTIFACT'.")
     import json
 
-    from flows.lineage import family_document
+    from flows.lineage import lineage_document
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
-    family = _below(store, artifact) if direction == "down" else _above(store, artifact)
-    document = {"status": "done", "root": str(store.root), "direction": direction, **family_document(family)}
+    graph = _below(store, artifact) if direction == "down" else _above(store, artifact)
+    document = {"status": "done", "root": str(store.root), "direction": direction, **lineage_document(graph)}
     if as_json:
         return document, 0
     if form == "json":
@@ -71,14 +71,14 @@ def _rebuild(root: Path, as_json: bool) -> tuple[dict[str, Any], int]:
     return {"status": "done", "root": str(root), "builds": builds, "nodes": [], "edges": []}, 0
 
 
-def _above(store: Store, artifact: str) -> Family:
+def _above(store: Store, artifact: str) -> LineageGraph:
     from infra.store.ancestry import ancestry
     from infra.store.reference import resolve
 
     return ancestry(store, [resolve(store, artifact)])
 
 
-def _below(store: Store, text: str) -> Family:
+def _below(store: Store, text: str) -> LineageGraph:
     from infra.errors import ConfigError, Problem
     from infra.hashing import hash_file
     from infra.store.ancestry import artifact_member, descent, file_member
@@ -93,9 +93,9 @@ def _below(store: Store, text: str) -> Family:
     except ConfigError as error:
         # No artifact: the file may be gone by now, or be given by its hash.
         is_hash = len(text) == 64 and set(text.lower()) <= set("0123456789abcdef")
-        family = descent(store, file_member("", text.lower()) if is_hash else file_member(str(path), ""))
-        if len(family.members) > 1:
-            return family
+        graph = descent(store, file_member("", text.lower()) if is_hash else file_member(str(path), ""))
+        if len(graph.members) > 1:
+            return graph
         if is_hash:
             raise ConfigError(
                 Problem("unknown_source", text, "nothing in this store was made from these bytes")

@@ -1,4 +1,4 @@
-"""A family of artifacts as a tree in the terminal."""
+"""The lineage of an artifact as a tree in the terminal."""
 
 from __future__ import annotations
 

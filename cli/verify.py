@@ -22,18 +22,18 @@ def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> 
     ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest.
     """
     from infra.errors import Problem
-    from infra.store.ancestry import Family, artifact_member, missing
+    from infra.store.ancestry import LineageGraph, artifact_member, missing
     from infra.store.ancestry import ancestry as ancestry_of
     from infra.store.reference import resolve
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
     start = resolve(store, artifact)
-    family = ancestry_of(store, [start]) if ancestry else Family()
-    family.add(artifact_member(store, *start))
+    graph = ancestry_of(store, [start]) if ancestry else LineageGraph()
+    graph.add(artifact_member(store, *start))
     rows: list[dict[str, Any]] = []
     problems: list[Problem] = []
-    for member in family.artifacts:
+    for member in graph.artifacts:
         assert member.folder and member.manifest
         found = store.verify(member.folder, member.manifest)
         again = f"stemma adopt {member.manifest.stage} FOLDER" if member.manifest.adopted else "stemma run CONFIG"
@@ -49,7 +49,7 @@ def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> 
         if not as_json:
             message = f"{len(found)} differ" if found else "whole"
             click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {message}")
-    for member, item in missing(store, family):
+    for member, item in missing(store, graph):
         problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG builds it again"))
         rows.append(
             {

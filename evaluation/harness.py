@@ -20,7 +20,8 @@ from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
 from evaluation.config import BenchmarksConfig, BenchmarkTask
-from evaluation.language_model import LanguageModel, load_language_model, seeded
+from evaluation.language_model import LanguageModel, load_language_model
+from evaluation.random_state import seeded
 from evaluation.task_file import as_file_task, check_rows
 from infra.errors import stage_error
 from infra.run import Run

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -22,6 +19,7 @@ from transformers import (
 )
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from evaluation.random_state import seeded
 from infra.errors import stage_error
 from infra.run import Run
 
@@ -187,18 +185,3 @@ class _Watch(StoppingCriteria):
         self.run.stop_if_cancelled()
         self.run.progress(self.done, self.total, "samples")
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Runs a block under a seed (torch, numpy, random) and leaves the global random states as they were."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

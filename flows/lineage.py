@@ -1,4 +1,4 @@
-"""A family of artifacts as nodes and edges for programs and pages, with what was dropped on the way."""
+"""The lineage of artifacts as nodes and edges for programs and pages, with what was dropped on the way."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from infra.store.ancestry import Family, Member
+from infra.store.ancestry import LineageGraph, Member
 from infra.store.branches import branch_of
 from infra.store.layout import AUX
 from infra.store.manifest import Manifest, SourceRecord
 
 
-def family_document(family: Family) -> dict[str, Any]:
+def lineage_document(graph: LineageGraph) -> dict[str, Any]:
     """{"nodes": [...], "edges": [{"from", "to", "name", "requires", "same_bytes"}]}; edges go from parent to child."""
     read = {
         row["source"]: row
-        for member in family.artifacts
+        for member in graph.artifacts
         if member.folder
         for row in _records(member.folder / AUX / "sources.json") or []
     }
     return {
-        "nodes": [_node(member, read) for member in family.members.values()],
+        "nodes": [_node(member, read) for member in graph.members.values()],
         "edges": [
             {
                 "from": link.parent,
@@ -30,7 +30,7 @@ def family_document(family: Family) -> dict[str, Any]:
                 "requires": link.requires,
                 "same_bytes": link.same_bytes,
             }
-            for link in family.links
+            for link in graph.links
         ],
     }
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from evaluation.random_state import seed_all
 from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.run import Run
 from training import ranks
 from training.callbacks import Callback
 from training.checkpoint_folder import batch_of, retain, whole_checkpoints, write
-from training.snapshot import STATE, WEIGHTS, Snapshot, seed_all, tensors_of, write_rank
+from training.snapshot import STATE, WEIGHTS, Snapshot, tensors_of, write_rank
 from training.train_state import Clock, TrainState
 
 _FORMAT = 1

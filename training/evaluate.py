@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from evaluation.random_state import kept_random_state
 from infra.run import Run
 from training.callbacks import Callback
 from training.documents import Packed
@@ -30,13 +30,10 @@ def measuring(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, and random states that are put back afterwards."""
     was_training = model.training
     model.eval()
-    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with kept_random_state(next(model.parameters()).device), torch.no_grad():
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         model.train(was_training)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evaluation.random_state import kept_random_state
 from infra.errors import StageError, stage_error
 from infra.run import Run
 from training import ranks
@@ -51,7 +52,7 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
 
     sharded = run.launch.sharding == "fsdp"
     copies = 0 if sharded else _ADAMW + (_DDP if ranks.world_size() > 1 else 0)
-    with torch.random.fork_rng(), _memory_of_a_step(model, hardware.device, copies):
+    with kept_random_state(hardware.device), _memory_of_a_step(model, hardware.device, copies):
         try:
             found = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))
         except StageError:

@@ -50,13 +50,6 @@ class Rows:
         return cls(start, min(start + step, count), shape)
 
 
-def seed_all(seed: int) -> None:
-    """Begins the random states of Python, numpy and torch anew."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Everything that training changes, by name; tensors that are tied once. Shared with the model, not copied."""
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}

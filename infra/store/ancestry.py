@@ -1,4 +1,4 @@
-"""The family of an artifact, from manifests alone: what it descends from, and what descends from it."""
+"""The lineage of an artifact, from manifests alone: what it descends from, and what descends from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.store.store import Difference, Store
 
 @dataclass(frozen=True)
 class Member:
-    """One node of a family: an artifact, a source outside the store, or an artifact that is not there any more.
+    """One node of a lineage graph: an artifact, a source outside the store, or an artifact that is not there any more.
 
     id: of an artifact its place in the store, `clean/2f20dd552d78493b`; of a source `source/` and its cut digest.
     """
@@ -46,7 +46,7 @@ class Link:
 
 
 @dataclass
-class Family:
+class LineageGraph:
     """Members by id, the one that was asked about first, and the links between them."""
 
     members: dict[str, Member] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Family:
 
 
 def artifact_member(store: Store, folder: Path, manifest: Manifest) -> Member:
-    """An artifact of this store, or of another folder, as a member of a family."""
+    """An artifact of this store, or of another folder, as a node of a lineage graph."""
     place = folder.absolute()
     inside = place.is_relative_to(store.root)
     return Member(place.relative_to(store.root).as_posix() if inside else str(place), "artifact", place, manifest)
@@ -81,9 +81,9 @@ def locate(store: Store, wanted: Input) -> tuple[Path, Manifest] | None:
     return None
 
 
-def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
+def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGraph:
     """These artifacts and all that they descend from or require, with outside sources as leaves."""
-    family = Family()
+    graph = LineageGraph()
     parents: dict[tuple[str, str], Member] = {}
 
     def parent_of(wanted: Input) -> Member:
@@ -97,32 +97,32 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> Family:
     while left:
         child = left.popleft()
         made = child.manifest or child.stand_in
-        if not family.add(child) or made is None:
+        if not graph.add(child) or made is None:
             continue
         for name, wanted, requires in _inputs(made):
             parent = parent_of(wanted)
-            family.links.append(Link(parent.id, child.id, name, requires))
+            graph.links.append(Link(parent.id, child.id, name, requires))
             left.append(parent)
         for record in made.sources:
             source = source_member(record)
-            family.add(source)
-            family.links.append(Link(source.id, child.id, record.key))
-    return family
+            graph.add(source)
+            graph.links.append(Link(source.id, child.id, record.key))
+    return graph
 
 
-def missing(store: Store, family: Family) -> list[tuple[Member, Difference]]:
+def missing(store: Store, graph: LineageGraph) -> list[tuple[Member, Difference]]:
     """The ancestors whose bytes are not in the store any more."""
     return [
         (member, Difference(store.root / member.input.path, "missing: no artifact with its bytes is there"))
-        for member in family.members.values()
+        for member in graph.members.values()
         if member.kind == "gone" and member.input
     ]
 
 
-def descent(store: Store, start: Member) -> Family:
+def descent(store: Store, start: Member) -> LineageGraph:
     """All that descends from the bytes of an artifact or of an outside source, wherever those bytes lie."""
-    family = Family()
-    family.add(start)
+    graph = LineageGraph()
+    graph.add(start)
     readers: dict[tuple[str, str], list[tuple[Member, str, Input, bool]]] = {}
     left = deque([start])
     for folder, manifest in store.manifests():
@@ -131,8 +131,8 @@ def descent(store: Store, start: Member) -> Family:
             readers.setdefault((wanted.stage, wanted.digest), []).append((child, name, wanted, requires))
         for record in manifest.sources:
             if start.source and _share_bytes(start.source, record):
-                family.links.append(Link(start.id, child.id, record.key))
-                if family.add(child):
+                graph.links.append(Link(start.id, child.id, record.key))
+                if graph.add(child):
                     left.append(child)
     while left:
         parent = left.popleft()
@@ -141,10 +141,10 @@ def descent(store: Store, start: Member) -> Family:
         made = parent.manifest
         for child, name, wanted, requires in readers.get((made.stage, made.digest), []):
             same_bytes = wanted.fingerprint != made.fingerprint
-            family.links.append(Link(parent.id, child.id, name, requires, same_bytes))
-            if family.add(child):
+            graph.links.append(Link(parent.id, child.id, name, requires, same_bytes))
+            if graph.add(child):
                 left.append(child)
-    return family
+    return graph
 
 
 def _gone(store: Store, wanted: Input) -> Member:

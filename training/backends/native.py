@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from evaluation.random_state import seed_all
 from training import ranks
 from training.callbacks import Event
-from training.snapshot import seed_all
 from training.train_state import Batch, TrainState, count_examples, split_batch
 
 

@@ -1,0 +1,37 @@
+"""The random states of Python, numpy and torch together: begun anew, kept over a block, or both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Begins all of them anew."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def kept_random_state(device: torch.device) -> Iterator[None]:
+    """Leaves them as they were before the block; of torch those of the CPU and `device`."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Runs a block under a seed, and leaves them as they were."""
+    with kept_random_state(device):
+        seed_all(seed)
+        yield
