@@ -86,7 +86,7 @@ class BenchmarksConfig(StageConfig):
     limit: int | None = Field(None, ge=1)
     """Only the first so many items of each task; all by default."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Level of the intervals, from the analytic standard error."""
+    """Level of the intervals, from the analytic standard error; 0.95 is 95 %."""
     seed: int = 17
     """Draws the few-shot examples."""
     batch_size: int = outside_identity(32, ge=1)
@@ -196,7 +196,7 @@ class SafetyConfig(StageConfig):
     memorisation: MemorisationConfig | None = MemorisationConfig()
     """null leaves it out."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Level of the intervals."""
+    """Level of the intervals; 0.95 is 95 %."""
     seed: int = 17
     """Draws the samples, the sequences and the bootstrap."""
 

@@ -116,6 +116,7 @@ class FineWebConfig(Config):
     max_short_line_share: Share | None = 0.67
     """Largest share of lines of at most `short_line_length` characters."""
     short_line_length: int = Field(30, ge=1)
+    """Longest line, in characters, that counts as short; 30 in the paper and in the code published with it."""
     max_repeated_line_character_share: Share | None = 0.01
     """Largest share of the characters that lie in lines that occurred before in the same text; 0.1 in the paper, 0.01
     in the code published with it (datatrove)."""
