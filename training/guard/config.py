@@ -36,7 +36,8 @@ class GuardConfig(Config):
     least_loss_scale: float = Field(1.0e-4, gt=0)
     """fp16 only: a loss scale below this is an alarm; 1e-4 is fairseq's `min_loss_scale`, by which OPT was trained."""
     rollback_every: int = Field(100, ge=1)
-    """Batches between two checkpoints that the guard may go back to. Unlike `checkpoint_every` it bears on the result."""
+    """Batches from one checkpoint that the guard may go back to until the next. Unlike `checkpoint_every` it bears on
+    the result."""
     healthy_after: int = Field(20, ge=0)
     """A checkpoint is healthy if no suspicious batch came within so many batches after it."""
     cut: float = Field(0.5, gt=0, lt=1)
