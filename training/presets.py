@@ -34,6 +34,11 @@ PRESETS: dict[str, Preset] = {
     "gpt-350m": Preset("gpt2", 24, 1024, 16, 2048, 350_000_000),
     "gpt-760m": Preset("gpt2", 24, 1536, 16, 2048, 760_000_000),
     "gpt-1.3b": Preset("gpt2", 24, 2048, 16, 2048, 1_300_000_000),
+    # Table 2.1 has a width of 5,140 for 13B, which its 40 heads of 128 do not make.
+    "gpt-2.7b": Preset("gpt2", 32, 2560, 32, 2048, 2_700_000_000),
+    "gpt-6.7b": Preset("gpt2", 32, 4096, 32, 2048, 6_700_000_000),
+    "gpt-13b": Preset("gpt2", 40, 5120, 40, 2048, 13_000_000_000),
+    "gpt-175b": Preset("gpt2", 96, 12288, 96, 2048, 175_000_000_000),
     # GPT-2 (Radford et al. 2019), table 2; counts of the released weights.
     "gpt2": Preset("gpt2", 12, 768, 12, 1024, 124_439_808),
     "gpt2-medium": Preset("gpt2", 24, 1024, 16, 1024, 354_823_168),

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from training.config import ModelConfig, PretrainConfig, RlhfConfig
 from training.duration import parse_duration
 from training.presets import PRESETS
+from training.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,40 @@ def test_a_model_may_be_described_by_a_folder_with_its_config(tmp_path: Path) ->
     assert found[0] is not None and found[0]["hidden_size"] == 64 and "vocab_size" not in found[0]
     with pytest.raises(ValidationError, match=r"folder with config\.json"):
         ModelConfig.model_validate({"transformers": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_whole_pretraining(name: str) -> None:
+    config = PretrainConfig.model_validate({"recipe": name})
+    assert not config.problems(2048, 50_257)
+    written = PretrainConfig.model_validate(RECIPES[name])
+    assert written.model_dump(exclude={"recipe"}) == config.model_dump(exclude={"recipe"})
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "published"), [("gpt-neox-20b", 50_432, 20_554_568_208), ("opt-175b", 50_272, 175e9)]
+)
+def test_recipes_of_other_architectures_have_their_published_sizes(
+    name: str, vocabulary: int, published: float
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from training.models import hf_config
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config(PretrainConfig(recipe=name).model, vocabulary, {}))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    assert parameters == pytest.approx(published, rel=0.01 if published == 175e9 else 1e-6)
+
+
+def test_what_is_written_replaces_the_recipe_s_key_by_key() -> None:
+    config = PretrainConfig.model_validate(
+        {"recipe": "gpt3-1.3b", "optimizer": {"weight_decay": 0.05}, "batch_warmup": None, "model": {"positions": 1024}}
+    )
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (2.0e-4, 0.05)
+    assert config.batch_warmup is None and config.schedule.final_share == 0.1
+    assert config.model.shape().positions == 1024 and config.model.preset == "gpt-1.3b"
+    other = PretrainConfig.model_validate({"recipe": "opt-175b", "model": {"preset": "llama-nano"}})
+    assert other.model == ModelConfig(preset="llama-nano") and other.optimizer.learning_rate == 1.2e-4
+    with pytest.raises(ValidationError, match="gpt3-175b"):
+        PretrainConfig.model_validate({"recipe": "gpt4"})

@@ -50,10 +50,10 @@ class ModelConfig(Config):
     """
 
     preset: str | None = None
-    """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b (GPT-3, table 2.1), gpt2, gpt2-medium, gpt2-large, gpt2-xl
-    (GPT-2, table 2), smollm-135m, smollm-360m, tinyllama-1.1b, llama-3.2-1b, llama-2-7b (as released), or llama-4m,
-    qwen3-4m, llama-nano (ours); for the objective masked bert-base, bert-large (BERT, section 3) or bert-nano, for
-    span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano."""
+    """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b, gpt-2.7b, gpt-6.7b, gpt-13b, gpt-175b (GPT-3, table 2.1),
+    gpt2, gpt2-medium, gpt2-large, gpt2-xl (GPT-2, table 2), smollm-135m, smollm-360m, tinyllama-1.1b, llama-3.2-1b,
+    llama-2-7b (as released), or llama-4m, qwen3-4m, llama-nano (ours); for the objective masked bert-base,
+    bert-large (BERT, section 3) or bert-nano, for span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano."""
     family: Family | None = None
     """Architecture: gpt2 (learned positions, LayerNorm, GELU), llama (rotary positions, RMSNorm, SwiGLU), qwen3 (llama
     with an RMSNorm on each head's queries and keys; Henry et al. 2020, Qwen3's report, section 2), bert (an encoder,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +15,12 @@ from training.config.model import ModelConfig
 from training.config.trainer import TrainerConfig
 from training.duration import Length
 from training.families import LEARNED_POSITIONS, documents_problem
+from training.recipes import RECIPES, with_recipe
+
+if TYPE_CHECKING:
+    RecipeName = str
+else:
+    RecipeName = Literal[tuple(RECIPES)]
 
 
 class BatchWarmup(Config):
@@ -27,6 +34,11 @@ class BatchWarmup(Config):
 
 class PretrainConfig(TrainerConfig):
     """Pretraining on packed shards."""
+
+    recipe: RecipeName | None = outside_identity(None)
+    """A published recipe whose keys hold where none are written here: model, duration, batch, optimizer and schedule of
+    GPT-3 (gpt3-125m to gpt3-175b; Brown et al. 2020, table 2.1 and appendix B), MosaicML's first (mosaic-350m),
+    GPT-NeoX-20B and OPT-175B. What it sets is part of the identity, its name is not."""
 
     objective: Literal["causal", "masked", "prefix", "span_corruption"] = "causal"
     """What is learnt. causal: the next token (GPT-3). masked: 15 % of the tokens, hidden, from both sides (Devlin et
@@ -63,6 +75,11 @@ class PretrainConfig(TrainerConfig):
     """Prompts that the model continues at each evaluation; "" asks for a text from nothing."""
     sample_tokens: int = outside_identity(32, ge=1)
     """Longest such continuation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_recipe(cls, given: Any) -> Any:
+        return with_recipe(given) if isinstance(given, Mapping) and isinstance(given.get("recipe"), str) else given
 
     @model_validator(mode="after")
     def _model_fits_the_objective(self) -> Self:
