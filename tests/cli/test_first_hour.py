@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from cli.commands import stemma
+from flows.compare import compare
+from infra.store.reference import resolve
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.command import write_config
+from tests.evaluation.family import write_family
 from tests.pipelines import full_config
 
 
@@ -89,6 +93,57 @@ def test_a_slip_is_answered_with_what_was_meant(tmp_path: Path, root: Path, word
         ]
     found = typed(*words)
     assert found.exit_code == 2 and told in found.stderr
+
+
+@pytest.fixture
+def family(root: Path) -> Path:
+    """A store with the artifacts of a whole pipeline, plausible and not built."""
+    write_family(root)
+    (root / "format").write_text("1\n")
+    return root
+
+
+def test_ls_lists_models_by_the_names_that_commands_take(family: Path) -> None:
+    found = typed("ls", "models", "--root", family)
+    names = [line.split()[0] for line in found.stdout.splitlines()[1:5]]
+    assert {name.partition("/")[0] for name in names} == {"pretrain", "sft", "reward_model", "rlhf"}
+    assert all(resolve(Store(family, reading=True), name) for name in names)
+    assert "held-out loss 4.84 → 3.37" in found.stdout and "4 models" in found.stdout
+    assert typed("ls", "--root", family / "nowhere").stdout.startswith("no runs in")
+
+
+def test_open_says_where_the_page_is_or_how_to_come_by_it(family: Path, root: Path) -> None:
+    card = next((family / "register").iterdir()) / "MODEL_CARD.md"
+    assert typed("open", "card", "--print", "--root", family).stdout == f"{card}\n"
+    missing = typed("open", "report", "--root", family)
+    assert missing.exit_code == 2 and "run a pipeline with the section report:" in missing.stderr
+
+
+def test_compare_tells_settings_steps_figures_and_paired_differences(family: Path) -> None:
+    store = Store(family, reading=True)
+    document = compare(store, [resolve(store, name) for name in ("pretrain", "rlhf")])
+    steps = {row["key"] for row in document["differences"]}
+    assert {"step sft", "step rlhf", "step reward_model"} <= steps and "step pretrain" not in steps
+    figures = {row["figure"]: row["values"] for row in document["figures"]}
+    assert len(figures["cloze_accuracy"]) == 2 and "validation_loss" not in figures, "of one kind of model only"
+    paired = {row["figure"]: row for row in document["paired"]}
+    assert {"cloze accuracy", "expected maximum toxicity", "toxicity probability"} <= paired.keys()
+    assert paired["expected maximum toxicity"]["shown"] is False
+    text = typed("compare", "pretrain", "rlhf", "--root", family).stdout
+    assert "no difference is shown" in text and "over the same items, less pretrain/" in text
+    assert typed("compare", "rlhf", "--root", family).exit_code == 2
+
+
+def test_compare_names_the_setting_that_differs(family: Path) -> None:
+    first = next((family / "pretrain").iterdir())
+    second = first.with_name("fedcba9876543210")
+    shutil.copytree(first, second)
+    manifest = json.loads((second / "manifest.json").read_text())
+    changed = {"fingerprint": second.name, "config": {"seed": 18, "batch_size": 32}, "identity": {"seed": 18}}
+    (second / "manifest.json").write_text(json.dumps({**manifest, **changed}))
+    text = typed("compare", f"pretrain/{first.name}", "pretrain/fedc", "--root", family).stdout
+    assert "1 settings, sources or versions differ" in text and "pretrain.seed" in text
+    assert "validation_loss" in text
 
 
 def model_folder(folder: Path, kind: str) -> Path:

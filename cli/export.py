@@ -1,0 +1,43 @@
+"""stemma export MODEL DIR: a model as a folder that the Hugging Face hub takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.chat import writing_model
+from cli.options import root_of, root_option
+from cli.output import as_json
+
+
+@click.command("export")
+@click.argument("model")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@root_option
+@as_json
+def command(model: str, folder: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
+    model card as README.md. What was written is loaded with transformers before FOLDER appears.
+
+    MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty.
+    """
+    from evaluation.artifacts import read_artifacts
+    from evaluation.export import card_of, export
+    from infra.store.store import Store
+
+    store = Store(root_of(root), reading=True)
+    source = writing_model(model, store.root)
+    artifact = read_artifacts({source.parent.name: source})[source.parent.name]
+    registered = list(store.manifests("register")) if "register" in store.layout.stages() else []
+    card, card_from = card_of(artifact, registered)
+    loaded = export(artifact, card, folder)
+    if not as_json:
+        chat = "with" if loaded.chat_template else "without"
+        click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template: loads and writes")
+        click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
+        click.echo(f"written to {folder}")
+    document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}
+    return {**document, "loaded": asdict(loaded)}, 0

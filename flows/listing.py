@@ -1,0 +1,58 @@
+"""What a store holds, as rows: pipeline runs, models and artifacts, each with what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from flows.journal import RunJournal
+from infra.process import started_at
+from infra.store.store import Store
+from tasks.stages import STAGES
+
+Kind = Literal["runs", "models", "artifacts"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+def runs(store: Store) -> Iterator[dict[str, Any]]:
+    """The runs, newest first: {"run_id", "pipeline", "config", "status", "started", "seconds", "built", "reused"}."""
+    folders = sorted(store.layout.runs.iterdir(), reverse=True) if store.layout.runs.is_dir() else []
+    for folder in folders:
+        journal = RunJournal(store.layout.runs, folder.name)
+        begun, result = journal.begun(), journal.result()
+        if not begun:
+            continue
+        rows = result["stages"] if result else []
+        alive = result is None and started_at(begun["pid"]) is not None
+        yield {
+            "run_id": journal.run_id,
+            "pipeline": begun.get("pipeline", ""),
+            "config": begun.get("config", ""),
+            "status": result["status"] if result else "running" if alive else "lost",
+            "started": datetime.fromtimestamp(begun["time"], UTC).isoformat(timespec="seconds"),
+            "seconds": result.get("seconds") if result else None,
+            "built": sum(row["status"] == "built" for row in rows),
+            "reused": sum(row["status"] == "reused" for row in rows),
+        }
+
+
+def artifacts(store: Store, *, models_only: bool = False) -> list[dict[str, Any]]:
+    """The finished artifacts, newest first: {"artifact", "step", "pipeline", "finished", "bytes", "headline",
+    "figures", "path"}. Those that a later build of the same address replaced are left out."""
+    rows = [
+        {
+            "artifact": f"{manifest.stage}/{manifest.fingerprint}",
+            "step": manifest.step or manifest.stage,
+            "pipeline": manifest.pipeline,
+            "finished": manifest.finished,
+            "bytes": sum(file.size for file in manifest.files),
+            "headline": str(manifest.result.get("headline", "")),
+            "figures": dict(manifest.result.get("figures", {})),
+            "path": str(folder),
+        }
+        for folder, manifest in store.manifests()
+        if folder.name == manifest.fingerprint
+        and not (models_only and (manifest.stage not in STAGES or not STAGES[manifest.stage].makes_weights))
+    ]
+    return sorted(rows, key=lambda row: (row["finished"], row["artifact"]), reverse=True)
