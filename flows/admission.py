@@ -1,9 +1,16 @@
-"""Whether a flow run may start: by the code it was deployed with, with its config still there, and not made up for."""
+"""Whether a flow run may start, and how it keeps its place among the runs of its deployment.
+
+It may by the code that it was deployed with, with its config still there, and where it makes up for nothing that was
+made up for already.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -15,6 +22,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.concurrency import _leases
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed, State
 
@@ -91,3 +99,24 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
     )
     later = [one for one in later if one.auto_scheduled]
     return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too, or was run" if later else ""
+
+
+RETRY_S = 15.0
+LOST = "the slot of this run was not renewed; it goes on, and another run of its deployment may begin"
+
+_renew_until_it_fails = _leases._lease_renewal_loop
+_log = logging.getLogger(__name__)
+
+
+async def _renew_for_ever(lease_id: UUID, lease_duration: float) -> None:
+    while True:
+        try:
+            await _renew_until_it_fails(lease_id, lease_duration)
+        except Exception as error:
+            _log.warning("%s (%s)", LOST, type(error).__name__)
+            await asyncio.sleep(RETRY_S)
+
+
+def keep_slots() -> None:
+    """Makes Prefect's engine in this process go on when a slot cannot be renewed."""
+    _leases._lease_renewal_loop = _renew_for_ever

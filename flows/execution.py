@@ -17,7 +17,7 @@ from prefect.states import Cancelled as CancelledState
 from prefect.states import Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.concurrency_slot import keep_slots
+from flows.admission import keep_slots
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, Selection, descendants, graph
 from flows.journal import PRIVATE, RunJournal, StageRow

@@ -240,10 +240,3 @@ class Selection(Config):
             allowed &= ancestors(nodes, known(nodes, self.until, "--until"))
         known(nodes, self.force, "--force")
         return [name for name in nodes if name in allowed]
-
-    def as_options(self) -> list[str]:
-        """The command line that says the same."""
-        options: list[str] = []
-        for flag, names in (("only", self.only), ("from", self.from_), ("until", self.until), ("force", self.force)):
-            options += [f"--{flag}", ",".join(names)] if names else []
-        return options

@@ -67,8 +67,6 @@ def _numbers(field: Sequence[object]) -> list[int]:
 
 Overlap = Literal["queue", "skip"]
 CatchUp = Literal["latest", "all", "none"]
-OVERLAPS: tuple[Overlap, ...] = ("queue", "skip")
-CATCH_UPS: tuple[CatchUp, ...] = ("latest", "all", "none")
 CATCH_UP_TAG = "catch-up:"
 _STRATEGIES = {"queue": ConcurrencyLimitStrategy.ENQUEUE, "skip": ConcurrencyLimitStrategy.CANCEL_NEW}
 

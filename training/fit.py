@@ -14,14 +14,12 @@ from torch import nn
 from infra.run import Run
 from infra.store.states import KeptState, state_name
 from training import ranks
-from training.activations import ActivationNorm
 from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback, Callbacks
 from training.checkpoint_folder import batch_of, drop_after
 from training.checkpoint_folder import checkpoints as checkpoints_in
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
-from training.clipping import GradientClip
 from training.config import KeepEvery, TrainerConfig, batches
 from training.guard.callback import Alarmed, Guard
 from training.guard.corrections import Correction, Corrections, write_log
@@ -31,6 +29,7 @@ from training.hardware import Hardware
 from training.liveness import SignsOfLife, SlowRanks
 from training.metrics import MetricsLogger, Throughput
 from training.microbatch import choose, lower_limit, out_of_memory
+from training.norms import ActivationNorm, GradientClip
 from training.optimizers import optimizer_of
 from training.parallel import checkpoint_activations, parallelize, unshard_root
 from training.schedules import LearningRate, Schedule

@@ -13,11 +13,10 @@ import psutil
 import torch
 
 from infra.run import Run
-from training.activations import ActivationNorm
 from training.callbacks import Callback
-from training.clipping import GradientClip
 from training.guard.corrections import Corrections
 from training.guard.loss_scale import LossScale
+from training.norms import ActivationNorm, GradientClip
 from training.train_state import TrainState
 
 _WINDOW_S = 20.0

@@ -19,7 +19,6 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from corpus.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
-from training.activations import last_stack
 from training.attention import ADDED_MASKS, FLEX, is_flash
 from training.config import ModelConfig
 from training.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
@@ -27,6 +26,7 @@ from training.families import FAMILIES, documents_problem, experts_problem, wind
 from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
+from training.norms import last_stack
 from training.train_state import Trainable
 
 Batch = Mapping[str, Any]

@@ -22,7 +22,6 @@ from corpus.pretrained import load_pretrained_model
 from evaluation.statistics import binomial_p_value, bootstrap, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
-from training.activations import last_stack
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, pad, read_rows
 from training.config import RewardModelConfig, batches
@@ -32,6 +31,7 @@ from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import limit_length
+from training.norms import last_stack
 from training.train_state import TokenCount, Trainable
 
 _BATCH = 32

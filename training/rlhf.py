@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from evaluation.statistics import bootstrap, bootstrap_ratio, gain_at_equal_length, wilson
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
-from training.activations import last_stack
 from training.attention import choose_attention
 from training.callbacks import Callback
 from training.chat import Chat, read_rows
@@ -29,6 +28,7 @@ from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.models import limit_length, load
+from training.norms import last_stack
 from training.ppo import policy_loss, value_loss
 from training.reward_model import Scorer, load_scorer
 from training.rollouts import (

@@ -160,9 +160,6 @@ class RegisterModel(Message):
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-AnyMessage = (
-    PipelineStarted | StageStarted | MetricsFile | StageFinished | StageReused | PipelineFinished | RegisterModel
-)
 _CLASSES: dict[str, type[Message]] = {
     cls.kind: cls
     for cls in (

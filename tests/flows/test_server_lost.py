@@ -138,7 +138,7 @@ def test_a_worker_s_run_ends_well_without_its_server_and_says_so_when_it_is_back
 def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     from prefect.concurrency._leases import maintain_concurrency_lease
 
-    from flows.concurrency_slot import LOST, keep_slots
+    from flows.admission import LOST, keep_slots
 
     keep_slots()
     nobody = f"http://{HOST}:{any_free_port()}/api"

@@ -17,8 +17,8 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from training.chat import Chat, pad
 from training.chat_session import answer
-from training.clipping import GradientClip
 from training.config import RewardModelConfig, RlhfConfig, SftConfig
+from training.norms import GradientClip
 from training.reward_model import reward_model
 from training.rlhf import rlhf
 from training.sft import sft

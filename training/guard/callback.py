@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from training import ranks
-from training.activations import ActivationNorm
 from training.callbacks import Callback
-from training.clipping import GradientClip
 from training.guard.config import GuardConfig
 from training.guard.corrections import Alarm, Corrections
 from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
+from training.norms import ActivationNorm, GradientClip
 from training.train_state import Batch, TrainState
 
 
