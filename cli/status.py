@@ -111,8 +111,8 @@ def _print(document: dict[str, Any]) -> None:
         link = service["page"] or "in the background"
         click.echo(f"{service['name']:<10} {link:<56} pid {service['pid']}, {message[service['state']]}")
     if document["services"]:
-        door = "credentials asked for" if document["guarded"] else "open to this machine"
-        click.echo(f"database:  {document['database']}; {door}")
+        access = "credentials asked for" if document["guarded"] else "open to this machine"
+        click.echo(f"database:  {document['database']}; {access}")
     else:
         click.echo("no servers run here; `stemma up` starts them")
     lineage = document["lineage"]

@@ -20,7 +20,7 @@ FAMILY_ORDER = (
     "base_model", "instructions",
     "validate_instructions", "sft", "preferences", "validate_preferences", "reward_model", "rlhf",
 )  # fmt: skip
-"""How stages are told of where order is free: as the text flows."""
+"""The order of stages where the graph leaves a choice: as the text flows."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The one place that touches lm-eval: our tasks in its words, its model class with our voice, its noise turned off."""
+"""The one place that calls lm-eval: our tasks in its format, its model class reporting to our run, its output off."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ TOLD_AT_THE_END: dict[str, Kind] = {"failed": "failed", "refused": "refused"}
 
 
 class PipelineRun:
-    """One run: what each stage came to, told to the journal, to Prefect and to lineage."""
+    """One run: the result of each stage, reported to the journal, to Prefect and to lineage."""
 
     def __init__(
         self, config: PipelineConfig, selection: Selection, store: Store, run_id: str, verify: bool, config_path: str

@@ -170,7 +170,7 @@ def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
 
 
 def refuse_if_unsure(found: Survey) -> None:
-    """Raises StageError if what is needed cannot be told for certain."""
+    """Raises StageError if what is needed is not known for certain."""
     if found.problems:
         first = found.problems[0]
         message = f"nothing was removed: {first.message}" + (

@@ -223,7 +223,7 @@ class Selection(Config):
     only: tuple[str, ...] = ()
     """Just these stages."""
     from_: tuple[str, ...] = ()
-    """These stages and all that hang on them."""
+    """These stages and all downstream of them."""
     until: tuple[str, ...] = ()
     """These stages and all that they need."""
     force: tuple[str, ...] = ()

@@ -33,8 +33,8 @@ class _Call:
 
 
 class PageQueue:
-    """on_trouble: told, from the queue's own thread, once when the server is lost, once when it answers again, and once
-    of each kind of call that it refuses."""
+    """on_trouble: called, from the queue's own thread, once when the server is lost, once when it answers again, and
+    once for each kind of call that it refuses."""
 
     def __init__(self, on_trouble: Callable[[str], None]) -> None:
         self._on_trouble = on_trouble
@@ -62,7 +62,7 @@ class PageQueue:
             self._changed.notify_all()
 
     def flush(self, patience_s: float) -> int:
-        """Waits until all is told, but once the server does not answer at most `patience_s` seconds.
+        """Waits until all is sent, but once the server does not answer at most `patience_s` seconds.
 
         Returns how many calls the page misses by then.
         """

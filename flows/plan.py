@@ -19,7 +19,7 @@ from tasks.stage import Node
 
 @dataclass(frozen=True)
 class Row:
-    """One stage of a plan. fingerprint is None while it hangs on a stage that is yet to be built.
+    """One stage of a plan. fingerprint is None while it depends on a stage that is yet to be built.
 
     because: what changed; for a stage that waits for others, which of them will be built.
     """

@@ -1,7 +1,7 @@
 """Each stage as a Prefect flow of its own, so that the page shows its config as a typed form.
 
 `stemma deploy CONFIG` makes one deployment a stage. Its form is prefilled from the config file; what is changed in
-the form is what runs, and what hangs on it is offered next.
+the form is what runs, and what is downstream of it is offered next.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_stage(
     and_below: bool,
     root: str,
 ) -> State:
-    """Runs one stage of the pipeline in `config_path` with this config, and offers what hangs on it next.
+    """Runs one stage of the pipeline in `config_path` with this config, and offers what is downstream of it next.
 
     settings: values by dotted key for other sections, as `--set` gives them.
     """
@@ -90,7 +90,7 @@ def _offer_next(
     store: Store,
     config_path: str,
 ) -> None:
-    """A page of what hangs on the stage and is not built for its new result, each with a link to its form."""
+    """A page of what is downstream of the stage and is not built for its new result, each with a link to its form."""
     old, new = flatten(dump(before)), flatten(dump(after))
     changed = {key: value for key, value in new.items() if old.get(key) != value}
     nodes = graph(after)
@@ -100,10 +100,10 @@ def _offer_next(
     lines = [f"`{key}` = {value}" for key, value in changed.items()]
     text = f"### {stage} ran with\n\n" + ("\n".join(f"- {line}" for line in lines) or "- the config file's values")
     if not stale:
-        text += "\n\nNothing that hangs on it has to be built again."
+        text += "\n\nNothing downstream of it has to be built again."
     else:
         given = {"settings": {**settings, **changed}}
-        text += "\n\n### What hangs on it and is not built for this result\n\n"
+        text += "\n\n### What is downstream of it and not built for this result\n\n"
         text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
         section = nodes[stage].stage.name
         whole = {
@@ -147,7 +147,7 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
             stage: The stage's id in the pipeline.
             config_path: The pipeline's config file.
             settings: Values for other sections of the config, by dotted key.
-            and_below: Also run what hangs on this stage.
+            and_below: Also run what is downstream of this stage.
             root: The store's folder.
         """
         return run_stage(section, config, stage, config_path, settings, and_below, root)

@@ -47,7 +47,7 @@ class Step(Config):
 
     @property
     def config(self) -> StageConfig:
-        """What the stage itself is told."""
+        """The config of the stage itself."""
         fields = self.stage.config.model_fields
         given = {fields[name].alias or name: getattr(self, name) for name in fields if name in self.model_fields_set}
         return self.stage.config.model_validate(given)

@@ -135,7 +135,7 @@ def _or(kinds: tuple[Kind, ...]) -> str:
 
 
 def _cycles(steps: Mapping[str, Joint]) -> Iterator[Problem]:
-    """Each cycle once, told at the input that closes it."""
+    """Each cycle once, at the input that closes it."""
     done: set[str] = set()
 
     def follow(name: str, trail: list[str]) -> Iterator[Problem]:

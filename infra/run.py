@@ -1,4 +1,4 @@
-"""What a stage function gets besides its config and inputs: a place to work, and a voice.
+"""What a stage function gets besides its config and inputs: a folder to work in, and the journal that it writes to.
 
 Everything a stage says is appended to one JSON-lines file, one object a line, so that it survives a crash, costs the
 training thread microseconds, and can be followed by another process:

@@ -44,7 +44,7 @@ class _Call:
     on_done: Callable[[int, Any], None]
 
 
-# Prefect sends the flow along with each task, so what cannot be pickled must not hang on it.
+# Prefect sends the flow along with each task, so it must hold nothing that cannot be pickled.
 _call: ContextVar[_Call] = ContextVar("call")
 
 

@@ -1,4 +1,4 @@
-"""What a training loop tells while it runs, and whoever listens."""
+"""The moments of a training loop at which callbacks are called."""
 
 from __future__ import annotations
 

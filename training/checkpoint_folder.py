@@ -21,7 +21,7 @@ from training import ranks
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"ba(\d+)")
 _UNFINISHED = "unfinished"
-# How a full disk is told by Python, and by safetensors.
+# The words for a full disk in the messages of Python and of safetensors.
 _DISK_FULL = ("No space left", "StorageFull", "Disk quota exceeded", "QuotaExceeded")
 
 

@@ -46,7 +46,7 @@ class CheckpointPlan:
 
 
 class Checkpointer(Callback):
-    """Writes checkpoints, also one when the run is told to stop."""
+    """Writes checkpoints, also one when the run is asked to stop."""
 
     def __init__(self, plan: CheckpointPlan, run: Run) -> None:
         self._plan = plan
@@ -96,13 +96,14 @@ class Checkpointer(Callback):
             "clock": state.clock.as_json(),
             "dataset": state.loader.state_dict(state.clock.sample_in_epoch),
             "callbacks": state.callbacks.state_dict(),
-            # What was told by now need not be told again, and what is told later will be.
+            # Metrics up to here are kept on a resume; later ones are written again.
             "journal": self._run.place(),
         }
 
 
 class Resumption(Callback):
-    """Continues a fit from the newest whole checkpoint, random state included, and takes back what was told since.
+    """Continues a fit from the newest whole checkpoint, random state included, and takes back the metrics that were
+    written since.
 
     others: folders of checkpoints besides the plan's own.
     begin: a state of another training, from which this one begins; it may be of other data.

@@ -80,7 +80,7 @@ def _length(text: str) -> str:
 
 
 def _with_unit(value: Any) -> Any:
-    """A bare number is told what it lacks, for YAML gives it as no text; nothing at all is the same in every unit."""
+    """Refuses a number without a unit, which YAML does not give as text; 0 is the same in every unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if value == 0:

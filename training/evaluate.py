@@ -59,7 +59,7 @@ def token_losses(
 
 
 def labels_of(sequences: Packed, objective: Objective) -> NDArray[np.int64]:
-    """What is to be told of each sequence (sequences, T), -100 elsewhere: the labels of `token_losses`."""
+    """The labels of each sequence (sequences, T), -100 elsewhere: the labels of `token_losses`."""
     return np.concatenate([objective.batch(part)["labels"].numpy() for part in sequences.batches(_BATCH)])
 
 

@@ -35,7 +35,7 @@ class Baselines(Protocol):
     """Models of counts, by name."""
 
     def losses(self, packed: Packed, labels: NDArray[np.int64]) -> Mapping[str, float]:
-        """The summed cross-entropy in nats of what is to be told of sequences, by each of them."""
+        """The summed cross-entropy in nats of the labels of sequences, by each of them."""
 
 
 class NextTokenBaselines:
@@ -117,7 +117,8 @@ def measure(
     with measuring(model):
         for begin in range(0, len(numbers), step):
             mine = np.arange(begin, min(begin + step, len(numbers)))[ranks.rank() :: world]
-            # Ranks that share a model compute together: one that has no part of the last step keeps the others company.
+            # Ranks that share a model compute together: one that has no part of the last step computes too, and its
+            # result is left out.
             asked = numbers[mine] if len(mine) else numbers[:1]
             [packed] = packed_batches(shards, asked, size, with_sources=bool(sources))
             batch = objective.batch(packed)

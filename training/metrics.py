@@ -1,4 +1,4 @@
-"""What a training tells of every batch: loss, norms, learning rate, and how fast it goes (tokens a second, model FLOPs
+"""What a training reports of every batch: loss, norms, learning rate, and its speed (tokens a second, model FLOPs
 utilisation, memory, the time that is left).
 """
 

@@ -60,8 +60,8 @@ def _make(parent: Path) -> tuple[Path, TextIO]:
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     start = f"{socket.gethostname()}-"
     # Without this lock a new folder could be taken for a left one before its own lock is held.
-    with (parent / _LOCK).open("w") as door:
-        fcntl.flock(door, fcntl.LOCK_EX)
+    with (parent / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         for left in parent.glob(f"{start}*"):
             with (left / _LOCK).open("w") as lock:
                 try:

@@ -24,7 +24,7 @@ SWEEPS = 12
 
 @dataclass(frozen=True)
 class Box:
-    """One node: a name above a line of small print, and what a pointer that rests on it is told."""
+    """One node: a name above a line of small print, and the tooltip."""
 
     id: str
     name: str

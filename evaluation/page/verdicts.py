@@ -184,7 +184,7 @@ def _rlhf(family: Family, id: str) -> Claim | None:
             text += f" Rewards of single answers differ by more: their standard deviation is {fixed(spread)}."
         if judge is not None and judge.state != "holds":
             state = "slight"
-            text += f" What it is worth hangs on the judge. {judge.title}."
+            text += f" What it is worth depends on the judge. {judge.title}."
     return Claim(state, title, text + " The judge is the reward model itself, so read the answers too.")
 
 

@@ -109,7 +109,7 @@ def states(root: Path | str) -> list[tuple[Service, State]]:
 
 
 def _check_running(root: Path, before: Settings, asked: Settings) -> None:
-    """Servers cannot change their address, database or door while they run."""
+    """Servers cannot change their address, database or credentials while they run."""
     running = [service for service in recorded(root).values() if service.alive]
     differing = [name for name in ("host", "database", "guarded") if getattr(asked, name) != getattr(before, name)]
     if running and differing:

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2018, section 3.1): tokens are hidden, and told from both sides."""
+"""Masked language modelling (Devlin et al. 2018, section 3.1): hidden tokens are predicted from both sides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MASKED, _RANDOM = 0.8, 0.1
 
 
 class Masked(Objective):
-    """15 % of a sequence's tokens are to be told; 80 % of them are masked, 10 % random, 10 % themselves.
+    """15 % of a sequence's tokens are to be predicted; 80 % of them are masked, 10 % random, 10 % themselves.
 
     Special tokens are neither hidden nor drawn. A tokenizer without a mask token gets `<|mask|>` as its last id.
     """
