@@ -8,6 +8,7 @@ from difflib import get_close_matches
 import click
 
 COMMANDS = {
+    "init": ("cli.init", "Look at files of text and write a config for them."),
     "run": ("cli.run", "Run a pipeline: build what is missing, reuse the rest."),
     "check": ("cli.check", "Say what a run would build and reuse, and why; start nothing."),
     "status": ("cli.status", "What runs now, and what is built of a pipeline."),

@@ -95,6 +95,38 @@ def test_a_slip_is_answered_with_what_was_meant(tmp_path: Path, root: Path, word
     assert found.exit_code == 2 and told in found.stderr
 
 
+def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "crawl").mkdir()
+    records = "".join(json.dumps({"url": f"u{n}", "content": "A sentence. " * 50}) + "\n" for n in range(500))
+    (tmp_path / "crawl" / "a.jsonl").write_text(records)
+    (tmp_path / "book one.txt").write_text("Once upon a time. " * 2000)
+    (tmp_path / "ask.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
+    (tmp_path / "best.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    found = typed("init", "crawl", "book one.txt", "ask.jsonl", "best.jsonl", "--to", "mine.yaml")
+    assert found.exit_code == 0, found.stderr
+    text = (tmp_path / "mine.yaml").read_text()
+    assert "paths: [crawl], text_field: content}" in text and "fields: content, url" in text
+    assert "paths: ['book one.txt']" in text and "prompt_field: question, response_field: answer" in text
+    (crawl,) = [line.split() for line in found.stdout.splitlines() if line.startswith("crawl")]
+    assert crawl[1] == "documents" and 450 <= int(crawl[3]) <= 550
+    checked = typed("check", "mine.yaml", "--root", tmp_path / "store")
+    assert checked.exit_code == 0 and "stages would be built" in checked.stdout, checked.stderr
+    again = typed("init", "crawl", "--to", "mine.yaml")
+    assert again.exit_code == 2 and "there is such a file already" in again.stderr
+
+
+def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    found = typed("init", "empty", "gone.txt")
+    assert found.exit_code == 2 and len(found.stderr.splitlines()) == 2
+    assert "empty: expected files" in found.stderr and "gone.txt" in found.stderr
+    assert not (tmp_path / "pipeline.yaml").exists()
+
+
 @pytest.fixture
 def family(root: Path) -> Path:
     """A store with the artifacts of a whole pipeline, plausible and not built."""
