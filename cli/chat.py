@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json
 
 
 @click.command("chat")
-@click.argument("model")
+@click.argument("model", shell_complete=artifacts)
 @click.option("--prompt", help="Ask this, print the answer, and end.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json, print_table, short_artifact
 
@@ -14,7 +15,7 @@ SETTINGS_SHOWN = 30
 
 
 @click.command("compare")
-@click.argument("models", nargs=-1, required=True, metavar="A B …")
+@click.argument("models", nargs=-1, required=True, metavar="A B …", shell_complete=artifacts)
 @click.option("--all", "whole", is_flag=True, help=f"All differing settings; otherwise the first {SETTINGS_SHOWN}.")
 @root_option
 @as_json

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from cli.chat import writing_model
+from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json
 
 
 @click.command("export")
-@click.argument("model")
+@click.argument("model", shell_complete=artifacts)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @root_option
 @as_json

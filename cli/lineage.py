@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("lineage")
-@click.argument("artifact", required=False)
+@click.argument("artifact", required=False, shell_complete=artifacts)
 @click.option("--up", "direction", flag_value="up", default="up", help="What it descends from (the default).")
 @click.option("--down", "direction", flag_value="down", help="What descends from it.")
 @click.option(

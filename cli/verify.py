@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json, print_problems
 
 
 @click.command("verify")
-@click.argument("artifact")
+@click.argument("artifact", shell_complete=artifacts)
 @click.option("--ancestry", is_flag=True, help="Also everything that it descends from.")
 @root_option
 @as_json

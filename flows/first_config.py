@@ -130,7 +130,10 @@ def _kind_of(fields: Sequence[str], longest: str) -> tuple[Kind, dict[str, str |
     prompt = next((name for name in _PROMPT if name in fields), None)
     response = next((name for name in _RESPONSE if name in fields), None)
     if {"chosen", "rejected"} <= set(fields):
-        return "preferences", _unlike(FilePreferences, prompt_field=prompt or "prompt", input_field=None)
+        # Without a prompt of its own each answer is a whole dialogue, as in HH-RLHF (Bai et al. 2022).
+        if prompt is None:
+            return "preferences", {"dialogue": "true"}
+        return "preferences", _unlike(FilePreferences, prompt_field=prompt, input_field=None)
     if prompt and response:
         further = "input" if "input" in fields and prompt != "input" else None
         keys = {"prompt_field": prompt, "response_field": response, "input_field": further}

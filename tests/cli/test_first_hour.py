@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from cli.commands import stemma
@@ -116,6 +117,9 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     assert checked.exit_code == 0 and "stages would be built" in checked.stdout, checked.stderr
     again = typed("init", "crawl", "--to", "mine.yaml")
     assert again.exit_code == 2 and "there is such a file already" in again.stderr
+    (tmp_path / "hh.jsonl").write_text(json.dumps({"chosen": "\n\nHuman: a", "rejected": "b"}) + "\n")
+    typed("init", "crawl", "ask.jsonl", "hh.jsonl", "--to", "dialogues.yaml")
+    assert "paths: [hh.jsonl], dialogue: true}" in (tmp_path / "dialogues.yaml").read_text()
 
 
 def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +153,20 @@ def test_open_says_where_the_page_is_or_how_to_come_by_it(family: Path, root: Pa
     assert typed("open", "card", "--print", "--root", family).stdout == f"{card}\n"
     missing = typed("open", "report", "--root", family)
     assert missing.exit_code == 2 and "run a pipeline with the section report:" in missing.stderr
+
+
+def test_a_shell_completes_commands_and_artifacts(family: Path) -> None:
+    bash = ShellComplete(stemma, {}, "stemma", "_STEMMA_COMPLETE")
+
+    def completed(words: list[str], beginning: str) -> set[str]:
+        return {item.value for item in bash.get_completions(words, beginning)}
+
+    assert completed([], "ch") == {"check", "chat"}
+    assert "--set" in completed(["run"], "--s")
+    assert completed(["chat", "--root", str(family)], "s") == {"safety", "sft", "shard"}
+    (whole,) = [folder.name for folder in (family / "sft").iterdir()]
+    assert completed(["chat", "--root", str(family)], "sft/") == {f"sft/{whole[:8]}"}
+    assert "_STEMMA_COMPLETE=bash_complete" in typed("completion", "bash").stdout
 
 
 def test_compare_tells_settings_steps_figures_and_paired_differences(family: Path) -> None:
