@@ -26,6 +26,8 @@ LOOKED_AT = 200
 """Records of the first file of each source."""
 BYTES_A_TOKEN = 3.5
 """Of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
+LONG_TEXT, CUT = 50_000, 3000
+"""Text files that are longer, in bytes, are cut at the first end of a paragraph after so many characters."""
 COMPRESSED = 3.0
 """How much smaller text is on disk when it is compressed: gzip on English, about."""
 TOKENS_A_PARAMETER = 20
@@ -86,7 +88,12 @@ def look(path: str) -> Found:
     if form == "parquet":
         return _of_parquet(path, first, len(places), disk)
     if form != "jsonl":
-        return Found(path, "documents", len(places), disk, (), {}, len(places), int(disk * packed))
+        text = int(disk * packed)
+        # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
+        if form == "text" and text > len(places) * LONG_TEXT:
+            cut: dict[str, str | None] = {"cut_characters": str(CUT)}
+            return Found(path, "documents", len(places), disk, (), cut, text // CUT, text)
+        return Found(path, "documents", len(places), disk, (), {}, len(places), text)
     records = [one for one in islice(read_records(first, "utf-8", (), path, ()), LOOKED_AT) if isinstance(one, Record)]
     if not records:
         raise ConfigError(Problem("unreadable_source", str(first), "expected JSON objects with text"))

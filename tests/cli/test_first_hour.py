@@ -103,14 +103,17 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     (tmp_path / "crawl").mkdir()
     records = "".join(json.dumps({"url": f"u{n}", "content": "A sentence. " * 50}) + "\n" for n in range(500))
     (tmp_path / "crawl" / "a.jsonl").write_text(records)
-    (tmp_path / "book one.txt").write_text("Once upon a time. " * 2000)
+    (tmp_path / "book one.txt").write_text("Once upon a time.\n\n" * 4000)
     (tmp_path / "ask.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
     (tmp_path / "best.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     found = typed("init", "crawl", "book one.txt", "ask.jsonl", "best.jsonl", "--to", "mine.yaml")
     assert found.exit_code == 0, found.stderr
     text = (tmp_path / "mine.yaml").read_text()
     assert "paths: [crawl], text_field: content}" in text and "fields: content, url" in text
-    assert "paths: ['book one.txt']" in text and "prompt_field: question, response_field: answer" in text
+    assert (
+        "paths: ['book one.txt'], cut_characters: 3000}" in text
+        and "prompt_field: question, response_field: answer" in text
+    )
     (crawl,) = [line.split() for line in found.stdout.splitlines() if line.startswith("crawl")]
     assert crawl[1] == "documents" and 450 <= int(crawl[3]) <= 550
     checked = typed("check", "mine.yaml", "--root", tmp_path / "store")
