@@ -88,12 +88,12 @@ def look(path: str) -> Found:
     if form == "parquet":
         return _of_parquet(path, first, len(places), disk)
     if form != "jsonl":
-        text = int(disk * packed)
+        size = int(disk * packed)
         # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
-        if form == "text" and text > len(places) * LONG_TEXT:
+        if form == "text" and size > len(places) * LONG_TEXT:
             cut: dict[str, str | None] = {"cut_characters": str(CUT)}
-            return Found(path, "documents", len(places), disk, (), cut, text // CUT, text)
-        return Found(path, "documents", len(places), disk, (), {}, len(places), text)
+            return Found(path, "documents", len(places), disk, (), cut, size // CUT, size)
+        return Found(path, "documents", len(places), disk, (), {}, len(places), size)
     records = [one for one in islice(read_records(first, "utf-8", (), path, ()), LOOKED_AT) if isinstance(one, Record)]
     if not records:
         raise ConfigError(Problem("unreadable_source", str(first), "expected JSON objects with text"))
