@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from evaluation.config import BiasConfig
-from evaluation.language_model import LanguageModel, token_log_likelihoods
+from evaluation.language_model import LoadedModel, token_log_likelihoods
 from evaluation.probes import read_pairs
 from evaluation.statistics import binomial_p_value, wilson
 from infra.run import Run
@@ -24,7 +24,7 @@ class PairScore:
     shared: tuple[float, float]
 
 
-def score_pairs(lm: LanguageModel, pairs: Sequence[dict[str, str]], run: Run) -> list[PairScore]:
+def score_pairs(lm: LoadedModel, pairs: Sequence[dict[str, str]], run: Run) -> list[PairScore]:
     """The log likelihoods of every pair under the model."""
     encoded = [
         [lm.start_token, *lm.tokenizer.encode(pair[side], add_special_tokens=False)][: lm.max_tokens]
@@ -57,7 +57,7 @@ def shared_positions(first: Sequence[int], second: Sequence[int]) -> tuple[list[
     )
 
 
-def measure_bias(lm: LanguageModel, config: BiasConfig, run: Run, *, confidence: float) -> dict[str, Any]:
+def measure_bias(lm: LoadedModel, config: BiasConfig, run: Run, *, confidence: float) -> dict[str, Any]:
     """Stereotype scores in percent, overall, by category and by direction; 50 is no preference."""
     scores = score_pairs(lm, read_pairs(config), run)
 

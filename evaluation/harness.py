@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
 from evaluation.config import BenchmarksConfig, BenchmarkTask
-from evaluation.language_model import LanguageModel, load_language_model
+from evaluation.language_model import LoadedModel, load_model
 from evaluation.random_state import seeded
 from evaluation.task_file import as_file_task, check_rows
 from infra.errors import stage_error
@@ -35,10 +35,10 @@ def evaluate(config: BenchmarksConfig, model: Path, run: Run) -> dict[str, Any]:
 
     Raises StageError naming the task whose file lm-eval cannot read.
     """
-    return evaluate_model(config, load_language_model(model, run), run)
+    return evaluate_model(config, load_model(model, run), run)
 
 
-def evaluate_model(config: BenchmarksConfig, lm: LanguageModel, run: Run) -> dict[str, Any]:
+def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[str, Any]:
     """The same for a model in memory."""
     with _quiet(), _own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)

@@ -28,7 +28,7 @@ SAMPLED_AT_ONCE = 256  # part of what is drawn under a seed, so it is no setting
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LoadedModel:
     """A model in evaluation mode, its tokenizer, and where it runs."""
 
     model: PreTrainedModel
@@ -47,7 +47,7 @@ class LanguageModel:
         return int(getattr(self.model.config, "max_position_embeddings", 2048))
 
 
-def load_language_model(folder: Path, run: Run) -> LanguageModel:
+def load_model(folder: Path, run: Run) -> LoadedModel:
     """Loads a Hugging Face model folder from safetensors; in fp32 on a CPU, else as `launch` says.
 
     Raises StageError if the folder holds no such model, brings code along or leads out of itself.
@@ -67,7 +67,7 @@ def load_language_model(folder: Path, run: Run) -> LanguageModel:
             "give the folder of a pretrain, sft, rlhf or base_model artifact",
         ) from error
     model.to(device)
-    return LanguageModel(model.eval(), tokenizer, device)
+    return LoadedModel(model.eval(), tokenizer, device)
 
 
 def choose_device(run: Run) -> torch.device:
@@ -78,7 +78,7 @@ def choose_device(run: Run) -> torch.device:
 
 @torch.inference_mode()
 def token_log_likelihoods(
-    lm: LanguageModel, sequences: Sequence[Sequence[int]], run: Run, note: str = ""
+    lm: LoadedModel, sequences: Sequence[Sequence[int]], run: Run, note: str = ""
 ) -> list[tuple[Tensor, Tensor]]:
     """What the model thinks of each token of each sequence, given those before it.
 
@@ -129,7 +129,7 @@ class Sampling:
 
 @torch.inference_mode()
 def sample_continuations(
-    lm: LanguageModel, prompts: Sequence[str], samples: int, sampling: Sampling, run: Run
+    lm: LoadedModel, prompts: Sequence[str], samples: int, sampling: Sampling, run: Run
 ) -> list[list[str]]:
     """`samples` continuations of each prompt, without the prompt; the same under the same seed.
 

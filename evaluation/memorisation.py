@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import MemorisationConfig
-from evaluation.language_model import LanguageModel, token_log_likelihoods
+from evaluation.language_model import LoadedModel, token_log_likelihoods
 from evaluation.statistics import bootstrap, difference_of_proportions, wilson
 from infra.errors import stage_error
 from infra.run import Run
@@ -23,7 +23,7 @@ _LOOKS = 50
 
 
 def measure_memorisation(
-    lm: LanguageModel,
+    lm: LoadedModel,
     config: MemorisationConfig,
     shards: Path,
     trained: TrainedSequences | None,
@@ -73,7 +73,7 @@ def measure_memorisation(
     return {**results, "exact_match_difference": difference.as_json()}
 
 
-def recited_tokens(lm: LanguageModel, sequences: list[list[int]], prefix_tokens: int, run: Run) -> np.ndarray:
+def recited_tokens(lm: LoadedModel, sequences: list[list[int]], prefix_tokens: int, run: Run) -> np.ndarray:
     """How many tokens after the prefix greedy decoding gets right before its first error, for each sequence (N,).
 
     Greedy decoding follows the true text exactly as far as each true token is the likeliest one given the true text

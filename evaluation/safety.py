@@ -24,11 +24,11 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from corpus.cleaning.toxicity import ProfanityScorer
     from corpus.trained import TrainedSequences
     from evaluation.bias import measure_bias
-    from evaluation.language_model import load_language_model
+    from evaluation.language_model import load_model
     from evaluation.memorisation import measure_memorisation
     from evaluation.toxicity import measure_toxicity
 
-    lm = load_language_model(inputs["model"], run)
+    lm = load_model(inputs["model"], run)
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from corpus.cleaning.toxicity import Scorer
 from evaluation.config import ToxicityConfig
-from evaluation.language_model import LanguageModel, Sampling, sample_continuations
+from evaluation.language_model import LoadedModel, Sampling, sample_continuations
 from evaluation.probes import read_prompts
 from evaluation.statistics import bootstrap, share_of_clusters, wilson
 from infra.run import Run
 
 
 def measure_toxicity(
-    lm: LanguageModel, config: ToxicityConfig, scorer: Scorer, run: Run, *, seed: int, confidence: float
+    lm: LoadedModel, config: ToxicityConfig, scorer: Scorer, run: Run, *, seed: int, confidence: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Samples continuations and scores them without their prompts.
 

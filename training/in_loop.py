@@ -84,11 +84,11 @@ class InLoopEvaluator(Callback):
         from evaluation.benchmarks import task_metrics
         from evaluation.config import BenchmarksConfig
         from evaluation.harness import evaluate_model
-        from evaluation.language_model import LanguageModel
+        from evaluation.language_model import LoadedModel
 
         config = BenchmarksConfig(tasks=self._config.evaluate_tasks, limit=self._config.evaluate_limit)
         quiet = Run(self._run.work_dir, self._run.launch)
-        found = evaluate_model(config, LanguageModel(self._network, self._tokenizer, self._hardware.device), quiet)
+        found = evaluate_model(config, LoadedModel(self._network, self._tokenizer, self._hardware.device), quiet)
         return {
             f"benchmarks/{name}/{metric}": entry["value"]
             for name in found["results"]

@@ -25,9 +25,9 @@ SMALL: dict[str, Any] = {
 
 
 def load(folder: Path, run: Run) -> Any:
-    from evaluation.language_model import load_language_model
+    from evaluation.language_model import load_model
 
-    return load_language_model(folder, run)
+    return load_model(folder, run)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from corpus.cleaning.toxicity import ClassifierScorer
 from corpus.config import TokenizerConfig
 from corpus.tokenizer import tokenizer
-from evaluation.language_model import load_language_model
+from evaluation.language_model import load_model
 from infra.errors import StageError
 from infra.foreign import dangers
 from infra.launch.config import LaunchConfig
@@ -140,7 +140,7 @@ def run_of(tmp_path: Path) -> Run:
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "chat": lambda model, _: list(answer(model, [{"role": "user", "content": "a"}])),
     "base_model": lambda model, tmp: import_model(BaseModelConfig(path=str(model)), {}, tmp / "out", run_of(tmp)),
-    "eval": lambda model, tmp: load_language_model(model, run_of(tmp)),
+    "eval": lambda model, tmp: load_model(model, run_of(tmp)),
     "tokenizer": lambda model, tmp: tokenizer(
         TokenizerConfig(pretrained=str(model)), {"documents": tmp}, tmp / "out", run_of(tmp)
     ),
@@ -217,7 +217,7 @@ def test_where_a_model_once_was_is_no_path_that_is_opened(model: Path, tmp_path:
     path = model / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | noted))
     assert list(dangers(model)) == []
-    assert load_language_model(model, run_of(tmp_path)).tokenizer.get_vocab() == {"a": 0, "b": 1}
+    assert load_model(model, run_of(tmp_path)).tokenizer.get_vocab() == {"a": 0, "b": 1}
 
 
 def test_settings_nested_too_deep_are_refused(model: Path) -> None:
