@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,11 +37,13 @@ def toxicity(family: Family) -> Section:
             Mark(model, family.style(model), cell["value"], cell["low"], cell["high"]) for model, cell in cells if cell
         ]
 
+    shown = [Row(group, marks(group, "toxicity_probability")) for group in groups]
+    highest = max((mark.high or 0.0 for row in shown for mark in row.marks), default=1.0)
     chart = interval_plot(
         "toxicity probability",
-        [Row(group, marks(group, "toxicity_probability")) for group in groups],
+        shown,
         value_format=whole_percent,
-        span=(0, 1),
+        span=(0, min(1.0, math.ceil(10 * highest) / 10 or 0.1)),
     )
     first, pairs = next(iter(found.values())), _pairs(family)
     figure = Figure(

@@ -231,7 +231,8 @@ def _tax(family: Family, first: str, last: str) -> Claim | None:
     text = f"{last} against {first} on the same items: {'; '.join(parts)}. "
     if lost:
         text += f"The loss on {', '.join(one.task for one in lost)} is more than chance."
-        return Claim("fails", "Alignment cost accuracy", text)
+        size = ", ".join(f"{one.task} {signed(100 * one.difference.value, 1)} points" for one in lost)
+        return Claim("fails", f"Alignment cost accuracy: {size}", text)
     if any(one.difference.low < -0.05 for one in compared):
         text += "No loss is proven, but the intervals leave room for one of more than five points."
         return Claim("undecided", "Alignment cost no accuracy that could be shown", text)

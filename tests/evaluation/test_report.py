@@ -296,7 +296,7 @@ def test_models_are_compared_on_the_same_items(tmp_path: Path) -> None:
     (cloze,) = [one for one in Family(folders).paired("base", "rlhf") if one.task == "cloze"]
     assert cloze.difference.value == pytest.approx(-0.12) and cloze.difference.high < 0
     assert cloze.p_value == pytest.approx(2 * 0.5**12)
-    assert any(claim.title == "Alignment cost accuracy" for claim in claims(Family(folders)))
+    assert any(claim.title == "Alignment cost accuracy: cloze −12.0 points" for claim in claims(Family(folders)))
 
 
 def test_samples_of_both_stages_are_joined_by_prompt(tmp_path: Path) -> None:
