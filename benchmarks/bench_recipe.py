@@ -73,7 +73,7 @@ def race(folder: Path, seed: int, settings: list[str]) -> float:
     for stage in document["stages"]:
         print(f"  {stage['stage']:<12}{stage['seconds']:>6.0f} s  {stage.get('headline') or ''}")
     model = Path(next(stage["path"] for stage in document["stages"] if stage["stage"] == "pretrain"))
-    figures = json.loads((model / "manifest.json").read_text(encoding="utf8"))["figures"]
+    figures = json.loads((model / "manifest.json").read_text(encoding="utf8"))["result"]["figures"]
     for name in ("parameters", "batches", "tokens", "tokens_per_s"):
         print(f"  {name:<12}{figures[name]:>14,.0f}")
     begun = time.monotonic()
