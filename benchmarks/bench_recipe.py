@@ -1,10 +1,11 @@
 """Bits per byte after ten minutes on two cores, from text to model through our own stages.
 
-python benchmarks/bench_recipe.py [--seeds 17] [--set KEY=VALUE …] [--out FOLDER]
+python benchmarks/bench_recipe.py [--seeds 17] [--minutes 10] [--set KEY=VALUE …] [--out FOLDER]
 
 Writes the text of ../shared/recipe/make_text.py (without it: says so, and does nothing), has `stemma run` make
 tokenizer, shards and model of its training part by benchmarks/recipe.yaml, compiled anew, and measures the exported
-model on the whole validation part. The clock runs for the whole of `stemma run`, servers and imports included.
+model on the whole validation part. The clock runs for the whole of `stemma run`, servers and imports included. How many
+tokens the time allows is found before it starts, by a short training on this machine.
 
 The measure shares no code with training: transformers' own class and tokenizer in fp32. Every byte of every document
 counts once. A document begins with <|endoftext|> as its only context and is predicted in windows of 256 tokens that do
@@ -17,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 MAKE_TEXT = PROJECT.parent / "shared" / "recipe" / "make_text.py"
@@ -31,11 +34,18 @@ CONFIG = PROJECT / "benchmarks" / "recipe.yaml"
 WINDOW = 256
 NANOCHAT = 1.575
 AIM, AT_LEAST = 1.45, 1.50
+TRIAL = 60
+"""Batches of the training that tells how fast this machine is."""
+MARGIN = 0.96
+"""Share of the time that is planned for: machines do not run evenly."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[17])
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="wall time of a race; 0 trains as long as the recipe says"
+    )
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, help="keeps stores and text here; by default they are removed")
     given = parser.parse_args()
@@ -49,31 +59,68 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="recipe-") as temporary:
         folder = (given.out or Path(temporary)).resolve()
         subprocess.run([sys.executable, str(MAKE_TEXT), str(folder / "text")], check=True)
-        found = [race(folder, seed, given.settings) for seed in given.seeds]
+        settings = given.settings
+        if given.minutes:
+            settings = [*settings, f"pretrain.duration={fitting_tokens(folder, settings, given.minutes * 60)} tokens"]
+        found = [race(folder, seed, settings) for seed in given.seeds]
     print(f"nanochat {NANOCHAT}; aim {AIM}, at the least {AT_LEAST}")
     if len(found) > 1:
         print(f"{len(found)} seeds: {statistics.mean(found):.4f}, standard deviation {statistics.stdev(found):.4f}")
 
 
-def race(folder: Path, seed: int, settings: list[str]) -> float:
-    """Builds one model and prints what it took and what it came to; its bits per byte."""
-    store = folder / f"store-{seed}"
+def fitting_tokens(folder: Path, settings: list[str], seconds: float) -> int:
+    """How many tokens a race of so many seconds trains on, by one of TRIAL batches that is thrown away."""
+    trial = folder / "trial"
+    wall, document = run_stages(trial, 0, [*settings, f"pretrain.duration={TRIAL} batches"])
+    model = model_of(document)
+    times = [json.loads(line)["time"] for line in (model / "aux" / "metrics.jsonl").read_text().splitlines()]
+    batch = figures_of(model)["tokens"] / TRIAL
+    # The first batches compile and allocate; the last line is written when the training is over.
+    a_batch = (times[TRIAL - 1] - times[TRIAL // 3]) / (TRIAL - 1 - TRIAL // 3)
+    beside = wall - TRIAL * a_batch
+    batches = int((MARGIN * seconds - beside) / a_batch)
+    shutil.rmtree(trial)
+    print(f"trial: {batch / a_batch:,.0f} tokens a second, {beside:.0f} s beside them; so {batches:,} batches")
+    if batches < TRIAL:
+        raise SystemExit("the time is too short for a training of any use")
+    return int(batches * batch)
+
+
+def run_stages(store: Path, seed: int, settings: list[str]) -> tuple[float, dict[str, Any]]:
+    """Runs tokenizer, shards and pretraining in a new store: seconds of wall time, and the command's document."""
+    text = store.parent / "text" / "train.jsonl"
     command = [sys.executable, "-m", "cli.main", "run", str(CONFIG), "--until", "pretrain", "--json"]
     command += ["--root", str(store), "--set", f"seed={seed}"]
-    command += ["--set", f"ingest.read=[{{kind: files, paths: ['{folder / 'text' / 'train.jsonl'}']}}]"]
+    command += ["--set", f"ingest.read=[{{kind: files, paths: ['{text}']}}]"]
     command += [part for setting in settings for part in ("--set", setting)]
-    environment = os.environ | {"PYTHONPATH": str(PROJECT), "TORCHINDUCTOR_CACHE_DIR": str(folder / f"compiled-{seed}")}
+    compiled = store.with_name(f"{store.name}-compiled")
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
     begun = time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=PROJECT)
     seconds = time.monotonic() - begun
     document = json.loads(done.stdout)
     if done.returncode:
         raise SystemExit(f"stemma run ended with exit code {done.returncode}: {document.get('errors')}")
+    return seconds, document
+
+
+def model_of(document: dict[str, Any]) -> Path:
+    return Path(next(stage["path"] for stage in document["stages"] if stage["stage"] == "pretrain"))
+
+
+def figures_of(model: Path) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((model / "manifest.json").read_text(encoding="utf8"))["result"]["figures"]
+    return figures
+
+
+def race(folder: Path, seed: int, settings: list[str]) -> float:
+    """Builds one model and prints what it took and what it came to; its bits per byte."""
+    seconds, document = run_stages(folder / f"store-{seed}", seed, settings)
     print(f"\nseed {seed}: {seconds:.0f} s of wall time")
     for stage in document["stages"]:
         print(f"  {stage['stage']:<12}{stage['seconds']:>6.0f} s  {stage.get('headline') or ''}")
-    model = Path(next(stage["path"] for stage in document["stages"] if stage["stage"] == "pretrain"))
-    figures = json.loads((model / "manifest.json").read_text(encoding="utf8"))["result"]["figures"]
+    model = model_of(document)
+    figures = figures_of(model)
     for name in ("parameters", "batches", "tokens", "tokens_per_s"):
         print(f"  {name:<12}{figures[name]:>14,.0f}")
     begun = time.monotonic()
