@@ -49,18 +49,20 @@ async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False
 async def _create_from_copy(self: PrefectDBInterface) -> None:
     """In place of `create_db`, which still runs, and finds little to do where there was a copy."""
     path = _file_of(self.database_config.connection_url)
-    is_new = path is not None and not path.exists()
-    if path and is_new:
-        # Without a copy, whatever the reason, everything is as it was.
-        with suppress(OSError, RuntimeError, sqlite3.Error):
-            _copy(_kept_copy(), path)
+    if path is None or path.exists():
+        await _create_db(self)
+        return
+    copied = False
+    # Without a copy, whatever the reason, everything is as it would be without this.
+    with suppress(OSError, RuntimeError, sqlite3.Error):
+        _copy(_kept_copy(), path)
+        copied = True
     await _create_db(self)
-    if path and is_new:
+    if not copied:
         with suppress(OSError, RuntimeError, sqlite3.Error):
             kept = _kept_copy()
             kept.parent.mkdir(parents=True, exist_ok=True)
-            if not kept.exists():
-                _copy(path, kept)
+            _copy(path, kept)
 
 
 def _file_of(url: str) -> Path | None:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -80,3 +83,37 @@ def test_many_that_write_at_once_are_all_served(holder) -> None:
         with ThreadPoolExecutor(16) as pool:
             answers = set().union(*pool.map(start, range(160)))
     assert answers <= {200, 201}
+
+
+def test_a_server_begins_with_a_copy_of_a_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged copy is as good as none, and nothing of it is left."""
+    import asyncio
+    from types import SimpleNamespace
+
+    from infra.servers import prefect_server
+
+    async def migrate(server: Any) -> None:
+        with closing(sqlite3.connect(server.path)) as database:
+            database.execute("CREATE TABLE IF NOT EXISTS runs (name)")
+
+    def start(name: str) -> Path:
+        path = tmp_path / name
+        config = SimpleNamespace(connection_url=f"sqlite+aiosqlite:///{path}")
+        asyncio.run(prefect_server._create_from_copy(SimpleNamespace(database_config=config, path=path)))
+        return path
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(prefect_server, "_create_db", migrate)
+    start("first.db")
+    (kept,) = (tmp_path / ".cache" / "stemma").iterdir()
+    with closing(sqlite3.connect(kept)) as database:
+        database.execute("INSERT INTO runs VALUES ('of the copy')")
+        database.commit()
+    with closing(sqlite3.connect(start("second.db"))) as database:
+        assert database.execute("SELECT name FROM runs").fetchall() == [("of the copy",)]
+    kept.write_bytes(b"no database" * 100)
+    with closing(sqlite3.connect(start("third.db"))) as database:
+        assert database.execute("SELECT name FROM runs").fetchall() == []
+    with closing(sqlite3.connect(kept)) as database:
+        assert database.execute("SELECT name FROM runs").fetchall() == [], "and a damaged copy is replaced"
+    assert not list(tmp_path.glob(".copy-*"))
