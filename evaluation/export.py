@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.artifacts import Artifact
 from evaluation.card import model_card
 from evaluation.config import RegisterConfig
@@ -59,12 +60,11 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
 
 def load_as_a_stranger(folder: Path) -> Loaded:
     """Loads a folder by transformers' own classes and lets it write a few tokens. Raises StageError `not_loadable`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        network: Any = AutoModelForCausalLM.from_pretrained(folder)
-        GenerationConfig.from_pretrained(folder)
+        tokenizer = load_pretrained_tokenizer(folder)
+        network = load_pretrained_model(AutoModelForCausalLM, folder)
         inputs = tokenizer("Once upon a time", return_tensors="pt")
         given = inputs["input_ids"]
         written = network.generate(given, attention_mask=inputs["attention_mask"], max_new_tokens=4, do_sample=False)

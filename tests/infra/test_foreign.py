@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -232,8 +233,17 @@ def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
     folders = ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra")
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     assert len(files) > 200
-    found = {str(path.relative_to(REPOSITORY)) for path in files if calls.search(path.read_text(encoding="utf8"))}
+    # As code: the model card shows such a call to others.
+    found = {
+        str(path.relative_to(REPOSITORY))
+        for path in files
+        if calls.search(text := path.read_text(encoding="utf8")) and any(map(calls.search, _calls(text)))
+    }
     assert found == {"corpus/pretrained.py"}
+
+
+def _calls(source: str) -> list[str]:
+    return [ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
 
 
 def outside(tmp_path: Path) -> Path:
