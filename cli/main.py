@@ -17,7 +17,9 @@ def main() -> None:
         code = run()
     except BaseException as error:
         # Prefect and others raise exceptions of their own for it.
-        if isinstance(error, SystemExit) or not (interrupts.asked.is_set() or isinstance(error, KeyboardInterrupt)):
+        if isinstance(error, SystemExit) or not (
+            interrupts.interrupt_received.is_set() or isinstance(error, KeyboardInterrupt)
+        ):
             raise
         if "--json" in sys.argv:
             answer(cancelled())

@@ -12,7 +12,7 @@ import click
 
 from cli.answer import CANCELLED, answer, cancelled
 from infra.errors import Problem, StemmaError
-from infra.interrupts import asked
+from infra.interrupts import interrupt_received
 from infra.project import name_user
 
 
@@ -35,7 +35,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             if debug:
                 traceback.print_exc()
-            if asked.is_set() or isinstance(error, KeyboardInterrupt):
+            if interrupt_received.is_set() or isinstance(error, KeyboardInterrupt):
                 document, code = cancelled(), CANCELLED
             elif isinstance(error, StemmaError):
                 document, code = failure(error), error.exit_code

@@ -100,16 +100,16 @@ def ancestors(artifact: Artifact) -> list[Artifact]:
         }
     )
     sorter.prepare()
-    told: list[Artifact] = []
+    ordered: list[Artifact] = []
     ready: list[Artifact] = []
     while sorter.is_active():
         ready += [found[address] for address in sorter.get_ready()]
         ready.sort(key=lambda one: (order.get(one.stage, len(order)), one.id))
         next_ = ready.pop(0)
-        told.append(next_)
+        ordered.append(next_)
         assert next_.manifest is not None
         sorter.done(_address(next_.manifest))
-    return told
+    return ordered
 
 
 def _address(manifest: Manifest) -> tuple[str, str]:

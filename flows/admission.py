@@ -52,8 +52,8 @@ def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
         problem = None if any_code else _other_code(run, config_path)
         if problem := problem or _vanished(config_path):
             return Failed(message=str(problem))
-        if told := _missed(client, run):
-            return Cancelled(message=told)
+        if reason := _missed(client, run):
+            return Cancelled(message=reason)
     return None
 
 

@@ -112,8 +112,8 @@ class PipelineRun:
             upstream = {name: node.upstream for name, node in self.nodes.items()}
             status, problems = verdict(self.journal.rows, self.errors, upstream, self.stop.is_set())
         except Exception as error:
-            told = self.crashed(self.config.name, error)
-            status, problems = told.status, told.problems
+            failure = self.crashed(self.config.name, error)
+            status, problems = failure.status, failure.problems
         return self._end(status, problems, time.time() - begun)
 
     def _run_stages(self, chosen: list[str]) -> None:
@@ -231,9 +231,9 @@ class PipelineRun:
             ensure_relay(self.store.root)
 
     def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
-        told: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
+        outcome: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
         error = "; ".join(map(str, problems))
-        self.context.tell(messages.PipelineFinished(self.journal.run_id, told, time.time(), error))
+        self.context.tell(messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error))
         document = {
             "status": status,
             "errors": [problem.as_json() for problem in problems],
@@ -298,5 +298,5 @@ def flow_run_name() -> str:
     name = config.get("name") if isinstance(config, dict) else getattr(config, "name", from_file)
     selection = given.get("selection") or {}
     chosen = selection if isinstance(selection, dict) else selection.model_dump()
-    told = [f"{key.rstrip('_')} {', '.join(names)}" for key, names in chosen.items() if names]
-    return " ".join([str(name), *told])
+    chosen_names = [f"{key.rstrip('_')} {', '.join(names)}" for key, names in chosen.items() if names]
+    return " ".join([str(name), *chosen_names])

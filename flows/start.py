@@ -16,7 +16,7 @@ from flows.config import PipelineConfig, dump
 from flows.graph import Selection
 from flows.journal import PRIVATE, WHOLE, RunJournal
 from infra.errors import Problem, StemmaError
-from infra.interrupts import NUMBERS, asked
+from infra.interrupts import NUMBERS, interrupt_received
 from infra.project import code_state
 from infra.servers.credentials import client_variables
 from infra.servers.environment import OFFLINE, QUIET
@@ -227,7 +227,7 @@ def _interrupts() -> Iterator[threading.Event]:
     """An event that Ctrl-C or SIGTERM sets, instead of an exception in the middle of something."""
     heard = threading.Event()
     before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}
-    if asked.is_set():
+    if interrupt_received.is_set():
         heard.set()
     try:
         yield heard

@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect.settings import PREFECT_API_URL
 
-from infra.interrupts import NUMBERS, asked
+from infra.interrupts import NUMBERS, interrupt_received
 from infra.process import GRACE_S
 from infra.servers.http import post
 
@@ -41,7 +41,7 @@ class Stop:
             yield
             return
         before: Mapping[signal.Signals, Any] = {number: signal.signal(number, self._ask) for number in NUMBERS}
-        if asked.is_set():
+        if interrupt_received.is_set():
             self._asked.set()
         try:
             yield

@@ -11,7 +11,7 @@ from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
-asked = threading.Event()
+interrupt_received = threading.Event()
 """Set once one came: some libraries swallow the exception."""
 
 
@@ -32,5 +32,5 @@ def ignore() -> None:
 
 
 def _raise(*_: Any) -> None:
-    asked.set()
+    interrupt_received.set()
     raise Interrupted

@@ -275,9 +275,9 @@ class _Build:
             with self.clock("commit"):
                 path = self.store.commit(self.unfinished, manifest)
         except OSError as error:
-            told = disk_error(error, self.node.id, self.work)
-            self._send_failed(str(told))
-            raise told from error
+            disk = disk_error(error, self.node.id, self.work)
+            self._send_failed(str(disk))
+            raise disk from error
         except Exception as error:
             self._send_failed(str(error))
             raise

@@ -193,8 +193,8 @@ def _first_failure(job: Job, ended: list[Ended], outcomes: dict[int, Outcome], o
     first = outcomes[rank]
     if first.status != "failed":
         return first
-    told = [problem | {"message": f"rank {rank}: {problem['message']}"} for problem in first.problems]
-    return replace(first, problems=told)
+    problems = [problem | {"message": f"rank {rank}: {problem['message']}"} for problem in first.problems]
+    return replace(first, problems=problems)
 
 
 def _rank_outcome(scratch: Path, rank: int) -> Path:

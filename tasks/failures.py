@@ -53,9 +53,9 @@ def failure_of(
     if isinstance(error, StemmaError):
         return error
     if isinstance(error, OSError | sqlite3.OperationalError):
-        told = disk_error(error, where, root)
-        if isinstance(told, StemmaError):
-            return told
+        disk = disk_error(error, where, root)
+        if isinstance(disk, StemmaError):
+            return disk
     if isinstance(error, OSError) and error.errno in _REFUSED:
         path = str(error.filename or root)
         message = f"{where} may not write or read it: {error.strerror}"

@@ -140,8 +140,8 @@ class StagePage:
 
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
         """Tells of a fault of a machine and that the stage will be tried again."""
-        told = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
-        self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": told})
+        message = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
+        self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": message})
 
     def _failed(self, error: StemmaError) -> str:
         """Of files that an earlier attempt left nothing is shown."""
@@ -195,13 +195,13 @@ class StagePage:
             return
         self._shown_at = now
         percent = min(100.0, 100.0 * message["done"] / message["total"])
-        told = f"{self._node}, in {message['unit']}"
+        description = f"{self._node}, in {message['unit']}"
         self._shows_progress = True
-        self._run.later(lambda: self._put_progress(percent, told), self._progress_key)
+        self._run.later(lambda: self._put_progress(percent, description), self._progress_key)
 
-    def _put_progress(self, percent: float, told: str) -> None:
+    def _put_progress(self, percent: float, description: str) -> None:
         """Called by the queue's thread alone: makes the bar where there is none yet, and else moves it."""
         if self._progress is None:
-            self._progress = create_progress_artifact(percent, key=self._progress_key, description=told)  # type: ignore[assignment]
+            self._progress = create_progress_artifact(percent, key=self._progress_key, description=description)  # type: ignore[assignment]
         else:
             update_progress_artifact(self._progress, percent)

@@ -27,7 +27,7 @@ def check_payload(stage: str, folder: Path) -> None:
         raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
     if problems := [Problem(one.code, str(one.path), one.message, one.fix) for one in dangers(folder)]:
         raise ConfigError(*problems)
-    if problems := [Problem("not_a_payload", str(path), told) for path, told in PAYLOADS[stage](folder)]:
+    if problems := [Problem("not_a_payload", str(path), message) for path, message in PAYLOADS[stage](folder)]:
         raise ConfigError(*problems)
 
 
@@ -93,8 +93,8 @@ def _model(folder: Path) -> Found:
     if not weights:
         yield folder, "expected *.safetensors in this folder"
     for path in weights:
-        if told := _broken_safetensors(path):
-            yield path, told
+        if message := _broken_safetensors(path):
+            yield path, message
 
 
 def _broken_safetensors(path: Path) -> str:

@@ -133,9 +133,9 @@ def measure(
             for name, loss in baselines.losses(packed, labels).items():
                 others[name] = others.get(name, 0.0) + loss
             if sources:
-                told = packed.token_sources()[:, 1:].ravel()
-                by_source[0] += np.bincount(told, found[:, :-1].ravel(), minlength=width)[:width]
-                by_source[1] += np.bincount(told, minlength=width)[:width]
+                source_ids = packed.token_sources()[:, 1:].ravel()
+                by_source[0] += np.bincount(source_ids, found[:, :-1].ravel(), minlength=width)[:width]
+                by_source[1] += np.bincount(source_ids, minlength=width)[:width]
     return _together(places, rows, by_source, others, sources)
 
 

@@ -92,7 +92,7 @@ class Postgres:
             connection.close()
 
 
-def asked() -> str | None:
+def requested_database() -> str | None:
     """What STEMMA_DATABASE_URL says: `sqlite`, a PostgreSQL URL, or None where it is not set.
 
     Raises ConfigError for anything else, without repeating it: it may hold a password.
@@ -119,7 +119,7 @@ def database(recorded: str) -> Postgres | None:
     """
     if recorded == SQLITE:
         return None
-    url = asked()
+    url = requested_database()
     if url and url != SQLITE and Postgres(url).public_url == recorded:
         return Postgres(url)
     return Postgres(recorded)

@@ -15,7 +15,7 @@ import psutil
 from infra.errors import ConfigError, Problem
 from infra.servers.callers import NAMES, Callers, host_name
 from infra.servers.credentials import AUTH, OFF, credentials, how_to_set
-from infra.servers.database import SQLITE, Postgres, asked, database, described
+from infra.servers.database import SQLITE, Postgres, database, described, requested_database
 from infra.servers.ports import HOST
 from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, write_private
 from infra.tables import damaged, read_state
@@ -109,7 +109,7 @@ def chosen(before: Settings, host: str | None) -> Settings:
     """
     known = credentials()
     host = host or before.host
-    url = asked()
+    url = requested_database()
     closed_before = before.guarded and os.environ.get(AUTH) != OFF
     if known is None and not is_loopback(host):
         message = f"{host} is reached from other machines, and the servers have no credentials to ask for"

@@ -187,7 +187,7 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     store = tmp_path / "store"
     shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     longer = full_config()
-    longer["pretrain"] |= {"duration": "600 batches", "checkpoint_every": "20 batches", "evaluate_every": "600 batches"}
+    longer["pretrain"] |= {"duration": "300 batches", "checkpoint_every": "20 batches", "evaluate_every": "300 batches"}
     config = write_config(tmp_path / "config.yaml", longer)
     first = start("run", config, "--root", store, "--until", "pretrain", env=env)
     child = wait_until(lambda: running_stage(store, "pretrain"))
@@ -201,12 +201,12 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     assert second.with_status("built") == {"pretrain"}, second.document["errors"]
     assert "continuing pretrain at batch" in second.stderr
     manifest = json.loads((Path(second.rows()["pretrain"]["path"]) / "manifest.json").read_text())
-    assert manifest["result"]["figures"]["batches"] == 600
+    assert manifest["result"]["figures"]["batches"] == 300
 
     aux = Path(second.rows()["pretrain"]["path"]) / "aux"
     points = points_of(map(json.loads, (aux / "metrics.jsonl").read_text().splitlines()))
     assert points == points_of(read_journal(aux / "journal.jsonl"))
-    assert [step for step, _ in points["train/loss"]] == list(range(1, 601)), "each once, whatever the kill took"
+    assert [step for step, _ in points["train/loss"]] == list(range(1, 301)), "each once, whatever the kill took"
     assert [step for step, _ in points["validation/sample_loss"]] == [600]
     subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
     query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)

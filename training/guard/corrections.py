@@ -70,10 +70,10 @@ class Correction:
         return {**asdict(self), "alarm": alarm}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Correction:
-        alarm = told["alarm"]
+    def from_json(cls, fields: dict[str, Any]) -> Correction:
+        alarm = fields["alarm"]
         read = {**alarm, "value": float(alarm["value"]), "usual": float(alarm["usual"])}
-        return cls(**{**told, "alarm": Alarm(**read)})
+        return cls(**{**fields, "alarm": Alarm(**read)})
 
     def __str__(self) -> str:
         skipped = "leaving out none"

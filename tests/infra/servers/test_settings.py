@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConfigError, StageError
-from infra.servers.database import Postgres, asked
+from infra.servers.database import Postgres, requested_database
 from infra.servers.ports import is_free
 from infra.servers.settings import Settings, chosen, settings_of
 from infra.servers.state import make_servers_folder
@@ -92,7 +92,7 @@ def test_a_database_never_shows_its_password() -> None:
 def test_another_database_is_refused_without_repeating_it(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("STEMMA_DATABASE_URL", url)
     with pytest.raises(ConfigError) as caught:
-        asked()
+        requested_database()
     assert "postgresql://USER:PASSWORD@HOST" in str(caught.value)
     assert "hush-hush" not in str(caught.value)
 
