@@ -1,7 +1,10 @@
-"""stemma compare A B …: what differs between models, and their figures side by side."""
+"""stemma compare A B …: what differs between runs, configs or models, and how their figures and curves compare."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,68 +14,117 @@ from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json, print_table, short_artifact
 
-SETTINGS_SHOWN = 30
+SHOWN = 30
 
 
 @click.command("compare")
-@click.argument("models", nargs=-1, required=True, metavar="A B …", shell_complete=artifacts)
-@click.option("--all", "whole", is_flag=True, help=f"All differing settings; otherwise the first {SETTINGS_SHOWN}.")
+@click.argument("sides", nargs=-1, required=True, metavar="A B …", shell_complete=artifacts)
+@click.option("--all", "whole", is_flag=True, help=f"All rows; otherwise the first {SHOWN}, and figures that differ.")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the page with the curves goes; by default comparisons/ in the store.",
+)
 @root_option
 @as_json
-def command(models: tuple[str, ...], whole: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Compare models with the first: settings, data and code that differ, figures side by side, and differences over
-    the same items with their intervals.
+def command(
+    sides: tuple[str, ...], whole: bool, page: Path | None, root: Path | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Compare runs, configs or models with the first: what differs in settings, data, code and versions, figures side
+    by side, and differences over the same items with their intervals. Writes a page with all of it and the curves.
 
-    Each is an artifact such as sft/1f2e, or a stage id for its newest.
+    Each is an artifact such as sft/1f2e, a stage id for its newest, the id of a run (see stemma ls runs) or its
+    beginning, or a YAML file, of which what is built is compared. Several that differ in seeds alone are also shown by
+    mean and spread.
     """
-    if len(models) < 2:
-        raise click.UsageError("expected two models or more, e.g. stemma compare sft rlhf")
+    if len(sides) < 2:
+        raise click.UsageError("expected two or more, e.g. stemma compare sft rlhf")
+    from evaluation.page.comparison import comparison_page
     from flows.compare import compare
-    from infra.store.reference import resolve
+    from flows.compared import find
     from infra.store.store import Store
-    from tasks.stages import STAGES
 
     store = Store(root_of(root), reading=True)
-    makers = [name for name, stage in STAGES.items() if stage.makes_weights]
-    document = compare(store, [resolve(store, model, makers) for model in models])
+    found = find(store, sides)
+    document = compare(found)
+    names = _short_names([one.name for one in found])
+    built = [{name: step.artifact for name, step in one.steps.items() if step.artifact} for one in found]
+    place = page or store.root / "comparisons" / f"{_file_name(names)}.html"
+    trouble = _write(place, comparison_page(document, names, built))
     if not as_json:
-        _print(document, len(document["differences"]) if whole else SETTINGS_SHOWN)
-    return {"status": "done", "root": str(store.root), **document}, 0
+        _print(document, names, whole)
+        click.echo(f"\npage: {place}" if not trouble else f"\nthe page was not written: {trouble}")
+    document = {"status": "done", "root": str(store.root), **document}
+    return {**document, "page": None if trouble else str(place.absolute())}, 0
 
 
-def _print(document: dict[str, Any], settings: int) -> None:
-    names = [short_artifact(one["model"]) for one in document["models"]]
-    for name, one in zip(names, document["models"], strict=True):
-        measured = ", ".join(one["evaluations"]) or "not measured"
-        click.echo(f"{name}: {one['headline'] or 'no headline'} ({measured})")
-    differences = [{**row, "model": short_artifact(row["model"])} for row in document["differences"]]
-    click.echo(f"\n{len(differences)} settings, sources or versions differ from {names[0]}")
-    if differences:
-        print_table(differences[:settings], {"model": "model", "key": "key", "first": names[0], "other": "there"})
-    if len(differences) > settings:
-        click.echo(f"{len(differences) - settings} more: --all")
-    click.echo()
-    rows = [
-        {"figure": row["figure"], **dict(zip(names, map(_number, row["values"]), strict=True))}
-        for row in document["figures"]
+def _write(place: Path, text: str) -> str:
+    """Writes the page; what kept it from being written, "" for nothing: what is compared may be another's to write."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf8")
+    except OSError as error:
+        return f"{place}: {error.strerror} (--page names another place)"
+    return ""
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """What a person types, as short as it is still one's own."""
+    short = [short_artifact(name) if re.fullmatch(r"[a-z_]+/[0-9a-f.]+", name) else name for name in names]
+    short = [name[:15] if re.match(r"\d{8}-\d{6}-", name) else name for name in short]
+    short = [Path(name).name if name.endswith((".yaml", ".yml")) else name for name in short]
+    return short if len(set(short)) == len(set(names)) else list(names)
+
+
+def _file_name(names: Sequence[str]) -> str:
+    """The names, as a file may be called."""
+    whole = re.sub(r"[^\w.-]+", "-", "_".join(names))
+    return whole if len(whole) <= 100 else f"{whole[:80]}_{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def _print(document: dict[str, Any], names: Sequence[str], whole: bool) -> None:
+    from evaluation.page.comparison import differs, number_with_bounds, seeds_sentence
+
+    columns = {name: name for name in names}
+    for name, one in zip(names, document["compared"], strict=True):
+        measured = f" ({', '.join(one['evaluations'])})" if one["evaluations"] else ""
+        click.echo(f"{one['kind']} {name}: {one['headline']}{measured}")
+    for group in document["seeds"]:
+        click.echo(seeds_sentence(group))
+    differences = [
+        {"key": row["key"], **dict(zip(names, map(str, row["values"]), strict=True))} for row in document["differences"]
     ]
-    print_table(rows, {"figure": "figure", **{name: name for name in names}})
+    click.echo(f"\n{len(differences)} settings, sources or versions differ")
+    _shown(differences, {"key": "key", **columns}, whole)
+    rows = []
+    for row in document["figures"]:
+        if whole or len(document["figures"]) <= SHOWN or differs(row["values"]):
+            cells = map(number_with_bounds, row["values"], row["intervals"])
+            spread = {
+                f"seeds {number}": f"{one['mean']:.4g} ± {one['sd']:.2g}" for number, one in enumerate(row["spread"])
+            }
+            rows.append({"figure": row["figure"], **dict(zip(names, cells, strict=True)), **spread})
+    means = {f"seeds {n}": f"mean ± sd of {len(group['names'])}" for n, group in enumerate(document["seeds"])}
+    click.echo(f"\n{len(rows)} figures" + ("" if len(rows) == len(document["figures"]) else " differ"))
+    _shown(rows, {"figure": "figure", **columns, **means}, whole)
     if document["paired"]:
         click.echo(f"\nover the same items, less {names[0]}")
-        print_table(
-            [
-                {
-                    "model": short_artifact(row["model"]),
-                    "figure": row["figure"],
-                    "difference": _number(row["difference"]),
-                    "interval": f"{_number(row['low'])} to {_number(row['high'])}",
-                    "so": "more than chance" if row["shown"] else "no difference is shown",
-                }
-                for row in document["paired"]
-            ],
-            {"model": "model", "figure": "figure", "difference": "difference", "interval": "95 % interval", "so": "so"},
-        )
+        known = dict(zip((one["name"] for one in document["compared"]), names, strict=True))
+        paired = [
+            {
+                "name": known[row["name"]],
+                "figure": row["figure"],
+                "change": number_with_bounds(row["difference"], [row["low"], row["high"]]),
+                "so": "more than chance" if row["shown"] else "no difference is shown",
+            }
+            for row in document["paired"]
+        ]
+        print_table(paired, {"name": "", "figure": "figure", "change": "difference, 95 % interval", "so": "so"})
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _shown(rows: list[dict[str, Any]], columns: dict[str, str], whole: bool) -> None:
+    shown = rows if whole else rows[:SHOWN]
+    if shown:
+        print_table(shown, columns)
+    if len(rows) > len(shown):
+        click.echo(f"{len(rows) - len(shown)} more: --all")

@@ -1,8 +1,10 @@
-"""Two models on the same items: differences of benchmark scores and of toxicity, with intervals over the pairs."""
+"""Two models on the same items: differences of benchmark scores, toxicity and reward, with intervals over the pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -98,3 +100,45 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
         bootstrap(length[1] - length[0], seed=SEED),
         (float(length[0].mean()), float(length[1].mean())),
     )
+
+
+def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
+    """The second policy's mean reward on the held-out prompts less the first's, by the bootstrap over prompts.
+
+    None where they were judged by different reward models, whose rewards have no common scale, or asked different
+    prompts. first, second: artifacts of the stage rlhf.
+    """
+    judges = {
+        one.manifest.inputs["reward_model"].digest if one.manifest and "reward_model" in one.manifest.inputs else one.id
+        for one in (first, second)
+    }
+    rewards = [
+        {row["prompt"]: row["rewards"]["rlhf"] for row in one.read_lines("aux/samples.jsonl") if row.get("rewards")}
+        for one in (first, second)
+    ]
+    if len(judges) > 1 or not rewards[0] or rewards[0].keys() != rewards[1].keys():
+        return None
+    return bootstrap([rewards[1][prompt] - rewards[0][prompt] for prompt in rewards[0]], seed=SEED)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One figure of the second artifact less that of the first, over the same items."""
+
+    figure: str
+    unit: Literal["share", "characters", "reward"]
+    difference: Interval
+
+
+def paired_figures(first: Artifact, second: Artifact) -> Iterator[Paired]:
+    """Every figure whose items both kept, for artifacts of one kind: benchmarks, safety or rlhf."""
+    if first.stage.startswith("benchmarks"):
+        for one in paired_accuracy(first, second):
+            yield Paired(f"{one.task} accuracy", "share", one.difference)
+    elif first.stage.startswith("safety"):
+        if toxicity := paired_toxicity(first, second):
+            yield Paired("expected maximum toxicity", "share", toxicity.worst)
+            yield Paired("toxicity probability", "share", toxicity.toxic)
+            yield Paired("characters a continuation", "characters", toxicity.length)
+    elif reward := paired_reward(first, second):
+        yield Paired("reward on held-out prompts", "reward", reward)

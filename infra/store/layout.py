@@ -7,6 +7,7 @@
 <root>/.state/                          hash book and leases; can be thrown away when nothing runs
 <root>/runs/<run id>/                   the journal and result of each pipeline run
 <root>/mlflow, lineage, servers         the tracking store, its outbox, and the servers' state
+<root>/comparisons/                     pages that `stemma compare` wrote
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from infra.tables import unwritable
 
 FORMAT = 1
 MARKER = "format"
-RESERVED = frozenset({"runs", "mlflow", "lineage", "servers"})
+RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons"})
 MANIFEST = "manifest.json"
 AUX = "aux"
 _OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json"}

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from cli.commands import stemma
 from flows.compare import compare
+from flows.compared import find
 from infra.store.reference import resolve
 from infra.store.store import Store
 from tests.artifacts import make_artifact
@@ -173,8 +174,7 @@ def test_a_shell_completes_commands_and_artifacts(family: Path) -> None:
 
 
 def test_compare_tells_settings_steps_figures_and_paired_differences(family: Path) -> None:
-    store = Store(family, reading=True)
-    document = compare(store, [resolve(store, name) for name in ("pretrain", "rlhf")])
+    document = compare(find(Store(family, reading=True), ["pretrain", "rlhf"]))
     steps = {row["key"] for row in document["differences"]}
     assert {"step sft", "step rlhf", "step reward_model"} <= steps and "step pretrain" not in steps
     figures = {row["figure"]: row["values"] for row in document["figures"]}
@@ -187,16 +187,58 @@ def test_compare_tells_settings_steps_figures_and_paired_differences(family: Pat
     assert typed("compare", "rlhf", "--root", family).exit_code == 2
 
 
-def test_compare_names_the_setting_that_differs(family: Path) -> None:
-    first = next((family / "pretrain").iterdir())
-    second = first.with_name("fedcba9876543210")
-    shutil.copytree(first, second)
-    manifest = json.loads((second / "manifest.json").read_text())
-    changed = {"fingerprint": second.name, "config": {"seed": 18, "batch_size": 32}, "identity": {"seed": 18}}
-    (second / "manifest.json").write_text(json.dumps({**manifest, **changed}))
-    text = typed("compare", f"pretrain/{first.name}", "pretrain/fedc", "--root", family).stdout
-    assert "1 settings, sources or versions differ" in text and "pretrain.seed" in text
-    assert "validation_loss" in text
+def with_seed(folder: Path, fingerprint: str, seed: int, reward: float) -> Path:
+    """A copy of an artifact, as another seed would have left it."""
+    copy = folder.with_name(fingerprint)
+    shutil.copytree(folder, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["result"]["figures"]["reward_gain"] = reward
+    changed = {"fingerprint": copy.name, "config": {"seed": seed, "batch_size": 32}, "identity": {"seed": seed}}
+    (copy / "manifest.json").write_text(json.dumps({**manifest, **changed}))
+    lines = [json.loads(line) for line in (copy / "aux/samples.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["rewards"]["rlhf"] += reward
+    (copy / "aux/samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return copy
+
+
+def test_compare_gives_mean_and_spread_over_seeds_and_a_page_with_their_curves(family: Path, tmp_path: Path) -> None:
+    first = next((family / "rlhf").iterdir())
+    with_seed(first, "fedcba9876543210", 18, 2.0)
+    with_seed(first, "edcba9876543210f", 19, 3.0)
+    page = tmp_path / "page.html"
+    named = [f"rlhf/{first.name}", "rlhf/fedc", "rlhf/edcb"]
+    found = typed("compare", *named, "--root", family, "--page", page, "--json")
+    document = json.loads(found.stdout)
+    assert [one["seeds"] for one in document["seeds"]] == [[[17], [18], [19]]]
+    assert document["differences"] == [{"key": "rlhf.seed", "values": [17, 18, 19]}]
+    gain = next(row for row in document["figures"] if row["figure"] == "reward_gain")
+    assert gain["spread"][0]["mean"] == pytest.approx(sum(gain["values"]) / 3) and gain["spread"][0]["sd"] > 0
+    rewards = {row["name"]: row for row in document["paired"] if row["unit"] == "reward"}
+    assert rewards["rlhf/edcba9876543210f"]["difference"] == pytest.approx(3.0)
+    text = page.read_text()
+    assert document["page"] == str(page) and "mean of 3 seeds" in text and text.count('<polyline class="line') >= 8
+    assert "±" in text and "3 of them have the same settings and other seeds" in text
+
+
+def test_compare_takes_runs_and_configs_and_says_what_is_none_of_these(built_data: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built_data / "store", store)
+    (run,) = (folder.name for folder in (store / "runs").iterdir())
+    config = built_data / "changed.yaml"
+    config.write_text((built_data / "config.yaml").read_text().replace("vocab_size: 400", "vocab_size: 420"))
+    try:
+        document = compare(find(Store(store, reading=True), [run[:12], str(config)]))
+        text = typed("compare", run[:12], config, "--root", store).stdout
+    finally:
+        config.unlink()
+    assert document["differences"] == [{"key": "tokenizer.vocab_size", "values": [400, 420]}]
+    assert [one["kind"] for one in document["compared"]] == ["run", "config"]
+    assert "tokenizer.vocab_size" in text and "steps built" in text
+    mixed = typed("compare", "clean", run, "--root", store)
+    assert mixed.exit_code == 2 and "compare artifacts, or runs and configs" in mixed.stderr
+    unknown = typed("compare", "20200101", run, "--root", store)
+    assert unknown.exit_code == 2 and f"the newest are {run}" in unknown.stderr
 
 
 def model_folder(folder: Path, kind: str) -> Path:
