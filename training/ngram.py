@@ -91,6 +91,18 @@ class Bigram:
         found: NDArray[np.float64] = np.maximum(counts - self.discount, 0) / safe + left * self._continuation[after]
         return found
 
+    def shares(self, before: Tokens, width: int) -> NDArray[np.float32]:
+        """Of all counted pairs the share of each pair that begins with these tokens: (N, width) of (N,)."""
+        first, last = np.zeros_like(before), np.full_like(before, self._vocab_size - 1)
+        begins = np.searchsorted(self._keys, self._pairs(before, first))
+        ends = np.searchsorted(self._keys, self._pairs(before, last), side="right")
+        found = np.zeros((len(before), width), np.float32)
+        for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            found[row, (self._keys[begin:end] % self._type(self._vocab_size)).astype(np.int64)] = self._counts[
+                begin:end
+            ]
+        return found / np.float32(max(1, self._totals.sum()))
+
     def losses(self, sequences: Tokens) -> NDArray[np.float64]:
         """Cross-entropy in nats of each token but the first of a sequence: (B·(T - 1),) of sequences (B, T)."""
         return -np.log(self.probability(sequences[:, :-1].ravel(), sequences[:, 1:].ravel()))

@@ -22,6 +22,7 @@ from infra.store.states import kept_states
 from training import ranks
 from training.attention import choose_attention
 from training.batch_size import BatchSizeRampup
+from training.bigram_start import start_from_bigrams
 from training.callbacks import Callback
 from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
@@ -36,6 +37,7 @@ from training.loaders import (
     PackedShards,
     count_sequences,
     open_in_order,
+    packed_batches,
     packed_loader,
     read_packed,
     spread,
@@ -44,7 +46,7 @@ from training.loaders import (
 )
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
-from training.ngram import Unigram
+from training.ngram import Bigram, Unigram
 from training.objectives import objective_of
 from training.objectives.base import Objective
 from training.schedules import Schedule
@@ -54,6 +56,8 @@ from training.states import load_known, place_in
 
 # Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20
+# Tokens whose bigrams a model may start from.
+_BIGRAM_TOKENS = 1 << 24
 
 
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -132,6 +136,15 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])
 
     with node_scratch(run, unpacked_bytes(shards)) as cache, own_shared_memory(run.work_dir):
+        if known is None and config.model.embedding_init == "bigram":
+            count = min(train_sequences, max(1, _BIGRAM_TOKENS // length))
+            bigrams = Bigram(
+                (packed.tokens for packed in packed_batches(open_in_order(shards / "train", cache), range(count), 256)),
+                vocab_size,
+                count * (length - 1),
+            )
+            alone = start_from_bigrams(network, bigrams, hardware, config.seed)
+            run.event("started_from_bigrams", f"by bigrams alone the model starts at a loss of {alone:.3f}")
         sources = sides(meta) if causal else []
         held = count_sequences(shards / "validation")
         looked_at = spread(held, max(1, config.evaluate_tokens // length))

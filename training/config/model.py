@@ -82,6 +82,11 @@ class ModelConfig(Config):
     residual_init: Literal["scaled", "zero"] = "scaled"
     """Fresh residual projections: as `init` says, or zero, so that every block begins as the identity (Goyal et al.
     2017, section 5.1; Zhang et al. 2019, "Fixup")."""
+    embedding_init: Literal["random", "bigram"] = "random"
+    """Fresh embedding and output layer: as `init` says, or fitted to the bigrams of the first 2^24 training tokens, so
+    that before its first batch the model knows which token follows which (training/bigram_start.py). For llama and
+    qwen3 with untied embeddings; best with `residual_init: zero` and rates of the embeddings
+    near those of the rest."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -110,8 +115,11 @@ class ModelConfig(Config):
                 self.preset
                 or self.family
                 or any(getattr(self, size) for size in (*_SIZES, "kv_heads", "mlp_width", "positions"))
+                or self.embedding_init != "random"
             ):
-                raise ValueError("expected `transformers` alone, or a preset or family with sizes, not both")
+                raise ValueError(
+                    "expected `transformers` alone, or a preset or family with sizes (and embedding_init), not both"
+                )
             if not isinstance(self.transformers.get("model_type"), str):
                 raise ValueError("expected `model_type` in `transformers`, such as llama or gpt2")
             return self
@@ -130,6 +138,8 @@ class ModelConfig(Config):
             raise ValueError(f"expected kv_heads to divide heads: {self.kv_heads} do not divide {shape.heads}")
         if shape.family == "t5" and (self.init != "gpt2" or self.residual_init != "scaled"):
             raise ValueError("expected init and residual_init left out: a t5 has its own")
+        if self.embedding_init == "bigram" and (shape.family not in _ROTARY or shape.tied):
+            raise ValueError("expected embedding_init: bigram only with llama or qwen3 and tie_embeddings: false")
         if shape.family in _ROTARY and shape.width // shape.heads % 2:
             raise ValueError(f"expected an even width a head for rotary positions, not {shape.width // shape.heads}")
         return self
