@@ -79,6 +79,13 @@ def _length(text: str) -> str:
     return str(duration)
 
 
+def _distance(text: str) -> str:
+    duration = parse_duration(text)
+    if duration.value <= 0:
+        raise ValueError("expected more than 0; 100 % is once, at the end")
+    return str(duration)
+
+
 def _with_unit(value: Any) -> Any:
     """Refuses a number without a unit, which YAML does not give as text; 0 is the same in every unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -91,3 +98,5 @@ def _with_unit(value: Any) -> Any:
 # Kept as text so that YAML, JSON schema and forms show what a person writes; two spellings have one identity.
 Length = Annotated[str, BeforeValidator(_with_unit), AfterValidator(_length)]
 LengthOrShare = Annotated[str, BeforeValidator(_with_unit), AfterValidator(lambda text: str(parse_duration(text)))]
+Distance = Annotated[str, BeforeValidator(_with_unit), AfterValidator(_distance)]
+"""How often something happens: a length, or a percentage of the whole; never 0."""

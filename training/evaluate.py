@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -147,3 +147,25 @@ class Validation(Callback):
                     by_source[one.name], one.bytes_per_token
                 )
         self._run.metrics(values, batch)
+
+
+class Watch(Callback):
+    """Tells what `measure` finds on held-out examples: before the first batch, every so many, and after the last one.
+
+    last: batches of the whole training.
+    """
+
+    def __init__(self, measure: Callable[[], Mapping[str, float]], every: int, last: int, run: Run) -> None:
+        self._measure = measure
+        self._every = every
+        self._last = last
+        self._run = run
+
+    def fit_start(self, state: TrainState) -> None:
+        if state.clock.batch == 0:
+            self._run.metrics(self._measure(), 0)
+
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch
+        if batch % self._every == 0 or batch == self._last:
+            self._run.metrics(self._measure(), batch)

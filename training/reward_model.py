@@ -25,7 +25,7 @@ from infra.run import Result, Run
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, pad, read_rows
 from training.config import RewardModelConfig, batches
-from training.evaluate import measuring
+from training.evaluate import Watch, measuring
 from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
@@ -123,7 +123,8 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
 
     Figures on `preferences/heldout.jsonl`: heldout_accuracy (pairs put in the right order, Wilson interval),
     heldout_pairs, p_value (one-sided exact binomial against chance), margin (mean chosen minus rejected score,
-    bootstrap interval), heldout_loss (chance is 0.693).
+    bootstrap interval), heldout_loss (chance is 0.693). On the way loss and accuracy on some held-out pairs are told as
+    validation/sample_loss and validation/sample_accuracy.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -142,6 +143,14 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     pair_tokens = float(np.mean([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in train]))
     batch_tokens = round(config.global_batch_pairs * pair_tokens)
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
+    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
+
+    def look() -> dict[str, float]:
+        scores = score_pairs(model, heldout[: config.evaluate_pairs], chat.pad)
+        margins = scores[:, 0] - scores[:, 1]
+        loss = float(np.logaddexp(0, -margins).mean())
+        return {"validation/sample_loss": loss, "validation/sample_accuracy": float((margins > 0).mean())}
+
     done = fit(
         "reward_model",
         model,
@@ -150,6 +159,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         config,
         hardware,
         run,
+        [Watch(look, every, length, run)],
         inputs=inputs,
     )
     export(scorer.model, inputs["model"], out_dir)

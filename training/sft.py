@@ -6,7 +6,7 @@ python -m training.sft --config sft.yaml --input model=DIR --input instructions=
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from infra.run import Result, Run
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig, batches
-from training.evaluate import measuring
+from training.evaluate import Watch, measuring
 from training.export import export
 from training.families import experts_problem
 from training.fit import Plan, fit
@@ -38,7 +38,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     Base and SFT model are measured alike, in the same chat format, on `instructions/heldout.jsonl`: heldout_loss_base,
     heldout_loss_sft (nats a response token), improvement (their difference, with a paired bootstrap interval over
     pairs), improvement_text (the same without `<|end|>`, which a base model cannot know), ends_share_base,
-    ends_share_sft (greedy answers that end before the limit, Wilson interval). Answers go to aux/samples.jsonl.
+    ends_share_sft (greedy answers that end before the limit, Wilson interval). Answers go to aux/samples.jsonl. On the
+    way the loss of some held-out pairs is told as validation/sample_loss.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -62,6 +63,13 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     loader, epoch_batches = example_loader(train, config.global_batch_examples, config.seed, chat.response_batch)
     batch_tokens = round(config.global_batch_examples * float(np.mean([len(one.ids) for one in train])))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
+    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
+
+    def look() -> dict[str, float]:
+        watched = heldout[: config.evaluate_pairs]
+        losses = np.concatenate([loss for loss, _ in _losses(model, chat, watched, hardware)])
+        return {"validation/sample_loss": float(losses.sum() / sum(len(one.response) for one in watched))}
+
     done = fit(
         "sft",
         model,
@@ -70,6 +78,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         config,
         hardware,
         run,
+        [Watch(look, every, length, run)],
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
@@ -123,17 +132,13 @@ def _measure(
     run: Run,
     name: str,
 ) -> _Side:
-    losses, text_losses = [], []
-    with measuring(model):
-        for start in range(0, len(heldout), _BATCH):
-            run.stop_if_cancelled()
-            part = heldout[start : start + _BATCH]
-            run.progress(start + len(part), len(heldout), "pairs", f"measuring the {name}")
-            batch = {name: value.to(hardware.device) for name, value in chat.response_batch(part).items()}
-            each = model.losses(batch).double().cpu()
-            losses.append(each.sum(1).numpy())
-            ends = np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
-            text_losses.append(losses[-1] - ends)
+    losses, text_losses, done = [], [], 0
+    for loss, text_loss in _losses(model, chat, heldout, hardware):
+        run.stop_if_cancelled()
+        losses.append(loss)
+        text_losses.append(text_loss)
+        done += len(loss)
+        run.progress(done, len(heldout), "pairs", f"measuring the {name}")
     room = longest - config.answer_max_tokens
     asked = [chat.shortened(one.prompt, room) for one in heldout[: config.answers_limit]]
     answers = sample(
@@ -148,6 +153,19 @@ def _measure(
     )
     tokens = np.array([len(one.response) for one in heldout])
     return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
+
+
+def _losses(
+    model: LanguageModel, chat: Chat, pairs: Sequence[Conversation], hardware: Hardware
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Summed nats of each response (batch,), with its `<|end|>` and without, a batch at a time."""
+    with measuring(model):
+        for start in range(0, len(pairs), _BATCH):
+            part = pairs[start : start + _BATCH]
+            batch = {name: value.to(hardware.device) for name, value in chat.response_batch(part).items()}
+            each = model.losses(batch).double().cpu()
+            whole = each.sum(1).numpy()
+            yield whole, whole - np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
 
 
 def _write_samples(path: Path, rows: Sequence[Mapping[str, str]], chat: Chat, before: _Side, after: _Side) -> None:

@@ -143,6 +143,10 @@ class Family:
                 points[float(row["step"])] = float(value)
         return sorted(points.items())
 
+    def sampled(self, id: str) -> list[tuple[float, float]]:
+        """The loss of the held-out sample that a training looks at; earlier versions called it otherwise."""
+        return self.curve(id, "validation/sample_loss") or self.curve(id, "validation/loss")
+
     def corrections(self, id: str) -> list[dict[str, Any]]:
         """What the guard did while a stage trained, in order; see training/guard/corrections.py."""
         found = self.get(id)

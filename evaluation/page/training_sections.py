@@ -14,6 +14,7 @@ from evaluation.page.words import (
     compact,
     fixed,
     interval_of,
+    on_the_way,
     p_value,
     percent,
     signed,
@@ -28,7 +29,7 @@ def titled(anchor: str, title: str, id: str, usual: str) -> tuple[str, str]:
 def pretraining(family: Family, id: str) -> Section:
     """The pretraining of one step."""
     figures = family.figures(id)
-    train, validation = family.curve(id, "train/loss"), _sampled(family, id)
+    train, validation = family.curve(id, "train/loss"), family.sampled(id)
     drawn = []
     levels = [Level(name, figures[f"{name}_loss"]) for name in ("unigram", "bigram") if f"{name}_loss" in figures]
     chart = line_chart(
@@ -96,11 +97,6 @@ def pretraining(family: Family, id: str) -> Section:
         lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
     tables = [*_corrections(corrections), *_early_samples(family, id)]
     return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
-
-
-def _sampled(family: Family, id: str) -> list[tuple[float, float]]:
-    """The loss of the sample of validation text that a training looks at; earlier versions called it otherwise."""
-    return family.curve(id, "validation/sample_loss") or family.curve(id, "validation/loss")
 
 
 def _length_of_training(family: Family, id: str, tokens: float, per_parameter: float) -> list[str]:
@@ -206,20 +202,21 @@ def tuning(family: Family, id: str, reward_model: str = "") -> Section:
         "SFT loss",
         [
             *loss_lines(family.curve(id, "train/loss")),
-            Line("held-out", _sampled(family, id), "validation"),
+            Line("held-out", family.sampled(id), "validation"),
         ],
         x_label="batch",
         y_label="loss of the answers (nats a token)",
     )
     if chart:
         before, after = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
+        means = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats a token."
         drawn.append(
             Figure(
                 "SFT loss",
                 chart,
-                f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats a token.",
+                means + on_the_way(family.sampled(id)),
                 "A lower loss on the reference answers is not the same as better answers; read the samples.",
-                [("training, smoothed", "train")],
+                _LEGEND[: 2 if family.sampled(id) else 1],
             )
         )
     if reward_model:
@@ -241,6 +238,9 @@ def tuning(family: Family, id: str, reward_model: str = "") -> Section:
     return Section(*titled("tuning", title, id, "sft"), "", drawn, tables)
 
 
+_LEGEND = [("training, smoothed", "train"), ("held-out sample", "validation")]
+
+
 def reward_model(family: Family, id: str) -> Section:
     """The reward model of a named step."""
     return Section(*titled("reward-model", "Reward model", id, "reward_model"), "", _reward_model(family, id))
@@ -249,7 +249,7 @@ def reward_model(family: Family, id: str) -> Section:
 def _reward_model(family: Family, id: str) -> list[Figure]:
     chart = line_chart(
         "reward model loss",
-        loss_lines(family.curve(id, "train/loss")),
+        [*loss_lines(family.curve(id, "train/loss")), Line("held-out", family.sampled(id), "validation")],
         x_label="batch",
         y_label="loss (nats a pair)",
         levels=[Level("guessing", math.log(2))],
@@ -265,9 +265,9 @@ def _reward_model(family: Family, id: str) -> list[Figure]:
             Figure(
                 "Reward model loss",
                 chart,
-                means,
+                means + on_the_way(family.sampled(id)),
                 "The wrong answers are made by rule, so that it may have learnt the rule's traces instead of quality.",
-                [("training, smoothed", "train"), ("guessing", "level")],
+                [*_LEGEND[: 2 if family.sampled(id) else 1], ("guessing", "level")],
             )
         ]
     return []

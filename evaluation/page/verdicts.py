@@ -9,7 +9,7 @@ from typing import Literal
 
 from evaluation.page.family import Family
 from evaluation.page.safety_sections import length_of_text
-from evaluation.page.words import between, between_percent, fixed, interval_of, percent, signed
+from evaluation.page.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
 from evaluation.statistics import Interval
 
 State = Literal["holds", "slight", "undecided", "fails"]
@@ -109,6 +109,7 @@ def _sft(family: Family, id: str) -> Claim | None:
     if of_text is not None:
         word = "still" if of_text.low > 0 else "no longer surely"
         text += f" Without the end-of-answer token it {word} improves: {signed(of_text.value)} {between(of_text)}."
+    text += on_the_way(family.sampled(id))
     if ends is not None:
         was = f", before {percent(before.value)}" if before is not None else ""
         text += f" {percent(ends.value)} of its answers end by themselves {between_percent(ends)}{was}."
@@ -137,6 +138,7 @@ def _reward_model(family: Family, id: str) -> Claim | None:
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
     text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {said}."
+    text += on_the_way(family.sampled(id))
     right = percent(accuracy.value, 0)
     title = {
         "holds": f"The reward model finds the better answer in {right} of pairs",

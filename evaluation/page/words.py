@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from evaluation.statistics import Interval
 
@@ -74,3 +75,13 @@ def between_percent(interval: Interval, digits: int = 1) -> str:
     if math.isnan(interval.low):
         return ""
     return f"({fixed(100 * interval.low, digits)} to {fixed(100 * interval.high, digits)} %)"
+
+
+def on_the_way(points: Sequence[tuple[float, float]]) -> str:
+    """A sentence on how the loss of a held-out sample went while a model trained; empty below two points."""
+    if len(points) < 2:
+        return ""
+    (_, first), (last_step, last) = points[0], points[-1]
+    step, least = min(points, key=lambda point: point[1])
+    turn = "lowest at the end" if step == last_step else f"lowest at batch {compact(step)} ({fixed(least, 3)})"
+    return f" On a sample of held-out pairs the loss went from {fixed(first, 3)} to {fixed(last, 3)}, {turn}."

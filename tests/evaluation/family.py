@@ -165,7 +165,8 @@ def _prompt(number: int) -> str:
 
 
 def _sft(folder: Path, id: str, random: random.Random) -> dict[str, float]:
-    curves(folder, 90, {"train/loss": falling(4.9, 3.3, 20, 0.12, random)})
+    series = {"train/loss": falling(4.9, 3.3, 20, 0.12, random), "validation/sample_loss": lambda step: 5 - step / 60}
+    curves(folder, 90, series, {"validation/sample_loss": 9})
     rows = [
         {
             "prompt": _prompt(n),
@@ -185,7 +186,9 @@ def _sft(folder: Path, id: str, random: random.Random) -> dict[str, float]:
 
 
 def _reward_model(folder: Path, id: str, random: random.Random) -> dict[str, float]:
-    curves(folder, 80, {"train/loss": falling(0.70, 0.52, 30, 0.05, random)})
+    rising = lambda step: 0.6 + abs(step - 40) / 400  # noqa: E731
+    series = {"train/loss": falling(0.70, 0.52, 30, 0.05, random), "validation/sample_loss": rising}
+    curves(folder, 80, series, {"validation/sample_loss": 8})
     return {**bounded("heldout_accuracy", 0.714, 0.659, 0.764), "heldout_pairs": 287.0, "p_value": 1.2e-13}
 
 

@@ -127,6 +127,16 @@ def test_the_page_opens_with_what_was_built_in_plain_words(tmp_path: Path) -> No
     assert re.findall(r">([^<>]*)</th>", page)[:4] == ["", "base model", "SFT model", "RLHF model"]
 
 
+def test_held_out_points_of_the_tunings_are_drawn_and_quoted(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    for chart in ("SFT loss", "reward model loss"):
+        (svg,) = re.findall(rf'<svg[^>]*aria-label="{chart}".*?</svg>', page)
+        assert svg.count('<circle class="dot validation"') == 10, chart
+    claims = Page(page.split("<nav>")[0] + "</header></body></html>").text
+    assert "On a sample of held-out pairs the loss went from 4.850 to 3.500, lowest at the end." in claims
+    assert "went from 0.680 to 0.700, lowest at batch 40 (0.600)." in claims
+
+
 def test_what_is_said_of_benchmarks_follows_whose_they_are(tmp_path: Path) -> None:
     folders = write_family(tmp_path / "store")
     assert "small, easy tasks" not in Page(render(ReportConfig(), folders)[0]).text

@@ -14,7 +14,7 @@ from transformers import AutoModel
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
-from infra.run import Run
+from infra.run import Run, open_journal
 from training.chat import Chat, pad
 from training.chat_session import answer
 from training.config import RewardModelConfig, RlhfConfig, SftConfig
@@ -108,6 +108,32 @@ RLHF = {
 @pytest.fixture
 def prompts(tuned: tuple[Path, Any], rewarding: tuple[Path, Any], instructions_dir: Path) -> dict[str, Path]:
     return {"model": tuned[0], "reward_model": rewarding[0], "prompts": instructions_dir}
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward_model"])
+def test_looks_at_held_out_pairs_are_told_and_leave_the_weights_as_they_are(
+    stage: str, base_dir: Path, instructions_dir: Path, preferences_dir: Path, tmp_path: Path, weights: Any
+) -> None:
+    inputs = {"model": base_dir, "instructions": instructions_dir, "preferences": preferences_dir}
+    config = {"duration": "4 batches", "max_length": 64, "optimizer": FAST, "evaluate_pairs": 4}
+    told, trained = [], []
+    for every in ("50 %", "4 batches"):
+        out = tmp_path / every.split()[0]
+        out.mkdir()
+        with open_journal(tmp_path / f"{out.name}.jsonl") as file:
+            run = Run(out / "work", journal=file)
+            if stage == "sft":
+                sizes = {"global_batch_examples": 4, "answer_max_tokens": 4, "evaluate_every": every}
+                sft(SftConfig.model_validate(config | sizes), inputs, out, run)
+            else:
+                sizes = {"global_batch_pairs": 4, "evaluate_every": every}
+                reward_model(RewardModelConfig.model_validate(config | sizes), inputs, out, run)
+        lines = [line for line in _lines(tmp_path / f"{out.name}.jsonl") if line["kind"] == "metric"]
+        told.append({line["step"]: line["values"] for line in lines if "validation/sample_loss" in line["values"]})
+        trained.append(weights(out))
+    assert list(told[0]) == [0, 2, 4] and list(told[1]) == [0, 4]
+    assert told[0][4] == told[1][4] and told[0][0] != told[0][4]
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
 def test_ppo_moves_the_policy_towards_reward_and_says_how_far(

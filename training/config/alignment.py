@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from infra.config import outside_identity
 from infra.errors import Problem
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
-from training.duration import Length
+from training.duration import Distance, Length
 from training.guard.config import GuardConfig
 
 # A prompt's roles and one token of its text.
@@ -51,6 +51,10 @@ class SftConfig(TrainerConfig):
     """Held-out pairs that are measured, the first of the file."""
     answers_limit: int = Field(128, ge=2)
     """Held-out prompts that are answered, for the share of finished answers and the samples."""
+    evaluate_every: Distance = outside_identity("10 %")
+    """How often the loss of held-out pairs is measured during training; the weights do not depend on it."""
+    evaluate_pairs: int = outside_identity(64, ge=2)
+    """Held-out pairs of each such measurement, the first of the file."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """What leaves no room for a prompt; positions: of the model, where they are known."""
@@ -74,6 +78,10 @@ class RewardModelConfig(TrainerConfig):
     """Cosine to 10 % of the peak, InstructGPT, appendix C.2."""
     heldout_limit: int = Field(1000, ge=2)
     """Held-out pairs that are measured, the first of the file."""
+    evaluate_every: Distance = outside_identity("10 %")
+    """How often loss and accuracy on held-out pairs are measured during training; the weights do not depend on it."""
+    evaluate_pairs: int = outside_identity(64, ge=2)
+    """Held-out pairs of each such measurement, the first of the file."""
 
 
 class RlhfConfig(TrainerConfig):
