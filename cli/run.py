@@ -77,9 +77,13 @@ def _print_summary(document: dict[str, Any]) -> None:
         columns = {"stage": "stage", "status": "status", "seconds": "seconds", "headline": "key figure"}
         print_table(document["stages"], columns)
     click.echo(f"\n{document['status']} in {document.get('seconds', 0):.0f} s; artifacts in {document.get('root')}")
-    report = next((row for row in document.get("stages", []) if row["stage"] == "report" and row["path"]), None)
-    if report:
-        click.echo(f"report:       {report['path']}/report.html")
+    for stage, label, page in (
+        ("report", "report:       ", "report.html"),
+        ("corpus_report", "corpus report:", "aux/corpus_report.html"),
+    ):
+        row = next((row for row in document.get("stages", []) if row["stage"] == stage and row["path"]), None)
+        if row:
+            click.echo(f"{label} {row['path']}/{page}")
     for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
         if document.get(key):
             click.echo(f"{label}: {document[key]}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ROWS_SHOWN = 20
+SAMPLE_ROWS = 6
 CHARACTERS_SHOWN = 500
 PROFILE = Path("aux") / "profile.json"
 
@@ -60,7 +61,7 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     (out_dir / PROFILE).write_text(json.dumps(distributions, indent=1) + "\n", encoding="utf8")
     with (aux / "failing_rows.jsonl").open("w", encoding="utf8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in failing)
-    (aux / "validation.html").write_text(render(verdict, failing, drift), encoding="utf8")
+    (aux / "validation.html").write_text(render(verdict, failing, drift, _sample(rows)), encoding="utf8")
     run.progress(total, total, "rows", kind)
     largest = max(drift, key=lambda one: one.psi, default=None)
     if largest is not None and largest.psi > MUCH:
@@ -137,12 +138,22 @@ SHOWN_PAIRS = ("chosen", "rejected")
 
 
 def _failing_row(rows: DataFrame, outcome: Mapping[str, Any], index: int) -> dict[str, Any]:
+    shown = _row(rows, index, (*SHOWN, *SHOWN_PAIRS, outcome["column"]))
+    return {"sentence": outcome["sentence"], "success": outcome["success"], **shown}
+
+
+def _sample(rows: DataFrame) -> list[dict[str, Any]]:
+    """Some rows at equal distances, for a person to look at."""
+    chosen = sorted({number * len(rows) // SAMPLE_ROWS for number in range(SAMPLE_ROWS)}) if len(rows) else []
+    return [_row(rows, index, (*SHOWN, *SHOWN_PAIRS)) for index in chosen]
+
+
+def _row(rows: DataFrame, index: int, names: Sequence[str]) -> dict[str, Any]:
     row = rows.iloc[index]
-    shown = {name: row[name] for name in (*SHOWN, *SHOWN_PAIRS, outcome["column"]) if name in row}
-    texts = {
+    shown = {name: row[name] for name in names if name in row}
+    return {
         name: value[:CHARACTERS_SHOWN] if isinstance(value, str) else _plain(value) for name, value in shown.items()
     }
-    return {"sentence": outcome["sentence"], "success": outcome["success"], **texts}
 
 
 def _plain(value: Any) -> Any:

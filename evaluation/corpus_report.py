@@ -14,6 +14,7 @@ from evaluation.config import CorpusReportConfig
 from evaluation.corpus_page import text_sections as text
 from evaluation.corpus_page import token_sections as tokens
 from evaluation.corpus_page.corpus import Corpus
+from evaluation.corpus_page.opening import opening
 from evaluation.page.family import Family
 from evaluation.page.parts import render_page
 from evaluation.page.verdicts import Claim
@@ -38,7 +39,8 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     for id in corpus.artifacts:
         if verdict := corpus.json(id, "verdict.json"):
             count, suite = len(verdict["expectations"]), verdict["suite"]
-            message = f"{count} expectations of the suite {suite} of {verdict['rows']:,} rows"
+            held = sum(one["success"] for one in verdict["expectations"])
+            message = f"{held} of {count} expectations hold of {verdict['rows']:,} rows (suite {suite})"
             claims.append(Claim("holds" if verdict["success"] else "fails", id.replace("_", " "), message))
     made = [
         text.sources(corpus),
@@ -54,7 +56,7 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
         tokens.drifted(compare(old, corpus.facts)),
     ]
     about = [(name, value) for name, value in facts(Family(stages)) if name != "models"]
-    page = render_page(config.title or "Corpus", "corpus report", about, made, claims)
+    page = render_page(config.title or "Corpus", "corpus report", about, made, claims, opening(corpus))
     (out_dir / PAGE).parent.mkdir(exist_ok=True)
     (out_dir / PAGE).write_text(page, encoding="utf-8")
     (out_dir / FACTS).write_text(json.dumps(corpus.facts, indent=1) + "\n", encoding="utf-8")

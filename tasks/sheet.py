@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from corpus.validation.page import grouped
 from evaluation.page.charts import Line, Point, data_uri, line_chart
 from evaluation.page.parts import loss_lines
 from evaluation.page.words import compact, seconds
@@ -117,7 +118,7 @@ def _validation(folder: Path) -> str:
     if not verdict:
         return ""
     rows = [
-        ("holds" if item["success"] else "**fails**", item["sentence"], item["observed"])
+        ("holds" if item["success"] else "**fails**", item["sentence"], grouped(item["observed"]))
         for item in verdict["expectations"]
     ]
     page = folder / "aux" / "validation.html"

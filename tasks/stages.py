@@ -139,7 +139,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "corpus_report",
             about="One page about the corpus.",
-            version=1,
+            version=2,
             config=CorpusReportConfig,
             section=True,
             function="evaluation.corpus_report:corpus_report",

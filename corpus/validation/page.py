@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ looked at{% endif %}.</p>
 {% for item in verdict.expectations %}
 <tr><td>{{ item.sentence }}</td>
 <td class="{{ 'holds' if item.success else 'fails' }}">{{ "holds" if item.success else "fails" }}</td>
-<td>{{ item.observed }}</td><td><code>{{ item.expectation }}
+<td>{{ item.observed | grouped }}</td><td><code>{{ item.expectation }}
 {%- if item.column %}({{ item.column }}){% endif %}</code></td></tr>
 {% endfor %}
 </tbody>
@@ -64,6 +65,22 @@ stability index: under 0.1 there is no change to speak of, over 0.25 a large one
 {% else %}
 <p>There is no earlier validation of this data to compare with.</p>
 {% endif %}
+{% macro cells(row) %}
+{% for name, value in row.items() if name not in ("sentence", "success") and value is not none and value != "" %}
+<pre>{{ name }}: {{ value }}</pre>
+{% endfor %}
+{% endmacro %}
+{% if sample %}
+<h2>Some of the rows</h2>
+<p>{{ sample | length }} rows at equal distances, cut after some hundred characters.</p>
+<div class="scroll"><table>
+<tbody>
+{% for row in sample %}
+<tr><td>{{ cells(row) }}</td></tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% endif %}
 {% if failing %}
 <h2>Rows that are otherwise</h2>
 <p>The first rows that are not as expected, cut after some hundred characters. An expectation can hold all the same, as
@@ -72,11 +89,7 @@ long as there are few of them.</p>
 <thead><tr><th>Expected</th><th>Row</th></tr></thead>
 <tbody>
 {% for row in failing %}
-<tr><td>{{ row.sentence }}</td><td>
-{% for name, value in row.items() if name not in ("sentence", "success") %}
-<pre>{{ name }}: {{ value }}</pre>
-{% endfor %}
-</td></tr>
+<tr><td>{{ row.sentence }}</td><td>{{ cells(row) }}</td></tr>
 {% endfor %}
 </tbody>
 </table></div>
@@ -86,9 +99,24 @@ long as there are few of them.</p>
 """
 
 
-def render(verdict: Mapping[str, Any], failing: Sequence[Mapping[str, Any]], drift: Sequence[Drift]) -> str:
-    """HTML of a verdict, of rows that are not as expected and of what moved; everything in it is escaped."""
+def grouped(found: str) -> str:
+    """What an expectation observed, a plain number with its thousands grouped: `11,691`, `0.953`."""
+    if not re.fullmatch(r"-?\d+(\.\d+)?", found):
+        return found
+    whole, point, fraction = found.partition(".")
+    return f"{int(whole):,}{point}{fraction}" if len(whole) > 3 else found
+
+
+def render(
+    verdict: Mapping[str, Any],
+    failing: Sequence[Mapping[str, Any]],
+    drift: Sequence[Drift],
+    sample: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """HTML of a verdict, of rows that are not as expected, of some rows, and of what moved; everything in it is
+    escaped."""
     from jinja2 import Environment
 
-    page = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
-    return page.render(verdict=verdict, failing=failing, drift=drift)
+    environment = Environment(autoescape=True, trim_blocks=True)
+    environment.filters["grouped"] = grouped
+    return environment.from_string(_PAGE).render(verdict=verdict, failing=failing, drift=drift, sample=sample)

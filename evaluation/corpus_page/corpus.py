@@ -51,6 +51,17 @@ class Corpus:
         return found
 
     @cached_property
+    def languages(self) -> dict[str, float]:
+        """Language code → share of the documents, the most first; what the sources say where no one looked."""
+        id = next((id for id in ("validate_clean", "validate") if self.json(id, "aux/profile.json")), "")
+        found: dict[str, float] = dict(self.json(id, "aux/profile.json").get("language", {})) if id else {}
+        if not found and self.chain:
+            for one in self.sources(self.chain[-1]).values():
+                found[one["language"]] = found.get(one["language"], 0) + one["documents"]
+        total = sum(found.values()) or 1
+        return {code: found[code] / total for code in sorted(found, key=lambda code: -found[code]) if code}
+
+    @cached_property
     def facts(self) -> dict[str, dict[str, float]]:
         """Distribution → class → count: what the next report shows its drift against."""
         found = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from evaluation.corpus_page.corpus import WORDS, Corpus
 from evaluation.page.charts import Bar, bar_chart
 from evaluation.page.parts import Figure, Section, Table
-from evaluation.page.words import compact, percent, size
+from evaluation.page.words import compact, count, language, percent, size
 
 SAMPLE_CHARACTERS = 1200
 RULES_DRAWN = 14
@@ -51,7 +51,7 @@ def sources(corpus: Corpus) -> Section:
             [
                 name,
                 read["licence"] or "unstated",
-                read["language"] or "–",
+                language(read["language"]) or "–",
                 f"{read['documents']:,}",
                 f"{aside.get(name, {}).get('quarantined', 0):,}",
                 size(read["bytes"]),
@@ -75,35 +75,68 @@ def sources(corpus: Corpus) -> Section:
     ]
     note = "Put aside: records that could not be read, with file, line and reason in ingest's aux/quarantine.jsonl."
     unstated = [name for name, read in first.items() if not read["licence"]]
-    lead = f"{len(first)} sources." + (f" No licence is stated for {', '.join(unstated)}." if unstated else "")
+    lead = f"{count(len(first), 'source')}." + (f" No licence is stated for {', '.join(unstated)}." if unstated else "")
     return Section("sources", "Sources", lead, tables=[Table("", columns, rows, note, numeric=(3, 4, 5, 6, 7, 8, 9))])
 
 
 def rules(corpus: Corpus) -> Section:
     counted = [(id, rule, n) for id in corpus.chain for rule, n in corpus.dropped(id).items() if n]
     counted.sort(key=lambda row: (-row[2], row[1]))
-    about = {id: corpus.json(id, "aux/counts.json").get("rules", {}) for id in corpus.chain}
     read = corpus.totals(corpus.chain[0])[0] if corpus.chain else 0
-    rows = [
-        [id, rule.replace("_", " "), f"{n:,}", percent(n / max(1, read), 2), about[id].get(rule, {}).get("paper", "")]
-        for id, rule, n in counted
-    ]
+    reasons = _reasons(corpus)
+    rows = []
+    for id, rule, n in counted:
+        one = reasons.get((id, rule), Reason(_LOOSENED_BY.get(rule, id)))
+        shares = [f"{n:,}", percent(n / max(1, read), 2)]
+        rows.append([rule.replace("_", " "), *shares, one.needs or "–", one.key, one.paper or "–"])
     if not rows:
         return Section("rules", "Rules")
     drawn = [(rule.replace("_", " "), [Bar(n, "rlhf")]) for _, rule, n in counted[:RULES_DRAWN]]
     means = "Documents that each rule dropped. A document is counted under the first rule that it breaks."
     figure = Figure("Dropped by rule", _wide_chart("Dropped by rule", drawn), means, "", wide=True)
-    table = Table(
-        "All rules", ["stage", "rule", "documents", "of those read", "paper"], rows, folded=True, numeric=(2, 3)
-    )
+    columns = ["rule", "documents", "of those read", "a document needs", "loosened by the key", "paper"]
+    table = Table("All rules", columns, rows, numeric=(1, 2), mono=(4,), folded=len(rows) > 12)
     samples = corpus.json("clean", "aux/samples.json")
     shown = [*(rule for _, rule, _ in counted if rule in samples)][:RULES_SAMPLED]
-    folded = [
-        (f"{kind.replace('_', ' ')}: {row['source']}", _as_text(row))
-        for kind in ("kept", "changed", *shown)
-        for row in samples.get(kind, [])[:2]
-    ]
+    folded = []
+    for kind in ("kept", "changed", *shown):
+        reason = reasons.get(("clean", kind))
+        for row in samples.get(kind, [])[:2]:
+            why = reason.of(row["value"]) if reason and "value" in row else kind
+            folded.append((f"{row['source']}: {why}", _as_text({**row, "value": None})))
     return Section("rules", "Rules", "", [figure], [table], folded=folded)
+
+
+_LOOSENED_BY = {
+    "near_duplicate": "dedupe.near.threshold",
+    "exact_duplicate": "dedupe.exact",
+    "boilerplate": "dedupe.boilerplate",
+    "test_item": "decontaminate.ngram",
+}
+"""The key behind a rule of the stages that have few."""
+
+
+class Reason(NamedTuple):
+    """Why a rule drops a document: the key that loosens it, what a document needs (`≥ 0.8`), and whose rule it is."""
+
+    key: str
+    needs: str = ""
+    paper: str = ""
+
+    def of(self, value: float) -> str:
+        return f"{value:,.3g}, needs {self.needs}: {self.key}"
+
+
+def _reasons(corpus: Corpus) -> dict[tuple[str, str], Reason]:
+    """(stage, rule) → its reason, of the stages that write down what their rules are."""
+    found = {}
+    for id in corpus.chain:
+        for rule, one in corpus.json(id, "aux/counts.json").get("rules", {}).items():
+            # "min_words (at least 15)", "min_confidence (0.2 to 1)"
+            limit = str(one["limit"]).removeprefix(rule).strip(" ()")
+            needs = limit.replace("at least", "≥").replace("at most", "≤")
+            found[id, rule] = Reason(f"{id}.{rule}", needs, one["paper"])
+    return found
 
 
 def _wide_chart(title: str, rows: list[tuple[str, list[Bar]]]) -> Markup:
@@ -186,7 +219,7 @@ def languages_and_lengths(corpus: Corpus) -> Section:
                 )
                 if counts
             ]
-            drawn.append((one, bars))
+            drawn.append((language(one) if name == "language" else one, bars))
         if drawn:
             legend = [("as read", "base"), ("at the end", "train")]
             means = {"characters of text": "Characters of a document."}.get(name, "Share of documents.")

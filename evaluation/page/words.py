@@ -85,3 +85,15 @@ def on_the_way(points: Sequence[tuple[float, float]]) -> str:
     step, least = min(points, key=lambda point: point[1])
     turn = "lowest at the end" if step == last_step else f"lowest at batch {compact(step)} ({fixed(least, 3)})"
     return f" On a sample of held-out pairs the loss went from {fixed(first, 3)} to {fixed(last, 3)}, {turn}."
+
+
+def language(code: str) -> str:
+    """A language's name: `English` for `en`; what is no code of one stays as it is."""
+    from babel import Locale
+
+    return str(Locale("en").languages.get(code, code))
+
+
+def count(number: int, noun: str) -> str:
+    """`1 source`, `3 sources`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

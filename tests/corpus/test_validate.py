@@ -19,6 +19,7 @@ from corpus.instructions import instructions
 from corpus.shard import shard
 from corpus.validate import validate
 from corpus.validation.drift import compare
+from corpus.validation.page import render
 from infra.errors import StageError
 from infra.run import Run
 
@@ -259,6 +260,8 @@ def test_drift_against_the_run_before_is_on_the_page_and_in_no_payload(documents
         validate(ValidateConfig(), {"data": data, **previous}, outs[name], Run(tmp_path / "work"))
     assert payload(outs["second"]) == payload(outs["alone"])
     pages = {name: (out / "aux" / "validation.html").read_text() for name, out in outs.items()}
+    # Six rows to look at, each with its text.
+    assert "Some of the rows" in pages["alone"] and pages["alone"].count("<pre>text: ") == 6
     assert "no earlier validation" in pages["alone"] and "de: 0.0 % → 100.0 %" in pages["second"]
     profiles = [json.loads((outs[name] / "aux" / "profile.json").read_text()) for name in ("first", "second")]
     lengths = next(one for one in compare(*profiles) if one.name == "characters of text")
@@ -268,3 +271,13 @@ def test_drift_against_the_run_before_is_on_the_page_and_in_no_payload(documents
     least = [np.maximum(one, 1e-4) for one in (p, q)]
     assert lengths.psi == pytest.approx(rel_entr(*least).sum() + rel_entr(*least[::-1]).sum())
     assert compare(profiles[0], profiles[0])[0].psi == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"), [("11691", "11,691"), ("0.953", "0.953"), ("1234.5", "1,234.5"), ("en", "en")]
+)
+def test_the_page_groups_what_was_observed(found, shown):
+    verdict = {"success": True, "suite": "documents", "rows": 11691, "rows_checked": 11691}
+    expectation = {"expectation": "x", "column": "", "sentence": "s", "success": True, "observed": found}
+    page = render({**verdict, "expectations": [expectation]}, [], [])
+    assert f"<td>{shown}</td>" in page and "11,691 rows" in page

@@ -19,6 +19,7 @@ from corpus.tokenizer import tokenizer
 from corpus.validate import validate
 from evaluation.config import CorpusReportConfig
 from evaluation.corpus_report import corpus_report
+from evaluation.page.words import compact
 from infra.run import Run
 
 TEXT = (
@@ -81,7 +82,19 @@ def test_numbers_are_those_of_the_stages(chain: dict[str, Path], tmp_path: Path)
     assert ["clean", "132"] in [row[:2] for row in rows] and ["dedupe", "120"] in [row[:2] for row in rows]
     assert ["personal data.email", "132"] in rows
     meta = json.loads((chain["shard"] / "meta.json").read_text())
-    assert f"{meta['train_tokens']:,}" in page
+    opening = page[page.index('<div class="opening">') : page.index('<div class="claims">')]
+    assert f"{meta['train_tokens']:,} tokens to train on" in opening
+    assert f"a model of about {compact(meta['train_tokens'] / 20)} parameters" in opening
+    assert "120 documents" in opening and "in English" in opening
+
+
+def test_a_dropped_document_has_its_value_the_threshold_and_the_key_that_loosens_it(
+    chain: dict[str, Path], tmp_path: Path
+) -> None:
+    page = report(chain, tmp_path / "out")
+    rule = next(row for row in cells(page) if row and row[0] == "min characters")
+    assert rule[1:5] == ["30", "18.52 %", "≥ 100", "clean.min_characters"]
+    assert re.search(r"<summary>lists[^<]*: \d+, needs ≥ 100: clean.min_characters</summary>", page)
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text(chain: dict[str, Path], tmp_path: Path) -> None:
