@@ -29,6 +29,7 @@ COMMANDS = {
     "pause": ("cli.deploy:pause", "Keep a pipeline from running by itself."),
     "resume": ("cli.deploy:resume", "Let a pipeline run by itself again."),
     "chat": ("cli.chat", "Talk to a model."),
+    "serve": ("cli.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
     "completion": ("cli.completion", "Print the script that completes commands in a shell."),
 }
 

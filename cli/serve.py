@@ -1,0 +1,89 @@
+"""stemma serve MODEL …: an OpenAI-compatible endpoint, and a page to talk to two models side by side."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.chat import writing_model
+from cli.completion import artifacts
+from cli.options import root_of, root_option
+from cli.output import as_json
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=artifacts)
+@click.option(
+    "--host", help="The address to listen on, by default 127.0.0.1; another than loopback needs $STEMMA_AUTH."
+)
+@click.option("--port", type=click.IntRange(1, 65535), help="By default 8000, or the next free one.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "own", "vllm"]),
+    default="auto",
+    show_default=True,
+    help="vllm: one model, for many users; auto takes it where it is installed and a GPU is there.",
+)
+@root_option
+@as_json
+def command(
+    models: tuple[str, ...], host: str | None, port: int | None, engine: str, root: Path | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Serve MODEL, or several, by OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
+
+    Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. Where
+    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key.
+    """
+    folder = root_of(root)
+    found = {_name(place): place for place in (writing_model(model, folder) for model in models)}
+    if engine == "vllm" and len(found) > 1:
+        raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
+    from infra.servers.credentials import credentials
+    from infra.servers.ports import reserved_port
+    from infra.servers.settings import Settings, chosen
+
+    settings, known = chosen(Settings(), host), credentials()
+    with reserved_port(port or 8000, asked_for=port is not None, host=settings.host) as free:
+        url = f"http://{settings.page}:{free}"
+        names = ", ".join(found)
+        if engine == "vllm" or (engine == "auto" and len(found) == 1 and _vllm_fits()):
+            key = known.password if known else secrets.token_hex(16)
+            click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
+            _become_vllm(*next(iter(found.items())), settings.host, free, key)
+        import uvicorn
+
+        from training.serving import app
+
+        served = app(found, settings.callers(free), known)
+        click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
+        uvicorn.run(served, host=settings.host, port=free, log_level="warning")
+    return {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}, 0
+
+
+def _name(folder: Path) -> str:
+    """What a model is called in requests: `sft/0761f4fa` of the store, else its folder's name."""
+    is_artifact = (folder / "manifest.json").is_file()
+    return f"{folder.parent.name}/{folder.name[:8]}" if is_artifact else folder.absolute().name
+
+
+def _vllm_fits() -> bool:
+    if shutil.which("vllm") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> None:
+    """In our place: signals and the exit code are vLLM's own."""
+    from training.serving import vllm_command
+
+    program = shutil.which("vllm")
+    if program is None:
+        raise click.UsageError("vLLM is not installed: uv pip install vllm, or leave --engine out")
+    os.execve(program, vllm_command(folder, name, host, port), {**os.environ, "VLLM_API_KEY": key})

@@ -1,0 +1,120 @@
+"""The endpoint over real HTTP: OpenAI's shapes, whole and streamed, to our own callers only."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from infra.servers.credentials import Credentials
+from infra.servers.ports import any_free_port
+from infra.servers.settings import Settings
+from tests.processes import wait_until
+from training.chat_session import answer, continuation
+from training.serving import app, vllm_command
+
+KNOWN = Credentials("ada", "a long password")
+
+
+@pytest.fixture(scope="module")
+def url(base_dir: Path) -> Iterator[str]:
+    port = any_free_port()
+    served = app({"base": base_dir, "other": base_dir}, Settings().callers(port), KNOWN)
+    server = uvicorn.Server(uvicorn.Config(served, host="127.0.0.1", port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+def ask(url: str, body: dict[str, Any] | None = None, **headers: str) -> tuple[int, str]:
+    """Status and body; a POST of JSON where there is one."""
+    given = {"Authorization": f"Bearer {KNOWN.password}", "Content-Type": "application/json"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    data = json.dumps(body).encode() if body is not None else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url, data, given), timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def streamed(text: str) -> list[dict[str, Any]]:
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event)["choices"][0] for event in events]
+
+
+def test_chat_and_completions_say_what_the_model_says(url: str, base_dir: Path) -> None:
+    messages = [{"role": "user", "content": "What is a list?"}]
+    asked = {"model": "base", "messages": messages, "max_tokens": 12, "temperature": 0}
+    said = "".join(answer(base_dir, messages, 12, 0.0))
+    status, text = ask(f"{url}/v1/chat/completions", asked)
+    found = json.loads(text)
+    assert status == 200 and found["object"] == "chat.completion" and found["model"] == "base"
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": said}
+    assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"]
+    choices = streamed(ask(f"{url}/v1/chat/completions", {**asked, "stream": True})[1])
+    assert "".join(choice["delta"]["content"] for choice in choices) == said
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == found["choices"][0]["finish_reason"] in ("stop", "length")
+    asked = {"prompt": "Once upon", "max_tokens": 8, "temperature": 0, "seed": 3}
+    whole = json.loads(ask(f"{url}/v1/completions", asked)[1])
+    assert whole["choices"][0]["text"] == "".join(continuation(base_dir, "Once upon", 8, 0.0))
+    assert (
+        "".join(one["text"] for one in streamed(ask(f"{url}/v1/completions", {**asked, "stream": True})[1]))
+        == (whole["choices"][0]["text"])
+    )
+    assert [one["id"] for one in json.loads(ask(f"{url}/v1/models")[1])["data"]] == ["base", "other"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"model": "gpt-4", "messages": [{"role": "user", "content": "x"}]}, 404, "there are base, other"),
+        ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, 400, "tools"),
+        ({"messages": []}, 400, "messages"),
+    ],
+)
+def test_what_it_cannot_do_is_said_in_the_shape_of_an_error(
+    url: str, body: dict[str, Any], status: int, said: str
+) -> None:
+    found, text = ask(f"{url}/v1/chat/completions", body)
+    assert found == status and said in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": KNOWN.header}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Content_Type": "text/plain"}, 415),
+    ],
+)
+def test_only_our_own_callers_are_answered(url: str, headers: dict[str, str], status: int) -> None:
+    assert ask(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1}, **headers)[0] == status
+
+
+def test_the_page_runs_its_own_script_alone(url: str) -> None:
+    status, page = ask(url)
+    assert status == 200 and page.count("<option selected>") == 2 and "<option selected>other" in page
+    assert page.count("<script") == page.count("<script nonce=") == 1 and "http" not in page
+
+
+def test_vllm_is_called_with_one_model_and_no_foreign_pages(tmp_path: Path) -> None:
+    command = vllm_command(tmp_path, "sft/12", "127.0.0.1", 8000)
+    assert command[:3] == ["vllm", "serve", str(tmp_path)] and command[-2:] == ["--allowed-origins", "[]"]
