@@ -36,6 +36,7 @@ def command(
     from flows.branches import rate_notes
     from flows.config import load
     from flows.graph import Selection, graph
+    from flows.journal import latest
     from flows.plan import plan
     from infra.store.store import Store
 
@@ -51,15 +52,17 @@ def command(
     ]
     document = {"status": "done", "config": str(config), "root": str(store.root), "stages": shown}
     if not as_json:
-        _print(shown, store.root, needs)
+        never_run = next(latest(store.layout.runs, pipeline.name), None) is None
+        _print(shown, store.root, needs, never_run)
         for row in filter(lambda row: row["note"], shown):
             click.echo(row["note"])
     return document, 0
 
 
-def _print(rows: list[dict[str, Any]], root: Path, needs: bool) -> None:
+def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool) -> None:
+    """never_run: how its stages differ from those of other pipelines is then nothing that a person asked for."""
     builds = [row for row in rows if row["status"] == "build"]
-    new = all(change["what"] in ("upstream", "none") for row in builds for change in row["changes"])
+    new = never_run or all(change["what"] in ("upstream", "none") for row in builds for change in row["changes"])
     if new and len(builds) == len(rows) and not needs:
         click.echo(f"nothing of this is built yet: all {len(rows)} stages would be built in {root}")
         return

@@ -25,7 +25,7 @@ def command(data: tuple[str, ...], out: Path, name: str | None, as_json: bool) -
     Documents, instructions and preferences are told apart by the fields of their records. The sizes that it chooses fit
     the text; tokens, disk and time are estimates. An existing file is left alone.
     """
-    from evaluation.page.words import seconds
+    from evaluation.page.words import compact, seconds
     from flows.config import load
     from flows.first_config import first_config, fit, looked_at
     from infra.errors import ConfigError, Problem
@@ -51,8 +51,8 @@ def command(data: tuple[str, ...], out: Path, name: str | None, as_json: bool) -
         print_table(rows, {**columns, "MB": "MB of text"})
         took = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
         click.echo(
-            f"\nabout {fitted.tokens:,} tokens: {fitted.preset} ({fitted.parameters:,} parameters) for "
-            f"{fitted.trained_tokens:,} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
+            f"\nabout {compact(fitted.tokens)} tokens: {fitted.preset} ({compact(fitted.parameters)} parameters) for "
+            f"{compact(fitted.trained_tokens)} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
             f"pretraining on this machine: about {took}\n\nwritten to {out}; next: stemma check {out}"
         )
     document = {"status": "done", "config": str(out), "sources": [asdict(one) for one in found], "fit": asdict(fitted)}

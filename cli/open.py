@@ -32,11 +32,12 @@ def command(what: str, only_print: bool, root: Path | None, as_json: bool) -> tu
     import webbrowser
 
     folder = root_of(root)
-    place = _server(what, folder) if what in SERVERS else _page(what, folder).as_uri()
+    page = None if what in SERVERS else _page(what, folder)
+    place = page.as_uri() if page else _server(what, folder)
     has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     opened = not (only_print or as_json) and has_screen and webbrowser.open(place)
     if not as_json:
-        click.echo(place.removeprefix("file://"))
+        click.echo(page or place)
     return {"status": "done", "what": what, "url": place, "opened": opened}, 0
 
 

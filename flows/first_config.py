@@ -15,6 +15,7 @@ from corpus.readers.config import FileDocuments, FileInstructions, FilePreferenc
 from corpus.readers.json_lines import read_records
 from corpus.readers.plan import COMPRESSION_SUFFIXES, format_of
 from corpus.readers.record import Record, by_name, longest_text, text_fields
+from evaluation.page.words import compact
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
 from infra.sources import expand
@@ -140,13 +141,17 @@ def _kind_of(fields: Sequence[str], longest: str) -> tuple[Kind, dict[str, str |
         # Without a prompt of its own each answer is a whole dialogue, as in HH-RLHF (Bai et al. 2022).
         if prompt is None:
             return "preferences", {"dialogue": "true"}
-        return "preferences", _unlike(FilePreferences, prompt_field=prompt, input_field=None)
+        return "preferences", _unlike(FilePreferences, prompt_field=prompt, input_field=_further(fields, prompt))
     if prompt and response:
-        further = "input" if "input" in fields and prompt != "input" else None
-        keys = {"prompt_field": prompt, "response_field": response, "input_field": further}
+        keys = {"prompt_field": prompt, "response_field": response, "input_field": _further(fields, prompt)}
         return "instructions", _unlike(FileInstructions, **keys)
     text = "text" if "text" in fields else longest
     return "documents", _unlike(FileDocuments, text_field=text) if text else {}
+
+
+def _further(fields: Sequence[str], prompt: str) -> str | None:
+    """The field that is put below the prompt, as in Alpaca."""
+    return "input" if "input" in fields and prompt != "input" else None
 
 
 def _unlike(config: Any, **keys: str | None) -> dict[str, str | None]:
@@ -201,7 +206,7 @@ def first_config(name: str, sources: Sequence[Found], fitted: Fit) -> str:
         "",
         "pretrain:",
         f"  model: {{preset: {fitted.preset}}} # {_why(fitted)}",
-        f"  duration: {fitted.trained_tokens} tokens",
+        f"  duration: {fitted.trained_tokens:_} tokens",
         f"  global_batch_tokens: {fitted.batch_tokens}",
         "",
     ]
@@ -214,8 +219,8 @@ def first_config(name: str, sources: Sequence[Found], fitted: Fit) -> str:
 
 def _why(fitted: Fit) -> str:
     if fitted.parameters * TOKENS_A_PARAMETER > READINGS * fitted.tokens:
-        return f"the smallest; about {fitted.tokens:,} tokens are too few even for it"
-    return f"the largest that about {fitted.tokens:,} tokens can train"
+        return f"the smallest; about {compact(fitted.tokens)} tokens are too few even for it"
+    return f"the largest that about {compact(fitted.tokens)} tokens can train"
 
 
 def _section(section: str, kind: Kind, sources: Sequence[Found]) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
@@ -35,6 +36,13 @@ def test_check_of_an_empty_store_is_one_line(tmp_path: Path, root: Path) -> None
     found = typed("check", write_config(tmp_path / "config.yaml", full_config()), "--root", root)
     assert found.exit_code == 0
     assert found.stdout.splitlines() == [f"nothing of this is built yet: all 27 stages would be built in {root}"]
+
+
+def test_check_of_a_pipeline_that_never_ran_does_not_compare_it_with_others(built_data: Path, tmp_path: Path) -> None:
+    mine = {**yaml.safe_load((built_data / "config.yaml").read_text()), "name": "mine"}
+    mine["ingest"]["max_quarantine_share"] = 0.5
+    found = typed("check", write_config(tmp_path / "mine.yaml", mine), "--root", built_data / "store")
+    assert found.stdout.startswith("nothing of this is built yet: all 4 stages would be built"), found.stdout
 
 
 def test_check_shows_artifacts_as_they_are_typed_and_needs_when_asked(built_data: Path) -> None:
@@ -122,8 +130,13 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     again = typed("init", "crawl", "--to", "mine.yaml")
     assert again.exit_code == 2 and "there is such a file already" in again.stderr
     (tmp_path / "hh.jsonl").write_text(json.dumps({"chosen": "\n\nHuman: a", "rejected": "b"}) + "\n")
-    typed("init", "crawl", "ask.jsonl", "hh.jsonl", "--to", "dialogues.yaml")
-    assert "paths: [hh.jsonl], dialogue: true}" in (tmp_path / "dialogues.yaml").read_text()
+    (tmp_path / "alpaca.json").write_text(
+        json.dumps([{"instruction": "Spell it", "input": "freind", "chosen": "friend", "rejected": "freind"}])
+    )
+    typed("init", "crawl", "ask.jsonl", "hh.jsonl", "alpaca.json", "--to", "dialogues.yaml")
+    text = (tmp_path / "dialogues.yaml").read_text()
+    assert "paths: [hh.jsonl], dialogue: true}" in text
+    assert "paths: [alpaca.json]}" in text, "its input belongs to the prompt, as by default"
 
 
 def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +163,11 @@ def test_ls_lists_models_by_the_names_that_commands_take(family: Path) -> None:
     assert all(resolve(Store(family, reading=True), name) for name in names)
     assert "held-out loss 4.84 → 3.37" in found.stdout and "4 models" in found.stdout
     assert typed("ls", "--root", family / "nowhere").stdout.startswith("no runs in")
+
+
+def test_open_names_a_file_that_can_be_opened_in_a_folder_with_spaces(family: Path) -> None:
+    spaced = family.rename(family.with_name("a store"))
+    assert Path(typed("open", "card", "--print", "--root", spaced).stdout.rstrip("\n")).parent.is_dir()
 
 
 def test_open_says_where_the_page_is_or_how_to_come_by_it(family: Path, root: Path) -> None:
