@@ -1,18 +1,189 @@
-"""What README and guides show is what the code at hand says: the picture of the DAG, configs, tables, messages."""
+"""What README and guides show is what the code at hand says: the picture of the DAG, configs, output, messages."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from cli.commands import stemma
+from corpus.documents import DocumentWriter, make_document, read_documents
 from flows.config import load
 from flows.graph import graph
 from flows.picture import pipeline_picture
-from tests.command import REPOSITORY
+from flows.steps import OWN_KEYS
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from tasks.stage import Stage, needs
+from tests.command import REPOSITORY, environment, write_config
 
 DOCS = REPOSITORY / "docs"
+PACKAGES = ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra")
+QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf8")
+
+
+def part(name: str, label: str) -> str:
+    """What stands between `<!-- label:begin -->` and `<!-- label:end -->`."""
+    return page(name).partition(f"<!-- {label}:begin -->")[2].partition(f"<!-- {label}:end -->")[0]
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def typed(*words: str | Path) -> str:
+    found = CliRunner().invoke(stemma, [str(word) for word in words])
+    assert found.exit_code == 0, found.output
+    return found.stdout
 
 
 def test_the_picture_of_the_quickstart_is_that_of_its_config() -> None:
     """After a change of its stages: python -m flows.picture configs/quickstart.yaml > docs/pictures/quickstart.svg"""
-    nodes = graph(load(REPOSITORY / "configs" / "quickstart.yaml"))
+    nodes = graph(load(QUICKSTART))
     drawn = pipeline_picture(nodes)
-    assert drawn == (DOCS / "pictures" / "quickstart.svg").read_text(encoding="utf8")
+    assert drawn == page("docs/pictures/quickstart.svg")
     assert not [name for name in nodes if f"{name}: {nodes[name].stage.about}" not in drawn]
+
+
+def test_the_shown_run_and_check_are_those_of_the_quickstart(built_data: Path) -> None:
+    """After a change of its stages both are captured again: `make demo`, and the check that the guide names."""
+    stages = list(graph(load(QUICKSTART)))
+    (run,), (check,) = blocks(part("README.md", "demo")), blocks(part("docs/rerunning.md", "check"))
+    for shown in (run, check):
+        rows = shown.partition("\n\n")[0].splitlines()[1:]
+        assert [row.split()[0] for row in rows if not row.startswith(" ")] == stages
+    config, store = built_data / "config.yaml", built_data / "store"
+    said = typed("check", config, "--root", store, "--set", "tokenizer.vocab_size=420").splitlines()
+    assert check.split("\n")[0].split() == said[0].split()
+    summary = r"\d+ to build, \d+ to reuse in \S+"
+    assert re.fullmatch(summary, said[-1]) and re.fullmatch(summary, check.splitlines()[-1])
+    assert run.split("\n")[0].split() == ["stage", "status", "seconds", "key", "figure"]
+
+
+def test_the_config_that_the_readme_shows_reads_files_of_those_fields(tmp_path: Path) -> None:
+    shown = yaml.safe_load(blocks(part("README.md", "own-data"), "yaml")[0])
+    for folder, name in (("books", "a.txt"), ("crawl", "a.jsonl"), ("wiki", "a.jsonl")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(json.dumps({"text": "Once upon a time. " * 40}) + "\n")
+    (tmp_path / "instructions.json").write_text(json.dumps([{"instruction": "a", "input": "", "output": "b"}]))
+    (tmp_path / "preferences.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"query": "a", "choices": ["b", "c"], "gold": 0}) + "\n")
+    shown["ingest"]["read"][0]["paths"] = ["books/*.txt", "crawl/*.jsonl", "wiki/*.jsonl"]  # unpacked, as JSON Lines
+    whole = {**yaml.safe_load(QUICKSTART.read_text()), **shown}
+    said = typed("check", write_config(tmp_path / "mine.yaml", whole), "--root", tmp_path / "store")
+    assert said.startswith("nothing of this is built yet")
+
+
+def test_the_config_for_data_alone_needs_no_model(tmp_path: Path) -> None:
+    nodes = graph(load(REPOSITORY / "configs" / "corpus.yaml"))
+    assert {"decontaminate", "shard", "corpus_report"} <= nodes.keys()
+    assert not [name for name, node in nodes.items() if node.stage.makes_weights]
+
+
+def test_the_stage_that_the_guide_adds_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, declaration = blocks(part("docs/stages.md", "stage"), "python")
+    (used,) = blocks(part("docs/stages.md", "stage"), "yaml")
+    file = tmp_path / "longest.py"
+    file.write_text(code)
+    spec = importlib.util.spec_from_file_location("corpus.longest", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "corpus.longest", module)
+    spec.loader.exec_module(module)
+    stage: Stage = eval(declaration, {"Stage": Stage, "needs": needs, "LongestConfig": module.LongestConfig})
+    (step,) = yaml.safe_load(used)["steps"].values()
+    assert step["uses"] == stage.name and all(stage.input(name) for name in step["inputs"])
+    config = stage.config.model_validate({key: value for key, value in step.items() if key not in OWN_KEYS})
+    with DocumentWriter(tmp_path / "in" / "documents") as writer:
+        for size in range(600):
+            writer.write(make_document("word " * (1 + size * 7 % 600), "books/a.txt"))
+    run = Run(tmp_path / "work", LaunchConfig())
+    out = tmp_path / "out"
+    result = stage.load()(config, {"documents": tmp_path / "in"}, out, run)
+    lengths = [len(one.text) for one in read_documents(out)]
+    assert min(lengths) == 101 * len("word ") and len(lengths) == 500 == result.figures["documents"]
+    assert json.loads((out / "sources.json").read_text())["books"]["documents"] == 500
+
+
+def literals() -> Iterator[str]:
+    """Every text in the packages, with … where a value is put in."""
+    for package in PACKAGES:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+                if isinstance(node, ast.JoinedStr):
+                    pieces = [str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values]
+                    yield re.sub("…+", "…", "".join(pieces))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_each_message_that_troubleshooting_explains_is_one_that_the_code_can_print() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in page("docs/troubleshooting.md").splitlines()
+        if line.startswith("| `")
+    ]
+    assert len(rows) > 50
+    known = list(literals())
+    texts = "\0".join(known)
+    assert not [row[0] for row in rows if row[0].strip("`") not in texts]
+    codes = {row[1].strip("`") for row in rows if len(row) == 4} - {"–"}
+    assert not codes - set(known)
+    order = [row[0] for row in rows]
+    assert not [first for first, second in pairwise(sorted(order)) if first == second]
+
+
+LETTERS = (
+    "The quiet river of the north bends twice before it reaches the old mill and the fields that belong to it.",
+    "A careful reader will have noticed that the second letter was written with another pen, and in haste.",
+    "They kept the records of the parish in a chest with three locks, and each of the keys had its own keeper.",
+    "When the lamp went out, nobody in the room could say with certainty which of the two had spoken first.",
+)
+
+
+@pytest.mark.long
+def test_the_outputs_in_the_lineage_guide_are_those_of_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The risk: a guide whose captured output nobody has seen for months."""
+    guide = page("docs/lineage.md")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters").mkdir()
+    for number in range(4):
+        text = " ".join(LETTERS[(number + turn) % 4] for turn in range(3))
+        (tmp_path / "letters" / f"{number + 1}.txt").write_text(text + "\n")
+    (tmp_path / "corpus.yaml").write_text(blocks(guide, "yaml")[0])
+    env = environment(STEMMA_ROOT=str(tmp_path / "store"))
+    monkeypatch.setenv("STEMMA_ROOT", env["STEMMA_ROOT"])
+
+    def run(*words: str) -> None:
+        done = [sys.executable, "-m", "cli.main", "run", "corpus.yaml", *words]
+        subprocess.run(done, env=env, cwd=tmp_path, check=True, capture_output=True)
+
+    def masked(text: str) -> list[str]:
+        text = re.sub(r"/\S*(?=/(letters|configs|clean)/)", "…", text)
+        text = re.sub(r"\b(?=\d*[a-f])[0-9a-f]{8,16}\b|\b\d{8}\b|\d{4}-\d\d-\d\d", "#", text)
+        return [line.rstrip() for line in text.splitlines()]
+
+    run()
+    for block in blocks(guide):
+        command, _, shown = block.partition("\n")
+        if command.startswith("$ stemma lineage "):
+            assert masked(typed(*command.split()[2:])) == masked(shown), command
+    run("--set", "tokenizer.vocab_size=500")
+    (shown,) = [block for block in blocks(guide) if block.startswith("$ stemma gc")]
+    assert masked(typed("gc")) == masked(shown.partition("\n")[2])
