@@ -18,12 +18,12 @@ from cli.output import as_json
 @click.option(
     "--overlap",
     type=click.Choice(["queue", "skip"]),
-    help="What a run does that is due while another of this pipeline goes on: wait (the default), or not run.",
+    help="A run that is due while another of this pipeline is going: let it wait (the default), or skip it.",
 )
 @click.option(
     "--catch-up",
     type=click.Choice(["latest", "all", "none"]),
-    help="Which dates are made up for that passed while nothing ran: the latest (the default), all, or none.",
+    help="Runs that were missed while nothing ran: make up for the latest (the default), all, or none.",
 )
 @root_option
 @as_json
@@ -82,7 +82,7 @@ def command(
 @root_option
 @as_json
 def schedule(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """When the pipeline runs by itself next, by what rules. `stemma deploy --cron` makes a schedule."""
+    """When the pipeline next runs by itself, and by which rules. `stemma deploy --cron` makes a schedule."""
     return _tell(config, root, None, as_json)
 
 
@@ -91,7 +91,7 @@ def schedule(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, 
 @root_option
 @as_json
 def pause(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Keep the pipeline from running by itself. A run that goes on goes on; `stemma run` still works."""
+    """Keep the pipeline from running by itself. A run in progress is not stopped; `stemma run` still works."""
     return _tell(config, root, False, as_json)
 
 

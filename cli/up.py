@@ -23,7 +23,7 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
 
-    Starts only what does not run yet, as it was set up last time: after a reboot, say it again.
+    Starts only what does not run yet, with the settings of last time: after a reboot, run it again.
 
     \b
     STEMMA_AUTH=user:password            both pages and APIs ask for it
@@ -64,7 +64,7 @@ def command(
 @root_option
 @as_json
 def down(root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Stop what `stemma up` started for this store. What it knows stays on disk."""
+    """Stop what `stemma up` started for this store. Their data stays on disk."""
     from infra.servers import services
 
     folder = root_of(root)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
 
-from cli.commands import stemma
+from cli.commands import COMMANDS, stemma
 from corpus.documents import DocumentWriter, make_document, read_documents
 from flows.config import load
 from flows.graph import graph
@@ -25,6 +26,7 @@ from flows.steps import OWN_KEYS
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tasks.stage import Stage, needs
+from tasks.stages import STAGES
 from tests.command import REPOSITORY, environment, write_config
 
 DOCS = REPOSITORY / "docs"
@@ -42,7 +44,8 @@ def part(name: str, label: str) -> str:
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [block for kind, block in fenced if kind == language]
 
 
 def typed(*words: str | Path) -> str:
@@ -119,6 +122,20 @@ def test_the_stage_that_the_guide_adds_works(tmp_path: Path, monkeypatch: pytest
     assert json.loads((out / "sources.json").read_text())["books"]["documents"] == 500
 
 
+def test_every_stage_has_a_row_in_the_guide() -> None:
+    rows = page("docs/stages.md").partition("A config may leave")[0]
+    assert not [name for name in STAGES if f"`{name}`" not in rows and f"`{name}_" not in rows]
+
+
+def test_every_command_but_completion_takes_json_as_the_readme_says() -> None:
+    def takes_json(name: str) -> bool:
+        command = stemma.get_command(click.Context(stemma), name)
+        return command is not None and any(one.name == "as_json" for one in command.params)
+
+    without = [name for name in COMMANDS if not takes_json(name)]
+    assert without == ["completion"]
+
+
 def literals() -> Iterator[str]:
     """Every text in the packages, with … where a value is put in."""
     for package in PACKAGES:
@@ -179,11 +196,9 @@ def test_the_outputs_in_the_lineage_guide_are_those_of_its_config(
         text = re.sub(r"\b(?=\d*[a-f])[0-9a-f]{8,16}\b|\b\d{8}\b|\d{4}-\d\d-\d\d", "#", text)
         return [line.rstrip() for line in text.splitlines()]
 
+    shown = dict(block.split("\n", 1) for block in blocks(guide) if block.startswith("$ stemma "))
     run()
-    for block in blocks(guide):
-        command, _, shown = block.partition("\n")
-        if command.startswith("$ stemma lineage "):
-            assert masked(typed(*command.split()[2:])) == masked(shown), command
+    for command in ("$ stemma lineage tokenizer", "$ stemma lineage letters/2.txt --down"):
+        assert masked(typed(*command.split()[2:])) == masked(shown[command])
     run("--set", "tokenizer.vocab_size=500")
-    (shown,) = [block for block in blocks(guide) if block.startswith("$ stemma gc")]
-    assert masked(typed("gc")) == masked(shown.partition("\n")[2])
+    assert masked(typed("gc")) == masked(shown["$ stemma gc"])
