@@ -48,8 +48,10 @@ MARGIN = 0.96
 # What each trains with in place of the recipe's settings.
 ABLATIONS: dict[str, dict[str, str]] = {
     "recipe": {},
-    "embeddings random, their rates 100 and 5": {
-        "model.embedding_init": "random", "optimizer.embedding_scale": "100", "optimizer.head_scale": "5"
+    "attention random": {"model.attention_init": "random"},
+    "attention and embeddings random, their rates 100 and 5": {
+        "model.attention_init": "random", "model.embedding_init": "random",
+        "optimizer.embedding_scale": "100", "optimizer.head_scale": "5",
     },
     "rates of the embeddings 10 and 2": {"optimizer.embedding_scale": "10", "optimizer.head_scale": "2"},
     "rates of the embeddings 1 and 0.5": {"optimizer.embedding_scale": "1", "optimizer.head_scale": "0.5"},
@@ -57,7 +59,7 @@ ABLATIONS: dict[str, dict[str, str]] = {
     "Muon at 0.04": {"optimizer.muon.learning_rate": "0.04"},
     "Muon at 0.01": {"optimizer.muon.learning_rate": "0.01"},
     "five Newton-Schulz steps": {"optimizer.muon.iterations": "5"},
-    "no query-key norm": {"model.preset": "llama-4m"},
+    "no query-key norm, attention random": {"model.preset": "llama-4m", "model.attention_init": "random"},
     "residual projections not zero": {"model.residual_init": "scaled"},
     "batches of 4,096 tokens": {"global_batch_tokens": "4096"},
 }  # fmt: skip
@@ -130,11 +132,11 @@ def ablate(folder: Path, names: list[str], seeds: list[int], settings: list[str]
         changed = [f"pretrain.{key}={value}" for key, value in ABLATIONS[name].items()]
         return figures_of(model_of(run_stages(store, seeds[0], [*settings, *changed, f"pretrain.seed={seed}"])[1]))
 
-    print(f"{'':<44}         bits per byte, nats a token")
+    print(f"{'':<56}         bits per byte, nats a token")
     with ThreadPoolExecutor(2) as places:
         asked = [(name, seed) for name in names for seed in seeds]
         for (name, seed), found in zip(asked, places.map(lambda one: figures(*one), asked), strict=True):
-            print(f"{name:<44}seed {seed:<4}{found['bits_per_byte']:.4f}  {found['validation_loss']:.3f}", flush=True)
+            print(f"{name:<56}seed {seed:<4}{found['bits_per_byte']:.4f}  {found['validation_loss']:.3f}", flush=True)
 
 
 def run_stages(store: Path, seed: int, settings: list[str], until: str = "pretrain") -> tuple[float, dict[str, Any]]:

@@ -33,6 +33,7 @@ from training.guard.stuck import Stuck
 from training.hardware import prepare
 from training.heldout import count_baselines, measure
 from training.in_loop import InLoopEvaluator, keep_samples
+from training.induction_start import start_induction, unused_width
 from training.loaders import (
     PackedShards,
     count_sequences,
@@ -143,7 +144,11 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
                 vocab_size,
                 count * (length - 1),
             )
-            alone = start_from_bigrams(network, bigrams, hardware, config.seed)
+            induction = config.model.attention_init == "induction"
+            unused = unused_width(network) if induction else 0
+            alone = start_from_bigrams(network, bigrams, hardware, config.seed, unused)
+            if induction:
+                start_induction(network, config.seed)
             run.event("started_from_bigrams", f"by bigrams alone the model starts at a loss of {alone:.3f}")
         sources = sides(meta) if causal else []
         held = count_sequences(shards / "validation")

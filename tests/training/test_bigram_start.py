@@ -1,4 +1,4 @@
-"""A model that starts from bigrams: what it knows before its first batch, and where that is not offered."""
+"""A model that starts from bigrams and with induction heads: what it knows before its first batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from training.bigram_start import start_from_bigrams
 from training.config import ModelConfig
 from training.hardware import Hardware
+from training.induction_start import start_induction, unused_width
 from training.models import build, hf_config
 from training.ngram import Bigram
 
@@ -45,6 +46,33 @@ def test_before_its_first_batch_the_model_predicts_as_the_counts_do(family: str)
     loss = float(cross_entropy(logits[:, :-1].flatten(0, 1), torch.from_numpy(unseen[:, 1:]).flatten()))
     assert loss < bigram.losses(unseen).mean() + 0.1
     assert torch.allclose(model.get_input_embeddings().weight.square().mean(1), torch.ones(VOCABULARY), atol=1e-3)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_heads_look_where_they_are_said_to_and_the_model_says_what_it_said(kv_heads: int) -> None:
+    sizes = {**SIZES, "width": 256, "heads": 4, "kv_heads": kv_heads, "positions": 128}
+    model = build(hf_config(ModelConfig(family="qwen3", **sizes), VOCABULARY, {}), 3, zero_residual=True)
+    text = _markov_text(1, 300)
+    bigram = Bigram([text], ROWS, text.size)
+    start_from_bigrams(model, bigram, Hardware(torch.device("cpu"), bf16=False), 3, unused_width(model))
+    model.set_attn_implementation("eager")
+    once = np.random.default_rng(4).permutation(ROWS)[:40]
+    ids = torch.from_numpy(np.concatenate([once, once]))[None]
+    with torch.no_grad():
+        before = model(ids).logits
+        start_induction(model, seed=3)
+        found = model(ids, output_attentions=True)
+
+    first, second = found.attentions[:2]
+    for back in (1, 2, 3, 4):
+        assert first[0, back - 1].diagonal(-back).min() > 0.9
+    # The second time a token comes, the one after its first time is 39 places back.
+    assert second[0, 0].diagonal(-39).mean() > 0.8
+    # What is written beside the token's own entries makes the last norm divide all logits by a little more.
+    ratio = (found.logits * before).sum(-1) / before.square().sum(-1)
+    assert ratio.min() > 0.9
+    assert ratio.max() <= 1.001
+    assert torch.allclose(found.logits, ratio[..., None] * before, atol=1e-2)
 
 
 def test_the_same_seed_gives_the_same_start() -> None:

@@ -87,6 +87,10 @@ class ModelConfig(Config):
     that before its first batch the model knows which token follows which (training/bigram_start.py). For llama and
     qwen3 with untied embeddings; best with `residual_init: zero` and rates of the embeddings
     near those of the rest."""
+    attention_init: Literal["random", "induction"] = "random"
+    """Fresh attention: as `init` says, or with heads that look at the tokens before, and one that looks at what
+    followed the present token earlier (induction heads; Olsson et al. 2022), which a small model else spends its first
+    million tokens on (training/induction_start.py). For qwen3 with embedding_init: bigram and two layers or more."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -116,9 +120,10 @@ class ModelConfig(Config):
                 or self.family
                 or any(getattr(self, size) for size in (*_SIZES, "kv_heads", "mlp_width", "positions"))
                 or self.embedding_init != "random"
+                or self.attention_init != "random"
             ):
                 raise ValueError(
-                    "expected `transformers` alone, or a preset or family with sizes (and embedding_init), not both"
+                    "expected `transformers` alone, or a preset or family with sizes (and their inits), not both"
                 )
             if not isinstance(self.transformers.get("model_type"), str):
                 raise ValueError("expected `model_type` in `transformers`, such as llama or gpt2")
@@ -140,6 +145,12 @@ class ModelConfig(Config):
             raise ValueError("expected init and residual_init left out: a t5 has its own")
         if self.embedding_init == "bigram" and (shape.family not in _ROTARY or shape.tied):
             raise ValueError("expected embedding_init: bigram only with llama or qwen3 and tie_embeddings: false")
+        if self.attention_init == "induction" and (
+            shape.family != "qwen3" or self.embedding_init != "bigram" or shape.layers < 2
+        ):
+            raise ValueError(
+                "expected attention_init: induction only with qwen3, embedding_init: bigram and two layers or more"
+            )
         if shape.family in _ROTARY and shape.width // shape.heads % 2:
             raise ValueError(f"expected an even width a head for rotary positions, not {shape.width // shape.heads}")
         return self
