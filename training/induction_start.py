@@ -33,12 +33,13 @@ def start_induction(model: PreTrainedModel, seed: int) -> None:
     first head of the second block, so that it looks at what came after the present token before.
 
     The first head writes into the unused entries which token it looked at, in a random projection. What all other heads
-    do with what they see is left as it is: with residual projections of zero the model's logits stay what they were, but
-    for a few percent by which the last norm divides all of them.
+    do with what they see is left as it is: with residual projections of zero the logits stay what they were, but for a
+    few percent by which the last norm divides all of them.
 
     model: of the family qwen3, with two blocks or more, and embeddings as training/bigram_start.py leaves them.
     """
-    generator = torch.Generator().manual_seed(seed)
+    # Another seed than that of the embeddings: a projection that is drawn as they were favours the first of them.
+    generator = torch.Generator().manual_seed(seed + 1)
     first, second = (block.get_submodule("self_attn") for block in blocks(model)[:2])
     width, head, unused = model.config.hidden_size, model.config.head_dim, unused_width(model)
     frequencies = model.get_submodule("model.rotary_emb").get_buffer("inv_freq").float().cpu()
