@@ -12,8 +12,11 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from infra.config import Config, StageConfig, outside_identity
 from infra.sources import Source, SourcePath, expand
+from infra.store.layout import AUX
 
 DATA_DIR = Path(__file__).parent / "data"
+CLAIMS = f"{AUX}/claims.json"
+"""The claims at the report's head, [{"state", "sign", "title", "text"}], for pages that link it."""
 
 ProjectTask = Literal["minimal_pairs", "cloze"]
 PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")

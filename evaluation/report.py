@@ -5,11 +5,12 @@ python -m evaluation.report --input pretrain=DIR --input sft=DIR --out OUT
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from evaluation.config import ReportConfig
+from evaluation.config import CLAIMS, ReportConfig
 from evaluation.page.benchmark_sections import answers, benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.family import Family
@@ -18,7 +19,7 @@ from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
 from evaluation.page.safety_sections import bias, memorisation, toxicity
 from evaluation.page.training_sections import alignment, pretraining, reward_model, tuning
-from evaluation.page.verdicts import claims
+from evaluation.page.verdicts import Claim, claims
 from evaluation.page.words import seconds
 from infra.run import Result, Run
 
@@ -28,24 +29,28 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     The page loads nothing from elsewhere, and shows model output as text, never as markup.
     """
-    page, states = render(config, inputs)
+    page, judged = render(config, inputs)
+    states = [claim.state for claim in judged]
     (out_dir / "report.html").write_text(page, encoding="utf-8")
+    said = [{"state": one.state, "sign": one.sign, "title": one.title, "text": one.text} for one in judged]
+    (out_dir / CLAIMS).parent.mkdir(exist_ok=True)
+    (out_dir / CLAIMS).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     run.progress(1, 1, "pages")
     held = states.count("holds")
     figures = {"claims": float(len(states)), "claims_that_hold": float(held)}
     figures["claims_that_hold_slightly"] = float(slight := states.count("slight"))
-    said = f"{held} of {len(states)} claims hold" + (f", {slight} more by a little" if slight else "")
-    return Result(figures, said if states else "no claims to judge")
+    headline = f"{held} of {len(states)} claims hold" + (f", {slight} more by a little" if slight else "")
+    return Result(figures, headline if states else "no claims to judge")
 
 
-def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[str]]:
-    """The page, and the state of each claim at its head."""
+def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim]]:
+    """The page, and the claims at its head."""
     family = Family(inputs)
     judged = claims(family)
     made = sections(family, config.samples, config.command)
     title = config.title or "Training report"
     page = render_page(title, "training report", facts(family), made, judged, opening(family))
-    return page, [claim.state for claim in judged]
+    return page, judged
 
 
 def facts(family: Family) -> list[tuple[str, str]]:

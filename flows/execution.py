@@ -28,6 +28,7 @@ from flows.stop import Stop
 from flows.verdict import verdict
 from infra.errors import Cancelled, Problem, StemmaError
 from infra.lineage import messages
+from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
 from infra.store.manifest import Manifest
@@ -233,7 +234,7 @@ class PipelineRun:
     def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
         outcome: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
         error = "; ".join(map(str, problems))
-        self.context.tell(messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error))
+        self.context.tell(self._finished(outcome, error))
         document = {
             "status": status,
             "errors": [problem.as_json() for problem in problems],
@@ -246,8 +247,8 @@ class PipelineRun:
             "seconds": round(seconds, 3),
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
-        report = self.manifests.get("report")
-        self.page.show(self.store, str(self.store.path(report) / "report.html") if report else "")
+        chosen = {name: one for name, one in self.manifests.items() if name in self.journal.rows}
+        self.page.show(self.store, chosen)
         if kind := TOLD_AT_THE_END.get(status):
             self.page.notify(kind, f"{self.config.name} {status}", error)
         # A private server goes with the run, and its page with it: nobody is to wait for what it still misses.
@@ -264,6 +265,14 @@ class PipelineRun:
         if status == "cancelled":
             return CancelledState(message="cancelled")
         return Failed(message=error)
+
+    def _finished(self, outcome: messages.Status, error: str) -> messages.PipelineFinished:
+        """The run's end, with what runs are compared by and the pages about all of it, reused or built."""
+        folders = [self.store.path(manifest) for manifest in self.manifests.values()]
+        files = (folder / name for folder in folders for name in messages.WHOLE_RUN)
+        figures = pipeline_figures({name: one.result.get("figures", {}) for name, one in self.manifests.items()})
+        shown = tuple(str(file) for file in files if file.exists())
+        return messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error, figures, shown)
 
     def _trouble(self, message: str) -> None:
         said = {"kind": "event", "time": time.time(), "name": "page", "message": message}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from uuid import UUID
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.states import Running, State
 
+from evaluation.config import CLAIMS
 from flows.journal import RunJournal
 from flows.notices import Kind, notify
 from flows.page_queue import PageQueue
 from infra.lineage.ledger import run_url
+from infra.lineage.messages import WHOLE_RUN
+from infra.store.manifest import Manifest
 from infra.store.store import Store
 
 PATIENCE_S = 5.0
@@ -43,26 +48,48 @@ class RunPage:
         """How the task run of a stage ended: Prefect's own word of it is lost where the server is away for long."""
         self._ended[stage] = UUID(task_run), state
 
-    def show(self, store: Store, report: str) -> None:
-        """The table that a person sees first when opening the flow run. report: the report's file, if there is one."""
-        rows = [
-            {
-                "stage": row.stage,
-                "status": row.status,
-                "seconds": row.seconds,
-                "key figure": row.headline,
-                "because": "; ".join(row.because),
-            }
-            for row in self._journal.rows.values()
-        ]
-        if rows and self._url:
-            message = f"Stages of {self._pipeline}"
-            self.queue.tell(lambda: create_table_artifact(table=rows, key="stages", description=message))
-        if url := run_url(store.root, self._journal.run_id):
+    def show(self, store: Store, manifests: Mapping[str, Manifest]) -> None:
+        """The table that a person sees first when opening the flow run, and the report's claims with what to open.
+
+        manifests: of the artifacts that this run built or reused, by step.
+        """
+        url = run_url(store.root, self._journal.run_id)
+        if url:
             self.queue.tell(lambda: _link(url))
-        if report and self._url:
-            text = f"The report of this run: `{report}`"
+        if not self._url:
+            return
+        if self._journal.rows:
+            stages, message = self._stages(manifests), f"Stages of {self._pipeline}"
+            self.queue.tell(lambda: create_markdown_artifact(stages, key="stages", description=message))
+        if report := manifests.get("report"):
+            text = self._report(store, store.path(report), [store.path(one) for one in manifests.values()])
             self.queue.tell(lambda: create_markdown_artifact(text, key="report", description="Report"))
+
+    def _stages(self, manifests: Mapping[str, Manifest]) -> str:
+        """A row a stage; a reused one links the flow run that built it."""
+        lines = ["| stage | | seconds | key figure | because |", "| --- | --- | ---: | --- | --- |"]
+        for row in self._journal.rows.values():
+            builder = manifests[row.stage].flow_run_id if row.stage in manifests else None
+            is_reused = row.status == "reused" and builder
+            status = f"[reused]({self._url.rsplit('/', 1)[0]}/{builder})" if is_reused else row.status
+            cells = [row.stage, status, f"{row.seconds or 0:.1f}", row.headline, "; ".join(row.because)]
+            lines.append(f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |")
+        return "\n".join(lines)
+
+    def _report(self, store: Store, report: Path, folders: Sequence[Path]) -> str:
+        """The report's claims, and where to open it. MLflow has the pages of a run once that has ended."""
+        lines = []
+        claims = report / CLAIMS
+        if claims.is_file():
+            found = json.loads(claims.read_text(encoding="utf8"))
+            lines += [f"- {one['sign']} **{one['title']}** {one['text']}" for one in found]
+        links = []
+        for name in WHOLE_RUN:
+            there = any((folder / name).is_file() for folder in folders)
+            url = run_url(store.root, self._journal.run_id, Path(name).name) if there else None
+            links += [f"[{Path(name).name}]({url})"] if url else []
+        lines += ["", f"To open: {', '.join(links)}"] if links else []
+        return "\n".join([*lines, "", f"The report's file: `{report / 'report.html'}`"]).strip()
 
     def close(self, patience_s: float) -> int:
         """Tells what is left to tell, as `PageQueue.flush` does; how much the page misses. The flow run itself is told

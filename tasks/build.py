@@ -10,8 +10,8 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -24,6 +24,7 @@ from infra.launch.config import LaunchConfig
 from infra.lineage import messages
 from infra.lineage.ledger import ended_unheard, mlflow_run_id
 from infra.lineage.outbox import Outbox
+from infra.lineage.page import pipeline_figures
 from infra.process import GRACE_S
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
@@ -41,6 +42,7 @@ from tasks.supervisor import LOG, lease_lost, run_child
 from tasks.warm_start import WarmStart
 
 RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy", "lm-eval")
+CARD = "MODEL_CARD.md"
 LOW_DISK_BYTES = 200_000_000
 
 
@@ -145,7 +147,7 @@ def ensure(
                 found, because = _reusable(node, request, context)
             if found:
                 return _reuse(node, found, inputs, context, begun)
-        manifest, path = _Build(node, request, inputs, requires, context, lease, clock).run()
+        manifest, path = _Build(node, request, inputs, requires, context, lease, clock).run(because)
     finally:
         lease.release()
     return Done("built", manifest, path, time.monotonic() - begun, tuple(because))
@@ -168,6 +170,7 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
 
 def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, begun: float) -> Done:
     path = context.store.path(manifest)
+    _leave_card(node, inputs, path, context)
     if not node.adopted and ended_unheard(context.store.root, manifest.build_id):
         # Its builder was killed between the artifact's last rename and these messages; they count once.
         for message in _end_of(node, inputs, manifest, path, context):
@@ -191,10 +194,21 @@ def _end_of(
     """What lineage hears of a build once its artifact is there; its end comes last, and so stands for all of it."""
     if node.stage.registers:
         model = inputs[node.stage.registers]
-        tags = {"stage": model.stage, "fingerprint": model.fingerprint, "digest": model.digest}
+        tags = {"stage": model.stage, "pipeline": context.pipeline}
+        tags |= {"gates": f"{manifest.result['figures'].get('gates', 0):.0f} kept"}
+        of_model = {one.step or one.stage: one for one in inputs.values() if model.digest in _read_by(one)}
+        figures = pipeline_figures({name: one.result.get("figures", {}) for name, one in of_model.items()})
+        tags |= {name: f"{value:.4g}" for name, value in figures.items()}
         name, note = str(manifest.config["name"]), str(manifest.result["headline"])
         yield messages.RegisterModel(
-            model.build_id, name, str(context.store.path(model)), model.digest, time.time(), note, tags
+            model.build_id,
+            name,
+            str(context.store.path(model)),
+            model.digest,
+            time.time(),
+            note,
+            tags,
+            str(path / CARD),
         )
     kind: Literal["model", "dataset"] = "model" if node.stage.makes_weights else "dataset"
     yield messages.StageFinished(
@@ -207,6 +221,19 @@ def _end_of(
         str(path / AUX / JOURNAL),
         _shown(node, path),
     )
+
+
+def _leave_card(node: Node, inputs: Mapping[str, Manifest], path: Path, context: BuildContext) -> None:
+    """Puts the card of a registered model into that model's folder too."""
+    if node.stage.registers and (path / CARD).is_file():
+        # A full disk, or one of another user's, must not fail a registration.
+        with suppress(OSError):
+            context.store.put_beside(inputs[node.stage.registers], path / CARD, CARD)
+
+
+def _read_by(one: Manifest) -> set[str]:
+    """The digest of an artifact, and of those that it was made of."""
+    return {one.digest, *(given.digest for given in one.inputs.values())}
 
 
 def _shown(node: Node, folder: Path) -> tuple[str, ...]:
@@ -250,7 +277,7 @@ class _Build:
     clock: _Clock
     build_id: str = field(default_factory=messages.new_build_id)
 
-    def run(self) -> tuple[Manifest, Path]:
+    def run(self, because: Sequence[Change]) -> tuple[Manifest, Path]:
         self.store = self.context.store
         self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
         self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
@@ -259,6 +286,8 @@ class _Build:
             self._prepare()
             self._send_started(started)
             with self.context.turn(self.node.id):
+                said = "; ".join(map(str, because[:3]))
+                self.context.say(self.node.id, {"kind": "building", "time": time.time(), "message": said})
                 outcome = run_child(
                     self._job(),
                     self.lease,
@@ -281,6 +310,7 @@ class _Build:
         except Exception as error:
             self._send_failed(str(error))
             raise
+        _leave_card(self.node, self.inputs, path, self.context)
         for message in _end_of(self.node, self.inputs, manifest, path, self.context):
             self.context.tell(message)
         shutil.rmtree(self.work, ignore_errors=True)

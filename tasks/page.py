@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.artifacts import (
-    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import get_client
 from prefect.runtime import task_run
 from prefect.states import Cancelled, Completed, Failed, State
 
+from evaluation.page.words import seconds
 from infra.errors import StemmaError
 from infra.lineage.ledger import file_url, run_url
 from tasks.build import BuildContext, Done
@@ -64,6 +66,8 @@ class Throttle:
 
 
 PROGRESS_EVERY_S = 2.0
+LINE_EVERY_S = 30.0
+"""How often a stage that works says so in its log."""
 
 
 class PageOwner(Protocol):
@@ -91,11 +95,17 @@ class StagePage:
         self._shown_at = time.monotonic()
         self._corrections: list[dict[str, Any]] = []
         self._begun = time.time()
+        self._at = ""
+        self._over = threading.Event()
         self._throttle = Throttle(f"stemma logs {node.id}")
 
     def say(self, name: str, message: Mapping[str, Any]) -> None:
         """Events and what is printed become log lines; progress becomes a progress artifact, at most every
-        PROGRESS_EVERY_S."""
+        PROGRESS_EVERY_S, and a line every LINE_EVERY_S."""
+        if message["kind"] == "building":
+            self._log.info("%s", f"builds: {message['message']}" if message["message"] else "builds")
+            threading.Thread(target=copy_context().run, args=(self._say_where,), daemon=True).start()
+            return
         if message["kind"] == "log":
             for line in self._throttle.let_through(message["message"]):
                 self._log.info("%s", line)
@@ -106,23 +116,24 @@ class StagePage:
             if message["name"] == "correction":
                 self._show_correction(message)
         elif message.get("total"):
+            self._at = f"{message['done']:,.0f} of {message['total']:,.0f} {message['unit']}"
             self._show_progress(message)
+
+    def _say_where(self) -> None:
+        """A line every LINE_EVERY_S for as long as the stage works."""
+        begun = time.monotonic()
+        while not self._over.wait(LINE_EVERY_S):
+            self._log.info("%s", f"{seconds(time.monotonic() - begun)}: {self._at or 'at work'}")
 
     def done(self, done: Done) -> State:
         """The state of a stage whose artifact is there; a stage that was built leaves its sheet."""
         headline = str(done.manifest.result.get("headline", ""))
         if self._shows_progress:
-            self._run.later(lambda: self._put_progress(100.0, ""), self._progress_key)
+            self._run.later(self._remove_progress, self._progress_key)
         if done.status == "built":
-            self._log.info("built in %.1f s: %s", done.seconds, headline or done.path)
             self._leave(headline, lambda: self._built(done))
-            return self._ended(Completed(message=headline or f"built in {done.seconds:.1f} s"))
-        builder = done.manifest.flow_run_id
-        if builder and self._run.context.flow_run_url:
-            link = f"{self._run.context.flow_run_url.rsplit('/', 1)[0]}/{builder}"
-            key = f"built-by-{self._key}"
-            show = partial(create_link_artifact, link, link_text="the run that built it", key=key, description=headline)
-            self._run.later(show)
+            # Prefect logs the state with its message: no line of ours says it again.
+            return self._ended(Completed(message=f"{headline}, built in {seconds(done.seconds)}".removeprefix(", ")))
         return self._ended(Completed(name="Cached", message=f"reused {done.manifest.fingerprint}: {headline}"))
 
     def failed(self, error: StemmaError) -> State:
@@ -135,11 +146,13 @@ class StagePage:
         return self._ended(Cancelled(message="cancelled"))
 
     def _ended(self, state: State) -> State:
+        self._over.set()
         self._run.ended(self._node, str(task_run.get_id()), state)
         return state
 
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
         """Tells of a fault of a machine and that the stage will be tried again."""
+        self._over.set()
         message = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
         self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": message})
 
@@ -200,8 +213,14 @@ class StagePage:
         self._run.later(lambda: self._put_progress(percent, description), self._progress_key)
 
     def _put_progress(self, percent: float, description: str) -> None:
-        """Called by the queue's thread alone: makes the bar where there is none yet, and else moves it."""
+        """Called by the queue's thread alone: makes the bar where there is none yet, and else moves it. A bar that is
+        full goes: what came out says more."""
         if self._progress is None:
             self._progress = create_progress_artifact(percent, key=self._progress_key, description=description)  # type: ignore[assignment]
         else:
             update_progress_artifact(self._progress, percent)
+
+    def _remove_progress(self) -> None:
+        if self._progress is not None:
+            get_client(sync_client=True).delete_artifact(self._progress)
+            self._progress = None

@@ -25,6 +25,8 @@ from tasks.exits import diagnose_exit, out_of_memory_kills
 from tasks.warm_start import PROGRAM, WarmStart
 
 LOG = "stage.log"
+FORKED = "forked from a server that had its imports done"
+"""How the log begins, as a rule. It is told to nobody who did not open that log."""
 POLL_S = 0.1
 TOO_LITTLE_BYTES = 2_000_000
 """With less room than this, a process that could not say how it ended had no room to."""
@@ -99,7 +101,7 @@ def _start(
         except NotForkedError as error:
             log.write(f"a new process: {error}\n".encode())
         else:
-            log.write(b"forked from a server that had its imports done\n")
+            log.write(f"{FORKED}\n".encode())
             return process
     return subprocess.Popen(
         [sys.executable, "-m", PROGRAM, str(job_file)],
@@ -134,7 +136,8 @@ def _follow(
         for line in said.lines():
             on_message(json.loads(line))
         for line in printed.lines():
-            on_message({"kind": "log", "message": line})
+            if line.rstrip() != FORKED:
+                on_message({"kind": "log", "message": line})
 
     stopped = False
     try:

@@ -6,6 +6,8 @@ from evaluation.artifacts import Artifact
 from evaluation.page.family import Family
 from evaluation.page.parts import Opening, Table
 from evaluation.summary import frank_verdict, results_table, what_was_built
+from infra.lineage.ledger import run_url
+from infra.servers.settings import prefect_page
 
 PAGES = (("register", "MODEL_CARD.md", "model card"), ("corpus_report", "aux/corpus_report.html", "corpus report"))
 
@@ -24,7 +26,7 @@ def opening(family: Family) -> Opening | None:
         what_was_built(family, last),
         frank_verdict(family, last),
         table,
-        [*_weights(family), *_pages(family)],
+        [*_weights(family), *_pages(family), *_servers(family)],
         [("Talk to it:", f"stemma chat {_address(model)}")] if model.manifest else [],
     )
 
@@ -47,6 +49,22 @@ def _pages(family: Family) -> list[tuple[str, str]]:
             if one.manifest and (one.folder / file).is_file():
                 found.append((label if id == stage else f"{label} of {id}", f"{_inside(one)}{file}"))
     return found
+
+
+def _servers(family: Family) -> list[tuple[str, str]]:
+    """The pages of the run that built the last artifact, in MLflow and Prefect, where these run while this is made."""
+    one = max((one for one in family.artifacts.values() if one.manifest), key=_finished, default=None)
+    if one is None or one.manifest is None:
+        return []
+    root = one.folder.parent.parent
+    found = [("this run in MLflow", run_url(root, one.manifest.run_id))]
+    if one.manifest.flow_run_id and (prefect := prefect_page(root)):
+        found.append(("in Prefect", f"{prefect}/runs/flow-run/{one.manifest.flow_run_id}"))
+    return [(label, url) for label, url in found if url]
+
+
+def _finished(one: Artifact) -> str:
+    return one.manifest.finished if one.manifest else ""
 
 
 def _inside(one: Artifact) -> str:

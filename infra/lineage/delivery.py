@@ -165,7 +165,10 @@ class Delivery:
         run = self._known(message.build_id)
         if message.error:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
-        self._client.set_terminated(run.run_id, message.status, milliseconds(message.time))
+        at_ms = milliseconds(message.time)
+        self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
+        put_copies(message.artifacts, self._folder(run))
+        self._client.set_terminated(run.run_id, message.status, at_ms)
         self._delete_twins(run)
         self._registry.delete_twin_versions(run)
         self._ledger.ended(run.build_id)

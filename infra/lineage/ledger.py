@@ -62,11 +62,12 @@ def ended_unheard(root: Path | str, build_id: str) -> bool:
     return outcome is not None and outcome[0] != "built"
 
 
-def run_url(root: Path | str, build_id: str) -> str | None:
-    """The page of a build's run in the MLflow server of `up`; None while it does not run or knows no such run yet."""
+def run_url(root: Path | str, build_id: str, file: str = "") -> str | None:
+    """The page of a build's run, or of a file among its artifacts, in the MLflow server of `up`; None while it does not
+    run or knows no such run yet."""
     server = mlflow_page(root)
     run = _row(root, "SELECT experiment_id, run_id FROM runs WHERE build_id = ?", build_id) if server else None
-    return f"{server}/{run_path(run[0], run[1])}" if run and run[1] else None
+    return f"{server}/{run_path(run[0], run[1], file)}" if run and run[1] else None
 
 
 def file_url(root: Path | str, pipeline_build_id: str, stage: str, name: str) -> str | None:

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+WHOLE_RUN = ("report.html", "aux/corpus_report.html", "MODEL_CARD.md")
+"""Files of an artifact that tell of the whole pipeline run, and lie with its run in MLflow."""
+
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -141,15 +144,23 @@ class StageReused(Message):
 
 @dataclass(frozen=True)
 class PipelineFinished(Message):
+    """figures: those by which runs are compared, of built and reused stages alike, as `step.figure`; artifacts: files
+    that tell of the whole run (WHOLE_RUN)."""
+
     kind = "pipeline_finished"
     status: Status
     time: float
     error: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    artifacts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RegisterModel(Message):
-    """The model that the build `build_id` left at the folder `path` becomes the next version of `name`."""
+    """The model that the build `build_id` left at the folder `path` becomes the next version of `name`.
+
+    description: of the version, one line; card: the file of its model card, which goes below that.
+    """
 
     kind = "register_model"
     name: str
@@ -158,6 +169,7 @@ class RegisterModel(Message):
     time: float = 0.0
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    card: str = ""
 
 
 _CLASSES: dict[str, type[Message]] = {
@@ -190,5 +202,6 @@ def from_json(data: Mapping[str, Any]) -> Message:
         values["sources"] = tuple(SourceFile(**item) for item in values.get("sources", ()))
     elif cls is StageFinished:
         values["output"] = Output(**values["output"]) if values.get("output") else None
-        values["artifacts"] = tuple(values.get("artifacts", ()))
+    if "artifacts" in values:
+        values["artifacts"] = tuple(values["artifacts"])
     return cls(**values)

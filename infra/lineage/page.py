@@ -15,6 +15,7 @@ from infra.project import user_name
 VIEW = "?workflowType=machine_learning"
 MAX_VALUE = 6000
 MAX_NOTE = 8000
+MAX_DESCRIPTION = 5000  # of a version in the registry; PostgreSQL takes no more
 NOT_IN_A_SLUG = re.compile(r"[^\w\-.]+")
 
 
@@ -69,6 +70,16 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
     return {key[:250]: _text(value) for key, value in _flat(config, "")}
 
 
+def measured(figures: Mapping[str, float]) -> dict[str, float]:
+    """Those of a stage's figures that have an interval: what was measured, without counts, settings and bounds."""
+    return {name: value for name, value in figures.items() if f"{name}_low" in figures and f"{name}_high" in figures}
+
+
+def pipeline_figures(steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """What a pipeline run is compared by, as `step.figure`: what was measured in each of its steps."""
+    return {f"{step}.{name}": value for step, figures in steps.items() for name, value in measured(figures).items()}
+
+
 def pipeline_note(about: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
     """A table of the stages, each with a link to the run that built it. url_of: build_id to address in the page."""
     lines = [f"Pipeline **{about['pipeline']}**"]
@@ -97,6 +108,18 @@ def stage_note(about: Mapping[str, Any], parent_url: str | None, finished: Stage
         links.append(f"[its run in Prefect]({about['flow_run_url']})")
     lines.append(f"Stage **{about['stage']}** of pipeline **{about['pipeline']}**: {', '.join(links) or 'alone'}")
     return "\n\n".join(lines)[:MAX_NOTE]
+
+
+def description(headline: str, card: str) -> str:
+    """What the registry says of a version: the headline, and the card as Markdown without its front matter."""
+    text = card.split("---\n", 2)[-1] if card.startswith("---\n") else card
+    whole = "\n\n".join(filter(None, [f"**{headline}**" if headline and card else headline, text.strip()]))
+    if len(whole) <= MAX_DESCRIPTION:
+        return whole
+    rest = "\n\n… The rest is in README.md among the model's files."
+    kept = whole[: MAX_DESCRIPTION - len(rest)]
+    # Cut before a section, so that no table or block of code stays open.
+    return kept[: kept.rfind("\n## ")].rstrip() + rest if "\n## " in kept else kept.rstrip() + rest
 
 
 def run_path(experiment_id: str, run_id: str, file: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from infra.errors import stage_error
 from infra.lineage.ledger import Ledger, ledger_path
 from infra.lineage.messages import (
+    WHOLE_RUN,
     Input,
     MetricsFile,
     Output,
@@ -20,6 +21,7 @@ from infra.lineage.messages import (
     StageStarted,
 )
 from infra.lineage.migrations import set_aside
+from infra.lineage.page import pipeline_figures
 from infra.lineage.relay_lock import RelayLock, this_process
 from infra.lineage.tracking import database_uri, mlflow_folder
 from infra.servers.settings import settings_of
@@ -64,7 +66,10 @@ def rebuild(root: Path | str) -> int:
             )
             for folder, manifest in group:
                 _deliver_build(delivery, parent_id, pipeline, folder, manifest)
-            delivery.deliver(PipelineFinished(parent_id, "FINISHED", end), this_process())
+            figures = pipeline_figures({one.step or one.stage: one.result.get("figures", {}) for _, one in group})
+            files = tuple(str(folder / name) for folder, _ in group for name in WHOLE_RUN if (folder / name).exists())
+            finished = PipelineFinished(parent_id, "FINISHED", end, figures=figures, artifacts=files)
+            delivery.deliver(finished, this_process())
         ledger.close()
         return len(found)
     finally:

@@ -67,6 +67,14 @@ def _replace(source: Path, target: Path, put: Callable[[Path, Path], object]) ->
 
 
 VERSIONS_TAG = "mlflow.modelVersions"
+NEWEST = "newest"
+"""The alias of the version that was registered last: `models:/NAME@newest`. MLflow keeps `latest` for itself."""
+CARD = "README.md"
+"""The model card's name among a model's files, as the Hugging Face hub has it."""
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8") if path and Path(path).is_file() else ""
 
 
 class Registry:
@@ -81,7 +89,11 @@ class Registry:
         """A version of a registered model, made once, whose files lie where MLflow's page looks for them."""
         model_id = self.logged_model(run, message.digest, message.name)
         model = self._client.get_logged_model(model_id)
-        put_links(Path(message.path), artifact_folder(self._root, model.artifact_location))
+        folder = artifact_folder(self._root, model.artifact_location)
+        put_links(Path(message.path), folder)
+        card = _read(message.card)
+        if card:
+            (folder / CARD).write_text(card, encoding="utf-8")
         self._ensure(message.name)
         versions = self._client.search_model_versions(f"name = '{quoted(message.name)}'")
         known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
@@ -91,19 +103,22 @@ class Registry:
             "stemma.build_id": message.build_id,
             "stemma.fingerprint": str(run.about.get("fingerprint", "")),
         }
-        version = (
-            known[0]
-            if known
-            else self._client.create_model_version(
+        said = page.description(message.description, card)
+        if known:
+            version = known[0]
+            if card and version.description != said:  # measured anew since
+                self._client.update_model_version(message.name, str(version.version), said)
+        else:
+            version = self._client.create_model_version(
                 message.name,
                 f"models:/{model_id}",
                 run.run_id,
                 tags=tags,
-                description=message.description or None,
+                description=said or None,
                 model_id=model_id,
                 await_creation_for=0,
             )
-        )
+        self._client.set_registered_model_alias(message.name, NEWEST, str(version.version))
         # MLflow's server writes this link by itself; without a server nobody does.
         linked = json.loads(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
         if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
@@ -125,11 +140,14 @@ class Registry:
             for (name, _), versions in alike.items():
                 if len(versions) > 1:
                     # A number from a database, a text from a server.
-                    aliased = {str(number) for number in self._client.get_registered_model(name).aliases.values()}
+                    aliases = self._client.get_registered_model(name).aliases
+                    aliased = {str(number) for alias, number in aliases.items() if alias != NEWEST}
                     versions.sort(key=lambda version: (str(version.version) not in aliased, int(version.version)))
                     for twin in versions[1:]:
                         if str(twin.version) not in aliased:
                             self._client.delete_model_version(name, twin.version)
+                            if str(aliases.get(NEWEST)) == str(twin.version):
+                                self._client.set_registered_model_alias(name, NEWEST, str(versions[0].version))
 
     def logged_model(self, run: DeliveredRun, digest: str, name: str) -> str:
         """The logged model of a payload, made without opening a single weight."""

@@ -6,6 +6,7 @@ python -m infra.lineage.server ROOT --port 5000
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import shutil
@@ -18,10 +19,22 @@ import uvicorn
 from infra.errors import StemmaError
 from infra.lineage.migrations import prepare
 from infra.lineage.tracking import artifacts_folder, database_uri, exclusive
-from infra.servers.callers import OwnCallersOnly
+from infra.servers.callers import App, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder, write_private
+
+FIRST_VISIT = {
+    "mlflow.workflowType_v1": "machine_learning",
+    "mlflow.assistant.panelOpen_v1": False,
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
+    "mlflow.settings.telemetry.enabled_v1": False,
+    "mlflow.telemetry.info.alert.dismissed_v1": True,
+    "mlflow.detectIssues.guidanceShown_v1": True,
+    "_mlflow_model_registry_promo_modal_dismissed_v1": True,
+}
+"""What MLflow's page remembers in the browser of whoever has been there: training shown instead of chatbots, the
+assistant closed, no usage data sent, its notices read. It has no setting of the server for any of them (3.17.2)."""
 
 CHECKED_ANEW_EVERY_S = 60
 """A password's check costs tens of milliseconds: a right one is remembered for so long."""
@@ -52,8 +65,42 @@ def serve(root: Path, host: str, port: int) -> None:
     with exclusive(root):
         initialize_backend_stores(database, database, "mlflow-artifacts:/")
     # MLflow's own rules take every page of this machine and leave out some paths; bodies may be files here.
-    app = OwnCallersOnly(_app(guarded=known is not None), Settings(host).callers(port, json_only=False))
+    app = OwnCallersOnly(FirstVisit(_app(guarded=known is not None)), Settings(host).callers(port, json_only=False))
     uvicorn.run(app, host=host, port=port, log_level="warning")
+
+
+class FirstVisit:
+    """Puts FIRST_VISIT into browsers that come for the first time; what somebody has set there stays."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        settings = json.dumps({key: json.dumps(value) for key, value in FIRST_VISIT.items()})
+        keep = "if (localStorage.getItem(key) === null) localStorage.setItem(key, value);"
+        self._script = f"<script>for (const [key, value] of Object.entries({settings})) {keep}</script>".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        # Asked for whole: a browser may have kept the page from before.
+        conditional = (b"if-none-match", b"if-modified-since", b"range")
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in conditional]
+        begun: list[Any] = []
+        body = bytearray()
+
+        async def with_script(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                begun.append(message)
+                return
+            body.extend(message.get("body", b""))
+            if message.get("more_body"):
+                return
+            page = bytes(body).replace(b"<head>", b"<head>" + self._script, 1)
+            kept = [(name, value) for name, value in begun[0]["headers"] if name.lower() != b"content-length"]
+            await send({**begun[0], "headers": [*kept, (b"content-length", str(len(page)).encode())]})
+            await send({"type": "http.response.body", "body": page})
+
+        await self._app({**scope, "headers": headers}, receive, with_script)
 
 
 def _metrics_folder(root: Path) -> Path:

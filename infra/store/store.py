@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from infra.errors import StageError, stage_error
 from infra.files import sync
 from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
-from infra.store.layout import MANIFEST, Layout
+from infra.store.layout import AUX, MANIFEST, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Manifest
 from infra.tables import check as check_table
@@ -157,6 +158,34 @@ class Store:
         self.hashes.moved(unfinished, place)
         return place
 
+    def put_beside(self, manifest: Manifest, source: Path, name: str) -> None:
+        """Copies a small file to aux/<name> of a finished artifact, where it is in the manifest and no part of the
+        digest. Does nothing where it is there already, or while the artifact is built anew."""
+        folder, path = self.path(manifest), f"{AUX}/{name}"
+        data = source.read_bytes()
+        if (folder / path).is_file() and (folder / path).read_bytes() == data and _lists(self.read(folder), path):
+            return
+        lease = self.leases.acquire(f"{manifest.stage}/{manifest.fingerprint}", stop_if=lambda: True)
+        if lease is None:
+            return
+        try:
+            current = self.read(folder)
+            if current is None or current.digest != manifest.digest:
+                return
+            # The manifest never names a file that differs: first without it, then with it.
+            others = tuple(file for file in current.files if file.path != path)
+            if len(others) < len(current.files):
+                replace(current, files=others).rewrite(folder)
+            (folder / AUX).mkdir(exist_ok=True)
+            hidden = folder / AUX / f".{name}.{os.getpid()}"
+            hidden.write_bytes(data)
+            sync(hidden)
+            hidden.replace(folder / path)
+            added = File(path, len(data), hashlib.sha256(data).hexdigest())
+            replace(current, files=tuple(sorted((*others, added), key=lambda file: file.path))).rewrite(folder)
+        finally:
+            lease.release()
+
     def discard(self, manifest: Manifest) -> None:
         """Puts a damaged artifact out of reach: moved aside, never reused."""
         place = self.path(manifest)
@@ -175,6 +204,10 @@ class Store:
         trash.parent.mkdir(parents=True, exist_ok=True)
         os.rename(place, trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def _lists(manifest: Manifest | None, path: str) -> bool:
+    return manifest is not None and any(file.path == path for file in manifest.files)
 
 
 def address_of(manifest: Manifest) -> str:

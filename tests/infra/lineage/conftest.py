@@ -68,6 +68,8 @@ class Story:
         (self.model / "aux").mkdir()
         (self.model / "aux" / "log.txt").write_text("not payload")
         self.report.write_text("<h1>report</h1>")
+        self.card = root / "MODEL_CARD.md"
+        self.card.write_text("---\nlicense: mit\n---\n\n# A model\n\nIt writes.\n\n## Settings\n\n" + 6000 * "x")
         self.journal.write_text("")
         self.write_metrics(steps)
 
@@ -134,9 +136,22 @@ class Story:
             StageFinished("e", "FAILED", BEGIN + 61, error="the disk is full"),
             StageReused("p", "tokenizer", "dddd", digest("d"), "s", BEGIN + 1),
             RegisterModel(
-                "t", "quickstart-base", str(self.model), digest("b"), BEGIN + 62, "the base", {"gate": "open"}
+                "t",
+                "quickstart-base",
+                str(self.model),
+                digest("b"),
+                BEGIN + 62,
+                "the base",
+                {"gate": "open"},
+                str(self.card),
             ),
-            PipelineFinished("p", "FINISHED", BEGIN + 65),
+            PipelineFinished(
+                "p",
+                "FINISHED",
+                BEGIN + 65,
+                figures={"pretrain.validation_loss": 3.2},
+                artifacts=(str(self.report), str(self.card)),
+            ),
         ]
 
     def loss_history(self, build_id: str = "t") -> list[tuple[int, int, float]]:

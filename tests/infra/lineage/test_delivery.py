@@ -13,6 +13,7 @@ from mlflow.entities import Run
 from infra.lineage.delivery import Delivery, UnknownBuild
 from infra.lineage.ledger import Ledger, ledger_path
 from infra.lineage.messages import Message, PipelineFinished, StageFinished
+from infra.lineage.registry import artifact_folder
 from infra.lineage.tracking import database_uri
 from infra.run import Run as StageRun
 from infra.run import open_journal
@@ -111,8 +112,19 @@ def test_a_registered_version_leads_to_its_run_and_its_files(story, delivery, cl
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "quickstart-base", "version": 1}]
     files = list((root / "mlflow" / "artifacts").joinpath(*model.artifact_location.split(":/")[1].split("/")).iterdir())
-    assert [file.name for file in files] == ["model.safetensors"]
-    assert files[0].samefile(story.model / "model.safetensors")
+    weights, card = sorted(files, key=lambda file: file.name, reverse=True)
+    assert weights.samefile(story.model / "model.safetensors")
+    assert card.name == "README.md" and card.read_text() == story.card.read_text()
+    assert client.get_model_version_by_alias("quickstart-base", "newest").version == version.version
+    assert version.description.startswith("**the base**\n\n# A model\n\nIt writes.\n\n… The rest is in README.md")
+
+
+def test_runs_of_pipelines_are_compared_by_figures_of_their_own(story, delivery, client, root) -> None:
+    deliver(delivery, story.beginning() + story.ending())
+    run = runs(client)["p"]
+    assert run.data.metrics == {"pretrain.validation_loss": 3.2}
+    folder = artifact_folder(root, run.info.artifact_uri)
+    assert {file.name for file in folder.iterdir()} == {"report.html", "MODEL_CARD.md"}
 
 
 def test_the_pages_link_to_each_other(story, delivery, client) -> None:
