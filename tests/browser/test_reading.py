@@ -29,7 +29,8 @@ FAULTS = """() => {
     }).filter(text => text.box.width);
     texts.forEach((one, place) => {
       const {box} = one;
-      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
+      const out = Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom);
+      if (out > 1)
         found.push(`cut in ${svg.getAttribute('aria-label')}: ${one.name}`);
       for (const other of texts.slice(place + 1)) {
         const across = Math.min(box.right, other.box.right) - Math.max(box.left, other.box.left);
@@ -43,7 +44,8 @@ FAULTS = """() => {
     const style = getComputedStyle(node);
     // The lineage is wider than the column of text, on purpose; whether the page holds it is looked at below.
     if (node.querySelector('svg.lineage') && !node.classList.contains('scroll')) continue;
-    if (node.clientWidth && node.scrollWidth > node.clientWidth + 1 && !['auto', 'scroll'].includes(style.overflowX) && style.display !== 'inline')
+    const scrolls = ['auto', 'scroll'].includes(style.overflowX) || style.display === 'inline';
+    if (node.clientWidth && node.scrollWidth > node.clientWidth + 1 && !scrolls)
       found.push(`wider than its place: ${node.tagName} ${said(node)}`);
   }
   const width = document.documentElement.scrollWidth;
