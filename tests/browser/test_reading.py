@@ -29,8 +29,8 @@ FAULTS = """() => {
     }).filter(text => text.box.width);
     texts.forEach((one, place) => {
       const {box} = one;
-      const out = Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom);
-      if (out > 1)
+      const across = Math.max(frame.left - box.left, box.right - frame.right);
+      if (Math.max(across, frame.top - box.top, box.bottom - frame.bottom) > 1)
         found.push(`cut in ${svg.getAttribute('aria-label')}: ${one.name}`);
       for (const other of texts.slice(place + 1)) {
         const across = Math.min(box.right, other.box.right) - Math.max(box.left, other.box.left);
