@@ -1,4 +1,4 @@
-"""Runs the real `stemma` command in a process of its own and reads what it says."""
+"""Runs the real `stemma` command in a process of its own, mostly a forked one, and reads what it says."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from infra.forked import NotForkedError
-from tests.forked import CommandServer
+from tests.forked import CommandServer, ForkedCommand
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+GUARD = str(REPOSITORY / "tests" / "offline_guard")
+Command = ForkedCommand | subprocess.Popen[str]
 
 
 @dataclass(frozen=True)
@@ -38,29 +41,43 @@ class Answer:
         return {stage for stage, found in self.statuses().items() if found == status}
 
 
-_servers: list[CommandServer] = []
-
-
-def fork_commands(env: Mapping[str, str]) -> None:
-    """From now on, commands in this environment are forked (see tests/forked.py)."""
-    _servers.append(CommandServer(env))
+@cache
+def _server() -> CommandServer:
+    return CommandServer(environment())
 
 
 def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "STEMMA_RELAY": "off", "PYTHONPATH": str(REPOSITORY), **variables}
+    """Of commands under test: no relay to MLflow unless they ask for it, and no way off this machine."""
+    return {**os.environ, "STEMMA_RELAY": "off", "PYTHONPATH": os.pathsep.join([GUARD, str(REPOSITORY)]), **variables}
 
 
-def start(*arguments: str | Path, env: Mapping[str, str] | None = None, **kwargs: Any) -> subprocess.Popen[str]:
-    """The command, started with --json and not waited for."""
+def start(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, stderr: IO[Any] | None = None
+) -> Command:
+    """The command, started with --json and not waited for: forked, where its environment allows that."""
+    return _started([*map(str, arguments), "--json"], env or environment(), cwd, stderr)
+
+
+def start_new(*arguments: str | Path, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    """The command as a new process, whose imports and servers are its own."""
+    return _new([*map(str, arguments), "--json"], env or environment(), **options)
+
+
+def _started(words: Sequence[str], env: Mapping[str, str], cwd: Path | None, stderr: IO[Any] | None) -> Command:
+    if _server().serves(env):
+        with suppress(NotForkedError):
+            return _server().start(words, env, cwd, stderr and stderr.fileno())
+    return _new(words, env, cwd=cwd, stderr=stderr or subprocess.PIPE)
+
+
+def _new(words: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cli.main", *words]
     return subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *map(str, arguments), "--json"],
-        text=True,
-        env=dict(env or environment()),
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs},
+        command, text=True, env=dict(env), **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     )
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> Answer:
+def finish(process: Command, timeout_s: float = 400) -> Answer:
     """Waits for a started command; its stdout must be one JSON document. One that takes longer is killed."""
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -69,20 +86,23 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 400) -> Answer:
         _, stderr = process.communicate()
         raise AssertionError(f"not done after {timeout_s} s; stderr:\n{stderr}") from None
     assert stdout.strip(), f"no document on stdout; exit code {process.returncode}; stderr:\n{stderr}"
+    assert process.returncode is not None
     return Answer(process.returncode, json.loads(stdout), stderr or "")
 
 
 def stemma(
     *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 400
 ) -> Answer:
-    """Runs `stemma ARGUMENTS --json` to its end: forked with its imports done, where environment and folder allow."""
-    if _servers and cwd is None and _servers[0].serves(env or environment()):
-        with suppress(NotForkedError):
-            words = [*map(str, arguments), "--json"]
-            code, stdout, stderr = _servers[0].run(words, env or environment(), timeout_s)
-            assert stdout.strip(), f"no document on stdout; exit code {code}; stderr:\n{stderr}"
-            return Answer(code, json.loads(stdout), stderr)
+    """Runs `stemma ARGUMENTS --json` to its end."""
     return finish(start(*arguments, env=env, cwd=cwd), timeout_s)
+
+
+def typed(*words: str, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `stemma WORDS` to its end, as a person types it."""
+    process = _started(words, env, cwd, None)
+    stdout, stderr = process.communicate(timeout=400)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> Path:

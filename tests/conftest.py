@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from infra.servers.private import private_prefect_server
-from tests.command import REPOSITORY, Answer, environment, finish, fork_commands, start, stemma, write_config
+from tests.command import REPOSITORY, Answer, environment, stemma, write_config
 from tests.pipelines import data_config, full_config
 from tests.processes import COLD
 
@@ -43,9 +43,7 @@ def prefect_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def env(prefect_url: str) -> dict[str, str]:
     """The environment of commands under test: they use the worker's Prefect server instead of starting their own."""
-    variables = environment(PREFECT_API_URL=prefect_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
-    fork_commands(variables)
-    return variables
+    return environment(PREFECT_API_URL=prefect_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
 
 
 @pytest.fixture(scope="session")
@@ -106,13 +104,9 @@ def built_full(session_folder: Path, env: dict[str, str]) -> Path:
     with built_once(folder) as mine:
         if mine:
             config = write_config(folder / "config.yaml", full_config())
-            guard = {
-                "STEMMA_RELAY": "on",
-                "STEMMA_TEST_CONNECTIONS": str(folder / "connections"),
-                "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "tests" / "offline_guard"), str(REPOSITORY)]),
-            }
+            noting = {"STEMMA_RELAY": "on", "STEMMA_TEST_CONNECTIONS": str(folder / "connections")}
             # 27 stages on a machine that others use too, and less than the 600 s that a test may take.
-            answer = finish(start("run", config, "--root", folder / "store", env={**env, **guard}), timeout_s=570)
+            answer = stemma("run", config, "--root", folder / "store", env={**env, **noting}, timeout_s=570)
             assert answer.code == 0, (answer.document["errors"], answer.stderr)
             (folder / "answer.json").write_text(json.dumps(answer.document))
     return folder

@@ -1,8 +1,8 @@
 """Commands under test that begin with their imports done: forked from a server of the test worker, as stages are.
 
 A `stemma run` imports for four seconds and its fork servers for up to twenty more; of the hundreds of commands that the
-tests wait for, each is a process of its own still, in a session of its own, with the streams, environment and exit code
-that it would have. Those that a test kills, signals or starts beside each other are new processes (`command.start`).
+tests start, each is a process of its own still, in a session of its own, with the streams, environment and exit code
+that it would have, and can be signalled and killed like any other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,75 +21,116 @@ from pathlib import Path
 from typing import Any
 
 from flows.start import CONSOLE_LEVEL
-from infra.forked import ForkServer
+from infra.forked import ForkServer, Process
 from infra.process import PARENT_FD
 from infra.servers.environment import OFFLINE, QUIET
 
+_PREFECTS = (
+    "PREFECT_API_URL",
+    "PREFECT_UI_URL",
+    "PREFECT_HOME",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE",
+    "PREFECT_API_AUTH_STRING",
+)
+"""Those of Prefect's settings that commands are given or set themselves. It reads them when it is imported, and in a
+forked command whenever they have changed."""
 # What a process can be told after its imports: all else has to be as it was when the server began.
-_TOLD_LATER = "STEMMA_"
+_TOLD_LATER = ("STEMMA_", "PYTEST_CURRENT_TEST", *_PREFECTS)
 _COMMAND = ["cli.commands", "cli.run", "cli.check", "cli.status", "flows.pipeline", "tests.forked"]
-_STAGES = "STEMMA_TEST_STAGE_SERVERS"
-"""In a forked command: number and environment of the request sockets of the servers that its stages may share."""
+_STAGES = "STEMMA_TEST_STAGE_SERVER"
+"""In a forked command: a file with the number of the request socket of the server that its stages share, and its
+environment."""
+_AS_IT_COMES = {"GLIBC_TUNABLES"}
+"""What a stage may have otherwise than here: how glibc keeps memory changes no result, and one server then imports for
+all stages what two would import each."""
+
+
+class ForkedCommand:
+    """A command that was forked. It has what tests use of `subprocess.Popen`, and ends with its test worker."""
+
+    def __init__(self, process: Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self.pid = process.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        self.returncode = self._process.poll()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """stdout and stderr once it has ended; no stderr where that went elsewhere. Raises TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("stemma", timeout or 0.0)
+            time.sleep(0.01)
+        self._process.wait()
+        return _text(self._folder / "stdout"), _text(self._folder / "stderr")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf8", errors="replace") if path.exists() else ""
 
 
 class CommandServer:
-    """Forks commands that are to run in an environment like `environment`, and shares the servers of their stages."""
+    """Forks commands that are to run in an environment like `environment`, and shares one server for their stages."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = _at_work(environment)
-        self._stages = [ForkServer(variables) for variables in _stage_environments(self._environment)]
-        sockets = [(server.requests, server.environment) for server in self._stages]
+        self._environment = _as_at_import(environment)
+        self._stages = ForkServer(_environment_of_stages(self._environment))
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-commands-")
         known = Path(self._folder.name) / "stages.json"
-        known.write_text(json.dumps(sockets))
-        self._server = ForkServer({**self._environment, _STAGES: str(known)}, [number for number, _ in sockets])
+        known.write_text(json.dumps((self._stages.requests, self._stages.environment)))
+        self._server = ForkServer({**self._environment, _STAGES: str(known)}, [self._stages.requests])
         self._server.expect(_COMMAND)
         self._line, self._ours = os.pipe()
         atexit.register(self.close)
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether a command with this environment may be forked."""
-        different = _at_work(environment).items() ^ self._environment.items()
-        return all(name.startswith(_TOLD_LATER) for name, _ in different)
+        return _as_at_import(environment) == self._environment
 
-    def run(self, arguments: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> tuple[int, str, str]:
-        """The exit code, stdout and stderr of `stemma ARGUMENTS`. Raises NotForkedError, TimeoutError."""
-        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-            out, err, asked = (Path(folder) / name for name in ("stdout", "stderr", "request.json"))
-            asked.write_text(json.dumps({"arguments": arguments, "environment": dict(environment), "stdout": str(out)}))
-            with open(err, "wb") as output:
-                argv = ["tests.forked", str(asked)]
-                process = self._server.start(_COMMAND, argv, Path.cwd(), output.fileno(), self._line, lambda: False)
-            deadline = time.monotonic() + timeout_s
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    raise TimeoutError(err.read_text(errors="replace"))
-                time.sleep(0.01)
-            return process.wait(), out.read_text(), err.read_text(errors="replace")
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path | None, stderr: int | None
+    ) -> ForkedCommand:
+        """`stemma ARGUMENTS`. stderr: the descriptor to write that to. Raises NotForkedError."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        asked = folder / "request.json"
+        asked.write_text(
+            json.dumps({"arguments": arguments, "environment": dict(environment), "stdout": str(folder / "stdout")})
+        )
+        with open(os.dup(stderr) if stderr is not None else folder / "stderr", "wb") as output:
+            argv = ["tests.forked", str(asked)]
+            process = self._server.start(_COMMAND, argv, cwd or Path.cwd(), output.fileno(), self._line, lambda: False)
+        return ForkedCommand(process, folder)
 
     def close(self) -> None:
         self._server.close()
-        for server in self._stages:
-            server.close()
+        self._stages.close()
         self._folder.cleanup()
 
 
 class SharedForkServer(ForkServer):
-    """In a forked command, what a run takes for its own fork server: the test worker's, where it has one that fits."""
+    """In a forked command, what a run takes for its own fork server: the test worker's, where that fits."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        for number, theirs in json.loads(Path(os.environ[_STAGES]).read_text()):
-            different = environment.items() ^ theirs.items()
-            if all(name.startswith(_TOLD_LATER) and name in environment for name, _ in different):
-                self.environment = dict(environment)
-                self._later = {name: environment[name] for name, _ in different}
-                self._requests = socket.socket(fileno=os.dup(number))
-                self._shared = True
-                return
-        self._shared = False
-        super().__init__(environment)
+        number, theirs = json.loads(Path(os.environ[_STAGES]).read_text())
+        different = {name for name, _ in environment.items() ^ theirs.items()} - _AS_IT_COMES
+        self._shared = all(name.startswith(_TOLD_LATER) and name in environment for name in different)
+        if self._shared:
+            self.environment = dict(environment)
+            self._later = {name: environment[name] for name in different}
+            self._requests = socket.socket(fileno=os.dup(number))
+        else:
+            super().__init__(environment)
 
     def start(self, *arguments: Any, **options: Any) -> Any:
         return super().start(*arguments, **options, **({"set": self._later} if self._shared else {}))
@@ -100,13 +142,14 @@ class SharedForkServer(ForkServer):
             super().close()
 
 
-def _at_work(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a command once it has set what it sets before it imports Prefect."""
-    return {CONSOLE_LEVEL: "CRITICAL", **environment, **QUIET, **OFFLINE}
+def _as_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a command has set before it imports, without what it can be told later."""
+    at_work = {CONSOLE_LEVEL: "CRITICAL", **environment, **QUIET, **OFFLINE}
+    return {name: value for name, value in at_work.items() if not name.startswith(_TOLD_LATER)}
 
 
-def _stage_environments(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """Those of stages that keep their memory and of those that do not, as a command with this environment has them."""
+def _environment_of_stages(environment: Mapping[str, str]) -> dict[str, str]:
+    """That of the stages of a command with this environment."""
     from infra.launch.config import LaunchConfig
     from tasks.environment import stage_environment
 
@@ -114,7 +157,7 @@ def _stage_environments(environment: Mapping[str, str]) -> list[dict[str, str]]:
     os.environ.clear()
     os.environ.update(environment)
     try:
-        return [stage_environment(LaunchConfig(), keeps) for keeps in (False, True)]
+        return stage_environment(LaunchConfig(), keeps_memory=True)
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -130,9 +173,29 @@ def main(path: str) -> int:
     import tasks.warm_start
     from cli.main import main as command
 
+    _read_prefects_settings_when_they_change()
     tasks.warm_start.ForkServer = SharedForkServer  # type: ignore[misc]
     sys.argv = ["stemma", *asked["arguments"]]
     with open(asked["stdout"], "wb") as stdout:
         os.dup2(stdout.fileno(), 1)
     command()
     return 0
+
+
+def _read_prefects_settings_when_they_change() -> None:
+    """A command sets some of them before it imports Prefect, which here is long done."""
+    import prefect.context
+    from prefect.context import SettingsContext
+
+    get = SettingsContext.__dict__["get"].__func__
+    known: dict[str, str | None] = {}
+
+    def anew(kind: type[SettingsContext]) -> SettingsContext | None:
+        now = {name: os.environ.get(name) for name in _PREFECTS}
+        if now != known:
+            known.update(now)  # first: whoever reads them asks for them
+            prefect.context.refresh_global_settings_context()
+        found: SettingsContext | None = get(kind)
+        return found
+
+    SettingsContext.get = classmethod(anew)  # type: ignore[method-assign, assignment]

@@ -14,12 +14,12 @@ from infra.run import read_journal
 
 
 def wait_until(what: Callable[[], object], timeout_s: float = 120) -> object:
-    """Polls until `what()` is true and returns it."""
+    """Polls until `what()` is true and returns it; the more it costs to ask, the less often."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while (asked := time.monotonic()) < deadline:
         if found := what():
             return found
-        time.sleep(0.02)
+        time.sleep(min(0.5, max(0.02, 5 * (time.monotonic() - asked))))
     raise AssertionError(f"still not: {what}")
 
 

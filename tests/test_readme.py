@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.command import REPOSITORY, environment
+from tests.command import REPOSITORY, environment, typed
 from tests.guides import bash_lines
 from tests.pipelines import full_config
 
@@ -76,12 +74,11 @@ def after_demo(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     (folder / "configs").mkdir()
     (folder / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(full_config(), sort_keys=False))
     env = environment(STEMMA_ROOT=str(folder / "store"), STEMMA_RELAY="on")
-    stemma = [sys.executable, "-m", "cli.main"]
     try:
-        subprocess.run([*stemma, "up"], env=env, cwd=folder, check=True, capture_output=True)
+        assert typed("up", env=env, cwd=folder).returncode == 0
         yield folder, env
     finally:
-        subprocess.run([*stemma, "down"], env=env, cwd=folder, check=False, capture_output=True)
+        typed("down", env=env, cwd=folder)
 
 
 @pytest.mark.cluster
@@ -91,9 +88,7 @@ def test_every_command_of_the_readme_runs(after_demo: tuple[Path, dict[str, str]
     assert len(told) >= 12
     for line in told:
         words = shlex.split(line)[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "cli.main", *words], env=env, cwd=folder, capture_output=True, text=True, check=False
-        )
+        done = typed(*words, env=env, cwd=folder)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         # The tiny model may well answer with line breaks alone.
         assert done.stdout, f"{line} printed nothing"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import environment, finish, start, write_config
+from tests.command import environment, finish, start_new, write_config
 from tests.pipelines import data_config
 from tests.processes import wait_until
 
@@ -32,7 +32,7 @@ def test_an_interrupt_before_the_flow_begins_is_answered(tmp_path: Path, number:
     variables = environment()
     variables.pop("PREFECT_API_URL", None)
     config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
-    process = start("run", config, "--root", tmp_path / "store", env=variables)
+    process = start_new("run", config, "--root", tmp_path / "store", env=variables)
     wait_until(lambda: moment(process) or process.poll() is not None)
     process.send_signal(number)
     answer = finish(process)

@@ -30,7 +30,7 @@ from infra.foreign import dangers
 from infra.launch.config import LaunchConfig
 from infra.lineage.registry import artifact_folder
 from infra.run import Run
-from tests.command import REPOSITORY, Answer, start, stemma
+from tests.command import REPOSITORY, Answer, start_new, stemma
 from training.adopt import import_model
 from training.chat import Chat
 from training.chat_session import answer
@@ -174,7 +174,7 @@ def test_code_that_a_model_brings_along_is_refused_and_not_run(
 
 def test_chat_asks_nobody_whether_to_run_a_tokenizers_code(model: Path, sign: Path) -> None:
     give_code(model, sign, "tokenizer_config.json")
-    chat = start("chat", model, "--prompt", "a", stdin=subprocess.PIPE)
+    chat = start_new("chat", model, "--prompt", "a", stdin=subprocess.PIPE)
     stdout, stderr = chat.communicate("y\n" * 9, timeout=300)
     assert not sign.exists()
     [error] = json.loads(stdout)["errors"]

@@ -12,8 +12,7 @@ import pytest
 
 from tasks.stages import STAGES
 from tasks.warm_start import IMPORTED_LATER
-from tests.command import finish, start, stemma, write_config
-from tests.pipelines import data_config
+from tests.command import finish, start_new, stemma
 from tests.processes import COLD, gone, wait_until
 
 FORKED = "forked from a server"
@@ -60,9 +59,9 @@ def test_a_forked_training_ends_with_the_same_bits_as_a_new_process(
     assert forked == new
 
 
-def test_a_run_whose_fork_server_is_killed_goes_on_with_new_processes(env: dict[str, str], tmp_path: Path) -> None:
-    config = write_config(tmp_path / "config.yaml", data_config(tmp_path))
-    command = start("run", config, "--root", tmp_path / "store", env=env)
+def test_a_run_whose_fork_server_is_killed_goes_on_with_new_processes(env: dict[str, str], data_pipeline: Path) -> None:
+    force = ("--force", "clean", "--force", "tokenizer")
+    command = start_new("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", *force, env=env)
 
     (found,) = wait_until(lambda: servers_of(command.pid))  # type: ignore[misc]
     found.kill()
@@ -73,7 +72,7 @@ def test_a_run_whose_fork_server_is_killed_goes_on_with_new_processes(env: dict[
 
 def test_the_servers_end_with_the_run(env: dict[str, str], data_pipeline: Path) -> None:
     force = ("--force", "clean", "--force", "tokenizer")
-    command = start("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", *force, env=env)
+    command = start_new("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", *force, env=env)
     seen = wait_until(lambda: servers_of(command.pid))
     answer = finish(command)
     assert answer.code == 0, answer.document["errors"]
