@@ -17,8 +17,9 @@ from typing import Any
 PATIENCE_S = 240
 TRAINER = "STEMMA_TEST_TRAINER"
 """Names the loop (`launch.trainer`) for tests that name none; `make test-newer` sets it."""
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["training.pretrain", "training.backends.composer", "tests.ranked"])
+WITH_IMPORTS_DONE = multiprocessing.get_context("forkserver")
+WITH_IMPORTS_DONE.set_forkserver_preload(["training.pretrain", "training.backends.composer", "tests.ranked"])
+"""Its processes are forked from one that has imported what a training needs."""
 
 # What a rank does before it trains: anything that a test breaks on purpose.
 Prepare = Callable[[int], None]
@@ -56,7 +57,7 @@ def train_in_ranks(
         port = probe.getsockname()[1]
     ranks: list[tuple[BaseProcess, Connection]] = []
     for rank in range(count):
-        ours, theirs = _CONTEXT.Pipe()
+        ours, theirs = WITH_IMPORTS_DONE.Pipe()
         arguments = (
             theirs,
             stage,
@@ -71,7 +72,7 @@ def train_in_ranks(
             prepare,
             dict(environment or {}),
         )
-        process = _CONTEXT.Process(target=_rank, args=arguments, daemon=True)
+        process = WITH_IMPORTS_DONE.Process(target=_rank, args=arguments, daemon=True)
         process.start()
         theirs.close()
         ranks.append((process, ours))

@@ -150,16 +150,23 @@ def test_ctrl_c_cancels_and_ends_every_process(cold_env: dict[str, str], config:
     assert stemma("run", config, "--root", store, "--until", "ingest", env=cold_env).code == 0
 
 
-def test_ctrl_c_ends_every_rank_within_ten_seconds(env: dict[str, str], built_full: Path, tmp_path: Path) -> None:
-    """They save if they can by then, and the next run continues there."""
-    store = tmp_path / "store"
+def test_ctrl_c_ends_every_rank_and_the_next_run_continues_where_they_saved(
+    env: dict[str, str], built_full: Path, tmp_path: Path
+) -> None:
+    """Each rank gets SIGTERM, as from a scheduler that takes the machine back, and they save if they can in 10 s."""
+    store, batches = tmp_path / "store", 400
     shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
-    longer = full_config() | {"launch": {"processes": 2, "device": "cpu", "threads": 1, "compile": "off"}}
-    never = {"checkpoint_every": "90000 batches", "evaluate_every": "90000 batches"}
-    longer["pretrain"] |= {"duration": "90000 batches", **never, "guard": {"enabled": False}}
-    process = start(
-        "run", write_config(tmp_path / "config.yaml", longer), "--root", store, "--until", "pretrain", env=env
-    )
+    settings = full_config() | {"launch": {"processes": 2, "device": "cpu", "threads": 1, "compile": "off"}}
+    settings["pretrain"] |= {
+        "model": {"family": "llama", "layers": 1, "width": 16, "heads": 2, "positions": 64},
+        "duration": f"{batches} batches",
+        "global_batch_tokens": 256,
+        "checkpoint_every": "90000 batches",
+        "evaluate_every": "90000 batches",
+        "guard": {"enabled": False},
+    }
+    command = ("run", write_config(tmp_path / "config.yaml", settings), "--root", store, "--until", "pretrain")
+    process = start(*command, env=env)
     launcher = wait_until(lambda: running_stage(store, "pretrain"))
     assert isinstance(launcher, psutil.Process)
     wait_until(lambda: progress_of(store, "pretrain") >= 3, timeout_s=240)
@@ -170,7 +177,17 @@ def test_ctrl_c_ends_every_rank_within_ten_seconds(env: dict[str, str], built_fu
     wait_until(lambda: all(map(gone, everyone)), timeout_s=10)
 
     assert finish(process, timeout_s=120).code == 130
-    assert list((store / ".work" / "pretrain").glob("*/scratch/checkpoints/ba*/manifest.json"))
+    (saved,) = (store / ".work" / "pretrain").glob("*/scratch/checkpoints/ba*/manifest.json")
+    saved_at = int(saved.parent.name[2:])
+    assert 3 <= saved_at < batches
+
+    second = stemma(*command, env=env)
+    assert second.with_status("built") == {"pretrain"}, second.document["errors"]
+    assert f"continuing pretrain at batch {saved_at} of {batches}" in second.stderr
+    folder = Path(second.rows()["pretrain"]["path"])
+    assert (folder / "model.safetensors").exists()
+    points = points_of(read_journal(folder / "aux" / "journal.jsonl"))
+    assert [step for step, _ in points["train/loss"]] == list(range(1, batches + 1)), "of two ranks, one speaks"
 
 
 def test_a_private_server_is_started_when_none_runs(config: Path, tmp_path: Path) -> None:

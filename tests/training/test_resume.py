@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,12 @@ import pytest
 import torch
 import yaml
 
+import infra.run
 from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from tests.points import points_of
+from tests.processes import wait_until
+from tests.ranked import WITH_IMPORTS_DONE
 from training.config import PretrainConfig
 from training.loaders import PackedShards
 from training.pretrain import pretrain
@@ -115,24 +117,14 @@ def test_every_step_after_a_signal_is_the_one_that_would_have_been(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-KILLING = """
-import json, os, signal, sys
-from pathlib import Path
-import infra.run
-from infra.launch.config import LaunchConfig
-from training.config import PretrainConfig
-from training.pretrain import pretrain
+class Dies(Run):
+    """Is killed at the batch `at`, or at the first checkpoint from there on, once its place in the journal is known."""
 
-infra.run.FLUSH_EVERY_S = 1e9  # what is not written down for a reason of its own is lost
-
-class Dies(infra.run.Run):
-    # At the batch `at`, or at the first checkpoint from there on, once its place in the journal is known.
-
-    def __init__(self, *given, how, at, **named):
+    def __init__(self, *given: Any, how: str, at: int, **named: Any) -> None:
         super().__init__(*given, **named)
         self.how, self.at, self.step = how, at, 0
 
-    def metrics(self, values, step=None):
+    def metrics(self, values: Any, step: Any = None) -> None:
         super().metrics(values, step)
         self.step = step
         if step == self.at and self.how != "at a checkpoint":
@@ -140,26 +132,23 @@ class Dies(infra.run.Run):
                 self._journal.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def place(self):
+    def place(self) -> Any:
         place = super().place()
         if self.how == "at a checkpoint" and self.step >= self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         return place
 
-inputs = {name: Path(path) for name, path in json.loads(sys.argv[1]).items()}
-config, launch = PretrainConfig.model_validate_json(sys.argv[2]), LaunchConfig.model_validate_json(sys.argv[3])
-for name, how, at in json.loads(sys.argv[4]):
-    folder = Path(sys.argv[5]) / name
-    child = os.fork()
-    if not child:
-        folder.mkdir(exist_ok=True)
-        with infra.run.open_journal(folder / "journal.jsonl") as journal:
-            run = Dies(folder / "work", launch, journal=journal, how=how, at=at)
-            pretrain(config, inputs, folder / "model", run)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == (-signal.SIGKILL if how else 0), (how, at, status)
-"""
+
+def _train_and_die(folder: Path, settings: dict[str, Any], inputs: dict[str, Path], how: str, at: int) -> None:
+    """The forked process: trains on in the folder until it dies, if it is to."""
+    infra.run.FLUSH_EVERY_S = 1e9  # what is not written down for a reason of its own is lost
+    folder.mkdir(exist_ok=True)
+    launch = LaunchConfig(**LAUNCH | {"loader_workers": 0})
+    with infra.run.open_journal(folder / "journal.jsonl") as journal:
+        run = Dies(folder / "work", launch, journal=journal, how=how, at=at)
+        pretrain(PretrainConfig.model_validate(settings), inputs, folder / "model", run)
+
+
 SHORT = 24
 WAYS = ("lost", "written", "at a checkpoint")
 
@@ -178,15 +167,11 @@ def test_each_point_is_told_once_whenever_it_is_killed(
     """lost: with lines that were not on the disk yet; written: with all on it; at a checkpoint: before it is there."""
     settings = SETTINGS | {"duration": f"{SHORT} batches", "evaluate_every": "5 batches", "sample_prompts": ["Sort"]}
     jobs = [("unbroken", "", 0), *(("broken", how, at) for how, at in kills), ("broken", "", 0)]
-    given = [{name: str(path) for name, path in inputs.items()}, settings, LAUNCH | {"loader_workers": 0}, jobs]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLING, *map(json.dumps, given), str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    for name, how, at in jobs:
+        child = WITH_IMPORTS_DONE.Process(target=_train_and_die, args=(tmp_path / name, settings, inputs, how, at))
+        child.start()
+        child.join()
+        assert child.exitcode == (-signal.SIGKILL if how else 0), (how, at)
     lines = {name: read_journal(tmp_path / name / "journal.jsonl") for name in ("broken", "unbroken")}
     assert points_of(lines["broken"]) == points_of(lines["unbroken"])
     assert [step for step, _ in points_of(lines["broken"])["train/loss"]] == list(range(1, SHORT + 1))
@@ -195,29 +180,34 @@ def test_each_point_is_told_once_whenever_it_is_killed(
     assert [line["name"] for line in lines["broken"] if line["kind"] == "event"].count("continued") >= 2, "events stay"
 
 
+def _as_a_program(words: list[str], log: Path) -> None:
+    """The forked process: `python -m training.pretrain WORDS`, with its stderr in a file."""
+    os.dup2(os.open(log, os.O_WRONLY), 2)
+    sys.argv = ["training.pretrain", *words]
+    runpy.run_module("training.pretrain", run_name="__main__", alter_sys=True)
+
+
 def _ended_by(with_signal: signal.Signals, at: int, inputs: dict[str, Path], folder: Path) -> list[dict[str, Any]]:
     """What a training in a process of its own told until it ended by a signal that was sent after batch `at`."""
     (folder / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
-    command = [sys.executable, "-m", "training.pretrain", "--config", str(folder / "config.yaml")]
+    words = ["--config", str(folder / "config.yaml"), "--out", str(folder / "broken")]
     for name, path in inputs.items():
-        command += ["--input", f"{name}={path}"]
+        words += ["--input", f"{name}={path}"]
     for name, value in LAUNCH.items():
-        command += ["--launch", f"{name}={value}"]
+        words += ["--launch", f"{name}={value}"]
     journal = folder / "broken.jsonl"
-    with journal.open("w") as told:
-        process = subprocess.Popen(
-            [*command, "--out", str(folder / "broken")], stderr=told, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-        try:
-            deadline = time.monotonic() + 300
-            while f'"step": {at},' not in journal.read_text():
-                assert process.poll() is None and time.monotonic() < deadline, journal.read_text()[-2000:]
-                time.sleep(0.005)
-            process.send_signal(with_signal)
-            process.wait(timeout=60)
-        finally:
-            process.kill()
-            process.wait()
+    journal.touch()
+    process = WITH_IMPORTS_DONE.Process(target=_as_a_program, args=(words, journal))
+    process.start()
+    assert process.pid is not None
+    try:
+        wait_until(lambda: f'"step": {at},' in journal.read_text() or process.exitcode is not None, timeout_s=300)
+        assert process.exitcode is None, journal.read_text()[-2000:]
+        os.kill(process.pid, with_signal)
+        process.join(60)
+    finally:
+        process.kill()
+        process.join()
     return [
         json.loads(line) for line in journal.read_text().splitlines() if line.startswith("{") and line.endswith("}")
     ]
