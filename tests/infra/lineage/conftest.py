@@ -7,13 +7,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from infra.lineage import migrations
 from infra.lineage.ledger import mlflow_run_id
 from infra.lineage.messages import (
     Input,
@@ -33,16 +33,17 @@ from infra.servers import state
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
+from tests.processes import wait_until
 
 BEGIN = 1_790_000_000.0
 DEADLINE_S = 120.0
 
 
 def eventually(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.05)
+    try:
+        wait_until(condition, deadline_s)
+    except AssertionError:
+        raise AssertionError(f"never: {what}") from None
 
 
 def digest(envelope: str) -> str:
@@ -239,13 +240,17 @@ def mlflow_server(root: Path) -> Iterator[MlflowServer]:
 
 
 class RelayProcess:
-    """A real relay process."""
+    """A real relay process. lock_timeout_s: how long it waits for a database that somebody else has locked."""
 
-    def __init__(self, root: Path, mode: str = "--follow") -> None:
+    def __init__(self, root: Path, mode: str = "--follow", lock_timeout_s: float = migrations.LOCK_TIMEOUT_S) -> None:
         self.log = root / "relay.log"
+        code = (
+            f"from infra.lineage import migrations; migrations.LOCK_TIMEOUT_S = {lock_timeout_s}\n"
+            "from infra.lineage.relay import main; main()"
+        )
         with open(self.log, "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "infra.lineage.relay", str(root), mode],
+                [sys.executable, "-c", code, str(root), mode],
                 env=server_environ({}),
                 stdout=output,
                 stderr=output,
@@ -262,8 +267,8 @@ class RelayProcess:
 def start_relay(root: Path) -> Iterator[Callable[..., RelayProcess]]:
     started: list[RelayProcess] = []
 
-    def start(mode: str = "--follow") -> RelayProcess:
-        started.append(RelayProcess(root, mode))
+    def start(mode: str = "--follow", **options: float) -> RelayProcess:
+        started.append(RelayProcess(root, mode, **options))
         return started[-1]
 
     yield start

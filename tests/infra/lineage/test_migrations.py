@@ -279,7 +279,7 @@ def test_a_locked_database_is_waited_for(root: Path, start_relay: Any, eventuall
     with closing(sqlite3.connect(database_of(root), isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         Outbox(root).send(PipelineStarted("p", "quickstart", 1.0))
-        relay = start_relay()
+        relay = start_relay(lock_timeout_s=1.0)
         eventually(lambda: "cannot be written now" in relay.log.read_text(), "the relay notices")
         assert relay.process.poll() is None
         other.execute("ROLLBACK")

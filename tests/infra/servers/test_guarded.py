@@ -21,10 +21,11 @@ import pytest
 import websockets
 
 from infra.servers.ports import any_free_port
-from tests.command import environment, finish, start, stemma, write_config
+from tests.command import environment, finish, start_new, stemma, write_config
 from tests.pipelines import data_config
 from tests.postgres import PASSWORD, postgres
 from tests.processes import wait_until
+from tests.reboot import after_a_reboot
 from tests.receivers import webhook
 
 pytestmark = pytest.mark.cluster
@@ -68,10 +69,17 @@ class Guarded:
     folder: Path
     env: dict[str, str]
     database: str
-    prefect: str
-    mlflow: str
+    services: dict[str, dict[str, Any]]
     hooks: list[Any]
     said: list[str] = field(default_factory=list)
+
+    @property
+    def prefect(self) -> str:
+        return str(self.services["prefect"]["url"])
+
+    @property
+    def mlflow(self) -> str:
+        return str(self.services["mlflow"]["url"])
 
     @property
     def root(self) -> Path:
@@ -88,8 +96,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         try:
             answer = stemma("up", "--root", folder / "store", "--host", "0.0.0.0", *ports, env=env)
             assert answer.code == 0, answer.document["errors"]
-            urls = {service["name"]: service["url"] for service in answer.document["services"]}
-            yield Guarded(folder, env, url, urls["prefect"], urls["mlflow"], hooks, [str(answer)])
+            services = {service["name"]: service for service in answer.document["services"]}
+            yield Guarded(folder, env, url, services, hooks, [str(answer)])
         finally:
             stemma("down", "--root", folder / "store", env=env)
 
@@ -194,7 +202,7 @@ def test_the_right_credentials_open_both(guarded: Guarded) -> None:
 
 
 def test_our_commands_are_refused_without_credentials_and_say_what_to_set(guarded: Guarded) -> None:
-    stranger = {key: value for key, value in guarded.env.items() if key != "STEMMA_AUTH"}
+    stranger = environment(STEMMA_DATABASE_URL=guarded.database)
     config = write_config(guarded.folder / "refused.yaml", data_config(guarded.folder))
     for command in (["up"], ["deploy", config], ["run", config]):
         answer = stemma(*command, "--root", guarded.root, env=stranger)
@@ -230,8 +238,9 @@ def failed_notices(guarded: Guarded) -> list[Any]:
     return found
 
 
-def test_no_planted_secret_is_written_anywhere(guarded: Guarded) -> None:
-    """A good run, a run that fails, deployments; then everything that anybody wrote is searched."""
+@pytest.fixture(scope="module")
+def command_lines(guarded: Guarded) -> str:
+    """Those of all processes while a pipeline is deployed, runs well, and one runs that fails."""
     config = write_config(guarded.folder / "good.yaml", data_config(guarded.folder))
     bad = data_config(guarded.folder)
     bad["name"] = "failing"
@@ -239,15 +248,20 @@ def test_no_planted_secret_is_written_anywhere(guarded: Guarded) -> None:
     failing = write_config(guarded.folder / "bad.yaml", bad)
     with Arguments() as arguments:
         for command, code in (
-            (["deploy", config], 0),
+            (["deploy", config, "--cron", "0 2 * * *"], 0),
             (["run", config], 0),
             (["run", failing], 1),
             (["status", config], 0),
             (["lineage", "tokenizer"], 0),
         ):
-            answer = finish(start(*command, "--root", guarded.root, env=guarded.env))
+            answer = finish(start_new(*command, "--root", guarded.root, env=guarded.env))
             assert answer.code == code, answer.document["errors"]
             guarded.said.append(str(answer))
+    return "\n".join(arguments.seen)
+
+
+def test_no_planted_secret_is_written_anywhere(guarded: Guarded, command_lines: str) -> None:
+    """Everything that anybody wrote is searched."""
     # Where the notices go one is refused and nobody listens to the other, so what Prefect says of that is searched too.
     wait_until(lambda: guarded.hooks and failed_notices(guarded))
     outbox = guarded.root / "lineage" / "outbox"
@@ -259,11 +273,11 @@ def test_no_planted_secret_is_written_anywhere(guarded: Guarded) -> None:
     assert b"tokenizer" in dump
     written |= {
         "PostgreSQL": dump,
-        "command lines": "\n".join(arguments.seen).encode(),
+        "command lines": command_lines.encode(),
         "what commands printed": "\n".join(guarded.said).encode(),
     }
     assert any("mlflow" in name for name in written)
-    assert any("infra.servers.worker" in line for line in arguments.seen)
+    assert "infra.servers.worker" in command_lines
     found = {(name, secret) for name, text in written.items() for secret in NEVER_WRITTEN if secret.encode() in text}
     assert not found
 
@@ -276,3 +290,13 @@ def test_state_is_for_its_owner_only(guarded: Guarded) -> None:
     for service in psutil.process_iter(["cmdline", "pid"]):
         if "infra.servers.worker" in (service.info["cmdline"] or []):
             assert os.stat(f"/proc/{service.info['pid']}/environ").st_mode & 0o077 == 0
+
+
+def test_after_a_reboot_up_continues_and_nothing_is_lost(
+    guarded: Guarded, command_lines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEMMA_AUTH", PLANTED["STEMMA_AUTH"])  # also for our own questions
+    # The recorded password-less database is enough to find it; its password comes from libpq's own place.
+    after_a_reboot(guarded.root, guarded.services, environment(STEMMA_RELAY="on", PGPASSWORD=PASSWORD))
+    settings = json.loads((guarded.root / "servers" / "settings.json").read_text())
+    assert settings["guarded"]
