@@ -6,6 +6,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.installed
 CONFIG ?= configs/quickstart.yaml
+# Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
+WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
 .PHONY: help demo test test-long test-newer lint bench bench-train bench-recipe bench-corpus lock clean
 
@@ -19,7 +21,7 @@ demo: $(READY) ## install, start the servers, run the quickstart pipeline
 	@echo "stop servers: $(BIN)/stemma down"
 
 test: $(READY) ## all tests but the long proofs
-	@"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not long" --durations 25 $(TESTS)
+	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal -m "not long" --durations 25 $(TESTS)
 
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)

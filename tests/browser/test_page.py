@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from flows.journal import latest
 from infra.run import read_journal
@@ -49,15 +49,22 @@ def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         stemma("down", "--root", root, env=env)
 
 
-@pytest.fixture
-def browser_page() -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        page = browser.new_page(viewport={"width": 1400, "height": 1000})
-        page.set_default_timeout(PATIENCE_MS)
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def browser_page(browser: Browser) -> Iterator[Page]:
+    """A page of a person who was not here before."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(PATIENCE_MS)
+    yield page
+    page.close()
 
 
 def built_vocabularies(folder: Path) -> set[int]:

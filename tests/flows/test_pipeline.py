@@ -178,7 +178,8 @@ def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -
     arc = str(shared_data / "llm_foundry_eval/world_knowledge/arc_easy.jsonl")
     config["benchmarks"] = {"tasks": [{"name": "arc_easy", "kind": "multiple_choice", "path": arc}], "limit": 8}
     config["safety"]["bias"] = {"pairs": str(shared_data / "crows_pairs/crows_pairs_anonymized.csv"), "limit": 20}
-    for section in ("sft", "reward_model", "rlhf", "register", "report"):
+    config["pretrain"] |= {"duration": "4 batches", "evaluate_every": "90000 batches"}
+    for section in ("validate", "dedupe", "decontaminate", "mix", "sft", "reward_model", "rlhf", "register", "report"):
         config.pop(section)
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))

@@ -15,7 +15,7 @@ from tests.processes import gone, running_stage, wait_until
 
 pytestmark = pytest.mark.slow
 
-PARTITIONS = 40
+PARTITIONS = 24
 
 
 def pages(path: Path, count: int) -> str:

@@ -35,6 +35,10 @@ class Server:
         self.env = environment(PREFECT_API_URL=f"{self.url}/api", PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false", **COLD)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         with open(self.home / "server.log", "ab") as log:
             self._process = subprocess.Popen(
@@ -53,29 +57,19 @@ class Server:
             self._process = None
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    home = tmp_path / "prefect"
-    home.mkdir()
-    server = Server(home)
-    server.start()
+@pytest.fixture(scope="module")
+def servers_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("prefect"))
     yield server
     server.kill()
 
 
-@pytest.mark.cluster
-def test_a_server_that_dies_takes_no_training_with_it(server: Server, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
-    process = start("run", config, "--root", store, "--until", "clean", env=server.env)
-    wait_until(lambda: running_stage(store, "ingest"))
-    server.kill()
-    answer = finish(process)
-    assert (answer.code, answer.document["status"]) == (0, "done"), (answer.document["errors"], answer.stderr)
-    assert answer.with_status("built") == {"ingest", "clean"}
-    assert [warning["code"] for warning in answer.document["warnings"]] == ["page_lost"]
-    assert "does not answer" in answer.stderr
-    assert len(list(store.glob("*/*/manifest.json"))) == 2
+@pytest.fixture
+def server(servers_home: Server) -> Server:
+    """It answers, whatever the test before did to it."""
+    if not servers_home.runs:
+        servers_home.start()
+    return servers_home
 
 
 @pytest.mark.cluster
@@ -104,6 +98,21 @@ def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_pat
         tasks = {task.name: task.state_type for task in client.read_task_runs()}
         assert {tasks["clean"], tasks["tokenizer"]} == {"COMPLETED"}
         assert {"stage-clean", "stage-tokenizer", "stages"} <= keys(client)
+
+
+@pytest.mark.cluster
+def test_a_server_that_dies_takes_no_training_with_it(server: Server, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
+    process = start("run", config, "--root", store, "--until", "clean", env=server.env)
+    wait_until(lambda: running_stage(store, "ingest"))
+    server.kill()
+    answer = finish(process)
+    assert (answer.code, answer.document["status"]) == (0, "done"), (answer.document["errors"], answer.stderr)
+    assert answer.with_status("built") == {"ingest", "clean"}
+    assert [warning["code"] for warning in answer.document["warnings"]] == ["page_lost"]
+    assert "does not answer" in answer.stderr
+    assert len(list(store.glob("*/*/manifest.json"))) == 2
 
 
 @pytest.mark.long

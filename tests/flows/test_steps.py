@@ -211,7 +211,7 @@ def test_a_new_stage_is_one_file_and_its_declaration(data_pipeline: Path, tmp_pa
     """Config check, command line, process of its own, store and page's schema: no other file knows of it."""
     copy = tmp_path / "stemma"
     for name in ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra", "configs"):
-        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / name, copy / name)
     (copy / "corpus" / "shout.py").write_text(SHOUT)
     with (copy / "tasks" / "stages.py").open("a") as declarations:
         declarations.write(DECLARED)
