@@ -9,7 +9,17 @@ from typing import Any
 
 from evaluation.artifacts import Artifact
 from evaluation.page.family import Family
-from evaluation.page.words import between, between_percent, compact, fixed, interval_of, percent, seconds, size
+from evaluation.page.words import (
+    between,
+    between_percent,
+    compact,
+    fixed,
+    interval_of,
+    language,
+    percent,
+    seconds,
+    size,
+)
 from evaluation.statistics import Interval
 
 DOCUMENTS = ("mix", "decontaminate", "dedupe", "clean", "ingest")
@@ -108,7 +118,9 @@ def _of_text(family: Family) -> str:
     if not sources:
         return ""
     names = ", ".join(one.name for one in sources)
-    return f", out of {size(sum(one.bytes for one in sources))} of text ({names})"
+    languages = " and ".join(language(code) for code in sorted({one.language for one in sources}) if code)
+    kind = f"{languages} text" if languages else "text"
+    return f", out of {size(sum(one.bytes for one in sources))} of {kind} ({names})"
 
 
 def _pairs(family: Family, one: Artifact, name: str) -> float | None:

@@ -150,7 +150,7 @@ class Validation(Callback):
 
 
 class Watch(Callback):
-    """Tells what `measure` finds on held-out examples: before the first batch, every so many, and after the last one.
+    """Tells what `measure` finds on held-out examples every so many batches, and after the last one.
 
     last: batches of the whole training.
     """
@@ -160,10 +160,6 @@ class Watch(Callback):
         self._every = every
         self._last = last
         self._run = run
-
-    def fit_start(self, state: TrainState) -> None:
-        if state.clock.batch == 0:
-            self._run.metrics(self._measure(), 0)
 
     def batch_end(self, state: TrainState) -> None:
         batch = state.clock.batch

@@ -157,7 +157,9 @@ def number_with_bounds(value: float | None, bounds: Sequence[float] | None) -> s
     """`4.312 (4.281 to 4.343)`; a dash for None."""
     if value is None:
         return "–"
-    return f"{_number(value)} ({_number(bounds[0])} to {_number(bounds[1])})" if bounds else _number(value)
+    if bounds:
+        return f"{_number(value)} ({_number(bounds[0])} to {_number(bounds[1])})"
+    return f"{value:,.0f}" if value == round(value) else _number(value)
 
 
 def _number(value: float) -> str:

@@ -27,8 +27,17 @@ def opening(family: Family) -> Opening | None:
         frank_verdict(family, last),
         table,
         [*_weights(family), *_pages(family), *_servers(family)],
-        [("Talk to it:", f"stemma chat {_address(model)}")] if model.manifest else [],
+        _commands(family) if model.manifest else [],
     )
+
+
+def _commands(family: Family) -> list[tuple[str, str]]:
+    """What a person may type next."""
+    addresses = [_address(family.model(name)) for name in family.models]
+    found = [("Talk to it:", f"stemma chat {addresses[-1]}")]
+    if len(addresses) > 1:
+        found.append(("Two models side by side in the browser:", f"stemma serve {' '.join(addresses[-2:])}"))
+    return found
 
 
 def _address(one: Artifact) -> str:

@@ -81,10 +81,14 @@ def on_the_way(points: Sequence[tuple[float, float]]) -> str:
     """A sentence on how the loss of a held-out sample went while a model trained; empty below two points."""
     if len(points) < 2:
         return ""
-    (_, first), (last_step, last) = points[0], points[-1]
+    (first_step, first), (last_step, last) = points[0], points[-1]
     step, least = min(points, key=lambda point: point[1])
     turn = "lowest at the end" if step == last_step else f"lowest at batch {compact(step)} ({fixed(least, 3)})"
-    return f" On a sample of held-out pairs the loss went from {fixed(first, 3)} to {fixed(last, 3)}, {turn}."
+    began, ended = (
+        f"{fixed(first, 3)} at batch {compact(first_step)}",
+        f"{fixed(last, 3)} at batch {compact(last_step)}",
+    )
+    return f" On a sample of held-out pairs the loss went from {began} to {ended}, {turn}."
 
 
 def language(code: str) -> str:

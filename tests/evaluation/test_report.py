@@ -121,6 +121,7 @@ def test_the_page_opens_with_what_was_built_in_plain_words(tmp_path: Path) -> No
         "PPO against a reward model that is right in 71 % of held-out pairs",
         "has 30 times its parameters and was trained on 11,000 times its text",
         "stemma chat rlhf/",
+        "stemma serve sft/",
         "weights of the RLHF model",
     ):
         assert said in opening, opening
@@ -133,8 +134,11 @@ def test_held_out_points_of_the_tunings_are_drawn_and_quoted(tmp_path: Path) -> 
         (svg,) = re.findall(rf'<svg[^>]*aria-label="{chart}".*?</svg>', page)
         assert svg.count('<circle class="dot validation"') == 10, chart
     claims = Page(page.split("<nav>")[0] + "</header></body></html>").text
-    assert "On a sample of held-out pairs the loss went from 4.850 to 3.500, lowest at the end." in claims
-    assert "went from 0.680 to 0.700, lowest at batch 40 (0.600)." in claims
+    assert (
+        "On a sample of held-out pairs the loss went from 4.850 at batch 9 to 3.500 at batch 90, lowest at the end."
+        in claims
+    )
+    assert "went from 0.680 at batch 8 to 0.700 at batch 80, lowest at batch 40 (0.600)." in claims
 
 
 def test_what_is_said_of_benchmarks_follows_whose_they_are(tmp_path: Path) -> None:
