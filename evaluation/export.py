@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +40,9 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
-    unfinished = out.with_name(f".{out.name}.unfinished")
+    # transformers makes a module's name of a folder's, and warns where a space or hyphen is in it.
+    plain = re.sub(r"\W", "_", out.name)
+    unfinished = out.with_name(f".{plain}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:

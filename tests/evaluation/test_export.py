@@ -22,14 +22,17 @@ def artifact(model_dir: Path, tmp_path: Path) -> Artifact:
     return Artifact("sft", folder, None)
 
 
-def test_what_is_exported_loads_and_has_its_card(artifact: Artifact, tmp_path: Path) -> None:
+def test_what_is_exported_loads_and_has_its_card(
+    artifact: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     card, card_from = card_of(artifact, [])
-    loaded = export(artifact, card, tmp_path / "hub")
+    loaded = export(artifact, card, tmp_path / "my hub")
+    assert "not a valid Python identifier" not in capfd.readouterr().err
     assert (loaded.architecture, card_from) == ("LlamaForCausalLM", "") and loaded.tokens >= 1
-    names = {path.name for path in (tmp_path / "hub").rglob("*")}
+    names = {path.name for path in (tmp_path / "my hub").rglob("*")}
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= names
     assert not {"aux", "trained_sequences.json"} & names
-    assert (tmp_path / "hub" / "README.md").read_text().startswith("---\n")
+    assert (tmp_path / "my hub" / "README.md").read_text().startswith("---\n")
 
 
 def test_what_does_not_load_leaves_nothing(artifact: Artifact, tmp_path: Path) -> None:
