@@ -60,8 +60,9 @@ def test_a_forked_training_ends_with_the_same_bits_as_a_new_process(
 
 
 def test_a_run_whose_fork_server_is_killed_goes_on_with_new_processes(env: dict[str, str], data_pipeline: Path) -> None:
-    force = ("--force", "clean", "--force", "tokenizer")
-    command = start_new("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", *force, env=env)
+    for stage in ("clean", "tokenizer"):
+        shutil.rmtree(data_pipeline / "store" / stage)
+    command = start_new("run", data_pipeline / "config.yaml", "--root", data_pipeline / "store", env=env)
 
     (found,) = wait_until(lambda: servers_of(command.pid))  # type: ignore[misc]
     found.kill()
