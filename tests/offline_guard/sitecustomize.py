@@ -20,7 +20,9 @@ def _is_local(host):
     if host in ("", "localhost", None):
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
+        # 0.0.0.0 is where a server listens, and as a target this machine.
+        return address.is_loopback or address.is_unspecified
     except ValueError:
         return False
 
