@@ -25,9 +25,6 @@ LOCAL = "local"
 # Enough that no worker waits for us, few enough that a cancelled run stops soon.
 SUBMITTED_PER_WORKER = 2
 POLL_S = 0.5
-STARTS = 3
-"""Times that a local cluster is started: Ray gives its processes 30 s, which a busy machine may not have."""
-_TOO_SLOW = "The current node timed out during startup"
 
 
 @task(name="partition", task_run_name="partition {index}", cache_policy=NO_CACHE, persist_result=False)
@@ -66,15 +63,7 @@ def map_on_ray(address: str, workers: int | None, name: str) -> Mapper:
         if items:
             token = _call.set(_Call(function, items, stop_if_cancelled, on_done))
             try:
-                for tries_left in reversed(range(STARTS)):
-                    runner = _runner(address, workers)
-                    try:
-                        Flow(_submit_all, name=f"{name} on Ray", task_runner=runner, persist_result=False)()
-                        break
-                    except Exception as error:
-                        # Raised before any partition was sent.
-                        if not tries_left or _TOO_SLOW not in str(error):
-                            raise
+                Flow(_submit_all, name=f"{name} on Ray", task_runner=_runner(address, workers), persist_result=False)()
             finally:
                 _call.reset(token)
 
