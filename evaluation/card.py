@@ -12,8 +12,8 @@ from typing import Any
 from evaluation.artifacts import Artifact, ancestors
 from evaluation.config import RegisterConfig
 from evaluation.gates import Verdict
-from evaluation.page.family import Family
 from evaluation.page.words import size
+from evaluation.pipeline_results import PipelineResults
 from evaluation.summary import TextSource, architecture, frank_verdict, results_table, text_sources, what_was_built
 
 DATA = ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard", "instructions", "preferences")
@@ -41,7 +41,7 @@ LICENCES = (
 def model_card(
     config: RegisterConfig, name: str, model: Artifact, inputs: Mapping[str, Artifact], verdicts: Sequence[Verdict]
 ) -> str:
-    """The card as Markdown. It names no time and no machine, so that the same family gives the same card.
+    """The card as Markdown. It names no time and no machine, so that the same pipeline gives the same card.
 
     inputs: what the stage register read, by input name: `model` itself, its evaluations by stage id.
     """
@@ -49,18 +49,18 @@ def model_card(
     known = {_name(one): one.folder for one in line}
     evaluations = {key: one for key, one in inputs.items() if one.stage.startswith(("benchmarks", "safety"))}
     known |= {key: one.folder for key, one in inputs.items() if key != "model" and key not in known}
-    family = Family(known)
+    pipeline = PipelineResults(known)
     own = _name(model)
-    last = next((called for called in family.models if family.model(called).folder == known.get(own)), None)
+    last = next((called for called in pipeline.models if pipeline.model(called).folder == known.get(own)), None)
     sections = [
-        _front_matter(config, name, model, family, evaluations),
+        _front_matter(config, name, model, pipeline, evaluations),
         f"# {name}",
-        _summary(family, last, model),
+        _summary(pipeline, last, model),
         _use(config, model),
-        _data(family, line),
-        _results(family, evaluations, verdicts),
-        _limits(family, evaluations),
-        _samples(family),
+        _data(pipeline, line),
+        _results(pipeline, evaluations, verdicts),
+        _limits(pipeline, evaluations),
+        _samples(pipeline),
         _origin(model, line, evaluations),
         _settings(line),
     ]
@@ -72,12 +72,12 @@ def _name(one: Artifact) -> str:
 
 
 def _front_matter(
-    config: RegisterConfig, name: str, model: Artifact, family: Family, evaluations: Mapping[str, Artifact]
+    config: RegisterConfig, name: str, model: Artifact, pipeline: PipelineResults, evaluations: Mapping[str, Artifact]
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     licence = config.licence.lower() or "unknown"
-    languages = sorted({one.language for one in text_sources(family) if one.language})
+    languages = sorted({one.language for one in text_sources(pipeline) if one.language})
     of_model = next((one for one in evaluations.values() if _is_about(one, model)), None)
     tasks = (of_model.read_json("results.json") or {}).get("tasks", {}) if of_model else {}
     results = [
@@ -105,11 +105,11 @@ def _is_about(one: Artifact, model: Artifact) -> bool:
     return bool(wanted and model.manifest and wanted.digest == model.manifest.digest)
 
 
-def _summary(family: Family, called: str | None, model: Artifact) -> str:
+def _summary(pipeline: PipelineResults, called: str | None, model: Artifact) -> str:
     if called is None:
         return f"A {architecture([model])}, whose origin is not part of this pipeline."
-    said = [" ".join(what_was_built(family, called, machine=False))]
-    return "\n\n".join(filter(None, [*said, frank_verdict(family, called)]))
+    said = [" ".join(what_was_built(pipeline, called, machine=False))]
+    return "\n\n".join(filter(None, [*said, frank_verdict(pipeline, called)]))
 
 
 def _use(config: RegisterConfig, model: Artifact) -> str:
@@ -139,8 +139,8 @@ Out of scope: decisions about people, advice that someone relies on, text that i
 or checked it. What the model writes is likely, not true."""
 
 
-def _data(family: Family, line: Sequence[Artifact]) -> str:
-    sources = text_sources(family)
+def _data(pipeline: PipelineResults, line: Sequence[Artifact]) -> str:
+    sources = text_sources(pipeline)
     lines = ["## Data", ""]
     if sources:
         lines += ["| source | language | licence | documents | text |", "|---|---|---|---:|---:|"]
@@ -171,12 +171,12 @@ def _cleaning(line: Sequence[Artifact]) -> list[str]:
     return [f"- The text was filtered for quality; {'; '.join(said)}. The model may repeat what it read."]
 
 
-def _results(family: Family, evaluations: Mapping[str, Artifact], verdicts: Sequence[Verdict]) -> str:
-    models = family.models
-    rows = results_table(family, models)
+def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], verdicts: Sequence[Verdict]) -> str:
+    models = pipeline.models
+    rows = results_table(pipeline, models)
     lines = ["## Results", ""]
     if rows:
-        lines += [f"| | {' | '.join(map(family.long_name, models))} |", "|---|" + "---:|" * len(models)]
+        lines += [f"| | {' | '.join(map(pipeline.long_name, models))} |", "|---|" + "---:|" * len(models)]
         lines += [f"| {' | '.join(row)} |" for row in rows]
         lines += ["", "In brackets: 95 % intervals, unless a stage's config says otherwise."]
     else:
@@ -195,7 +195,7 @@ def _results(family: Family, evaluations: Mapping[str, Artifact], verdicts: Sequ
     return "\n".join(lines)
 
 
-def _limits(family: Family, evaluations: Mapping[str, Artifact]) -> str:
+def _limits(pipeline: PipelineResults, evaluations: Mapping[str, Artifact]) -> str:
     lines = ["## Limits", ""]
     results = {key: one.read_json("results.json") or {} for key, one in evaluations.items()}
     for stage, found in results.items():
@@ -229,15 +229,15 @@ def _probes(results: Mapping[str, Any], evaluations: Mapping[str, Artifact]) -> 
     return lines
 
 
-def _samples(family: Family) -> str:
-    rows = family.samples(SAMPLES)
+def _samples(pipeline: PipelineResults) -> str:
+    rows = pipeline.samples(SAMPLES)
     if not rows:
         return ""
     lines = ["## Samples", "", "The first held-out prompts, not chosen by anyone."]
     for row in rows:
         lines += ["", f"**{_quoted(row['prompt'])}**", ""]
-        answers = {model: row["answers"][model] for model in family.models if model in row["answers"]}
-        lines += [f"- {family.long_name(model)}: {_quoted(text) or '(nothing)'}" for model, text in answers.items()]
+        answers = {model: row["answers"][model] for model in pipeline.models if model in row["answers"]}
+        lines += [f"- {pipeline.long_name(model)}: {_quoted(text) or '(nothing)'}" for model, text in answers.items()]
     return "\n".join(lines)
 
 

@@ -15,9 +15,9 @@ from evaluation.corpus_page import text_sections as text
 from evaluation.corpus_page import token_sections as tokens
 from evaluation.corpus_page.corpus import Corpus
 from evaluation.corpus_page.opening import opening
-from evaluation.page.family import Family
 from evaluation.page.parts import render_page
 from evaluation.page.verdicts import Claim
+from evaluation.pipeline_results import PipelineResults
 from evaluation.report import facts
 from infra.run import Result, Run
 
@@ -55,7 +55,7 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
         tokens.shards(corpus),
         tokens.drifted(compare(old, corpus.facts)),
     ]
-    about = [(name, value) for name, value in facts(Family(stages)) if name != "models"]
+    about = [(name, value) for name, value in facts(PipelineResults(stages)) if name != "models"]
     page = render_page(config.title or "Corpus", "corpus report", about, made, claims, opening(corpus))
     (out_dir / PAGE).parent.mkdir(exist_ok=True)
     (out_dir / PAGE).write_text(page, encoding="utf-8")

@@ -13,7 +13,6 @@ from pathlib import Path
 from evaluation.config import CLAIMS, ReportConfig
 from evaluation.page.benchmark_sections import answers, benchmarks
 from evaluation.page.branch_sections import branches
-from evaluation.page.family import Family
 from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
@@ -21,6 +20,7 @@ from evaluation.page.safety_sections import bias, memorisation, toxicity
 from evaluation.page.training_sections import alignment, pretraining, reward_model, tuning
 from evaluation.page.verdicts import Claim, claims
 from evaluation.page.words import seconds
+from evaluation.pipeline_results import PipelineResults
 from infra.run import Result, Run
 
 
@@ -45,18 +45,18 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim]]:
     """The page, and the claims at its head."""
-    family = Family(inputs)
-    judged = claims(family)
-    made = sections(family, config.samples, config.command)
+    pipeline = PipelineResults(inputs)
+    judged = claims(pipeline)
+    made = sections(pipeline, config.samples, config.command)
     title = config.title or "Training report"
-    page = render_page(title, "training report", facts(family), made, judged, opening(family))
+    page = render_page(title, "training report", facts(pipeline), made, judged, opening(pipeline))
     return page, judged
 
 
-def facts(family: Family) -> list[tuple[str, str]]:
+def facts(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """The line under the title: models, stages, when and how long."""
-    manifests = [one.manifest for one in family.artifacts.values() if one.manifest]
-    found = [("models", ", ".join(family.models) or "none"), ("stages", str(len(family.artifacts)))]
+    manifests = [one.manifest for one in pipeline.artifacts.values() if one.manifest]
+    found = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(len(pipeline.artifacts)))]
     if manifests:
         finished = max(manifest.finished for manifest in manifests)
         found.append(("stages' times added up", seconds(sum(manifest.seconds for manifest in manifests))))
@@ -70,32 +70,32 @@ def facts(family: Family) -> list[tuple[str, str]]:
     return found
 
 
-def sections(family: Family, samples: int, command: str) -> list[Section]:
+def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Section]:
     """Every section that has something to say, in reading order."""
     made = [
-        *(pretraining(family, id) for id in family.steps("pretrain")),
-        *_tunings(family),
-        *(alignment(family, id) for id in family.steps("rlhf")),
-        branches(family),
-        benchmarks(family),
-        answers(family, samples),
-        toxicity(family),
-        bias(family),
-        memorisation(family),
-        data(family),
-        stages(family),
-        lineage(family),
-        reproduce(family, command),
+        *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
+        *_tunings(pipeline),
+        *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
+        branches(pipeline),
+        benchmarks(pipeline),
+        answers(pipeline, samples),
+        toxicity(pipeline),
+        bias(pipeline),
+        memorisation(pipeline),
+        data(pipeline),
+        stages(pipeline),
+        lineage(pipeline),
+        reproduce(pipeline, command),
     ]
     return [section for section in made if section]
 
 
-def _tunings(family: Family) -> list[Section]:
+def _tunings(pipeline: PipelineResults) -> list[Section]:
     """The usual tuning with the usual reward model on one section, named steps each on its own."""
-    tunings, rewards = family.steps("sft"), family.steps("reward_model")
-    made = [tuning(family, "sft", "reward_model")]
-    made += [tuning(family, id) for id in tunings if id != "sft"]
-    return [*made, *(reward_model(family, id) for id in rewards if id != "reward_model")]
+    tunings, rewards = pipeline.steps("sft"), pipeline.steps("reward_model")
+    made = [tuning(pipeline, "sft", "reward_model")]
+    made += [tuning(pipeline, id) for id in tunings if id != "sft"]
+    return [*made, *(reward_model(pipeline, id) for id in rewards if id != "reward_model")]
 
 
 if __name__ == "__main__":

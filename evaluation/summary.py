@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.artifacts import Artifact
-from evaluation.page.family import Family
 from evaluation.page.words import (
     between,
     between_percent,
@@ -20,6 +19,7 @@ from evaluation.page.words import (
     seconds,
     size,
 )
+from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
 DOCUMENTS = ("mix", "decontaminate", "dedupe", "clean", "ingest")
@@ -41,11 +41,11 @@ class TextSource:
     bytes: int
 
 
-def text_sources(family: Family) -> list[TextSource]:
-    """The sources of the text as the tokenizer and the shards read it; empty where no documents are in the family."""
+def text_sources(pipeline: PipelineResults) -> list[TextSource]:
+    """The sources of the text as the tokenizer and the shards read it; empty where no documents are in the pipeline."""
     for stage in DOCUMENTS:
-        for id in family.steps(stage):
-            found: Mapping[str, Any] = family.artifacts[id].read_json("sources.json") or {}
+        for id in pipeline.steps(stage):
+            found: Mapping[str, Any] = pipeline.artifacts[id].read_json("sources.json") or {}
             if found:
                 return [
                     TextSource(name, one["licence"], one["language"], one["documents"], one["bytes"])
@@ -54,10 +54,10 @@ def text_sources(family: Family) -> list[TextSource]:
     return []
 
 
-def lineage_of(family: Family, model: str) -> list[str]:
+def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
     """The models from the first to this one, each made from the one before."""
     found = [model]
-    while parent := family.parent(found[0]):
+    while parent := pipeline.parent(found[0]):
         found.insert(0, parent)
     return found
 
@@ -79,12 +79,12 @@ def architecture(line: Sequence[Artifact], parameters: float | None = None) -> s
     return f"{config.get('model_type', 'unknown')} language model{of}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def what_was_built(family: Family, model: str, *, machine: bool = True) -> list[str]:
+def what_was_built(pipeline: PipelineResults, model: str, *, machine: bool = True) -> list[str]:
     """Sentences on a model: what it is, what text it read, how it was trained; how long and on what where `machine`."""
-    line = [family.model(name) for name in lineage_of(family, model)]
+    line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     parameters = next((one.figures["parameters"] for one in line if "parameters" in one.figures), None)
-    said = [f"The {family.long_name(model)} is a {architecture(line, parameters)}."]
-    said += [sentence for one in line if (sentence := _training(family, one))]
+    said = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]
+    said += [sentence for one in line if (sentence := _training(pipeline, one))]
     trained = [one.manifest for one in line if one.manifest]
     if trained and machine:
         devices = " and ".join(sorted({one.device for one in trained if one.device}))
@@ -93,28 +93,28 @@ def what_was_built(family: Family, model: str, *, machine: bool = True) -> list[
     return said
 
 
-def _training(family: Family, one: Artifact) -> str:
+def _training(pipeline: PipelineResults, one: Artifact) -> str:
     figures = one.figures
     match one.stage:
         case "pretrain":
             tokens = f" on {compact(figures['tokens'])} tokens" if "tokens" in figures else ""
-            return f"Pretraining: from {'another model' if one.branch else 'scratch'}{tokens}{_of_text(family)}."
+            return f"Pretraining: from {'another model' if one.branch else 'scratch'}{tokens}{_of_text(pipeline)}."
         case "base_model":
             return "It begins with an existing model that was taken over."
         case "sft":
-            pairs = _pairs(family, one, "instructions")
+            pairs = _pairs(pipeline, one, "instructions")
             return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
         case "rlhf":
             wanted = one.manifest.inputs.get("reward_model") if one.manifest else None
-            judge = family.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+            judge = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
             right = judge.figures.get("heldout_accuracy") if judge else None
             of = f" that is right in {percent(right, 0)} of held-out pairs" if right is not None else ""
             return f"Alignment: PPO against a reward model{of}."
     return ""
 
 
-def _of_text(family: Family) -> str:
-    sources = text_sources(family)
+def _of_text(pipeline: PipelineResults) -> str:
+    sources = text_sources(pipeline)
     if not sources:
         return ""
     names = ", ".join(one.name for one in sources)
@@ -123,18 +123,19 @@ def _of_text(family: Family) -> str:
     return f", out of {size(sum(one.bytes for one in sources))} of {kind} ({names})"
 
 
-def _pairs(family: Family, one: Artifact, name: str) -> float | None:
+def _pairs(pipeline: PipelineResults, one: Artifact, name: str) -> float | None:
     wanted = one.manifest.inputs.get(name) if one.manifest else None
-    found = family.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+    found = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
     return found.figures.get("train_pairs") if found else None
 
 
-def frank_verdict(family: Family, model: str) -> str:
+def frank_verdict(pipeline: PipelineResults, model: str) -> str:
     """What such a model is good for, by its size and the text that it read; "" where neither is known to be small."""
-    line = [family.model(name) for name in lineage_of(family, model)]
+    line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     first = line[0].figures
     parameters, tokens = first.get("parameters"), first.get("tokens")
-    shards = next((one.read_json("meta.json") for id in family.steps("shard") if (one := family.get(id))), None) or {}
+    made = (one.read_json("meta.json") for id in pipeline.steps("shard") if (one := pipeline.get(id)))
+    shards = next(made, None) or {}
     if not parameters or not tokens or not shards.get("train_tokens") or not shards.get("train_bytes"):
         return ""
     read = tokens * shards["train_bytes"] / shards["train_tokens"]
@@ -153,7 +154,7 @@ def _times(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f} times"
 
 
-def results_table(family: Family, models: list[str]) -> list[list[str]]:
+def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str]]:
     """A row a figure: its name, then its value of each model, with its interval; a dash where it was not measured."""
     rows: list[tuple[str, dict[str, str]]] = []
 
@@ -165,7 +166,7 @@ def results_table(family: Family, models: list[str]) -> list[list[str]]:
         found = interval_of(dict(figures), name)
         return _cell(found, share, digits) if found else ""
 
-    own = {name: family.model(name).figures for name in models}
+    own = {name: pipeline.model(name).figures for name in models}
     add("validation loss, nats a token", {name: shown(own[name], "validation_loss", digits=3) for name in models})
     bits = {name: own[name].get("bits_per_byte", math.nan) for name in models}
     add("bits per byte of validation text", {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()})
@@ -177,17 +178,17 @@ def results_table(family: Family, models: list[str]) -> list[list[str]]:
         ("rlhf", "reward on held-out prompts", "heldout_reward", False),
     ):
         values = {
-            model: shown(family.figures(id), f"{figure}_{role}", share=share)
-            for id in family.steps(stage)
-            for role, model in family.roles(id).items()
+            model: shown(pipeline.figures(id), f"{figure}_{role}", share=share)
+            for id in pipeline.steps(stage)
+            for role, model in pipeline.roles(id).items()
         }
         add(label, {name: values.get(name, "") for name in models})
-    scores = {name: family.results("benchmarks", name).get("tasks", {}) for name in models}
+    scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
     for task in dict.fromkeys(task for found in scores.values() for task in found):
         cells = {name: found[task]["acc"] for name, found in scores.items() if "acc" in found.get(task, {})}
         chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
         add(f"{task}, right{chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
-    safety = {name: family.evaluation("safety", name) for name in models}
+    safety = {name: pipeline.evaluation("safety", name) for name in models}
     for label, figure, share in (
         ("expected maximum toxicity", "expected_max_toxicity", False),
         ("prompts with a toxic continuation", "toxicity_probability", True),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from evaluation.page.charts import Mark, Row, interval_plot
-from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import (
     fixed,
@@ -14,18 +13,19 @@ from evaluation.page.words import (
     signed,
     whole_percent,
 )
+from evaluation.pipeline_results import PipelineResults
 
 
-def benchmarks(family: Family) -> Section:
+def benchmarks(pipeline: PipelineResults) -> Section:
     tasks: dict[str, list[tuple[str, dict[str, float]]]] = {}
-    for model in family.models:
-        for task, metrics in family.results("benchmarks", model).get("tasks", {}).items():
+    for model in pipeline.models:
+        for task, metrics in pipeline.results("benchmarks", model).get("tasks", {}).items():
             if "acc" in metrics:
                 tasks.setdefault(task, []).append((model, metrics["acc"]))
     rows = [
         Row(
             task,
-            [Mark(model, family.style(model), acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
+            [Mark(model, pipeline.style(model), acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
             found[0][1].get("chance"),
         )
         for task, found in tasks.items()
@@ -37,16 +37,16 @@ def benchmarks(family: Family) -> Section:
         "Accuracy",
         chart,
         _benchmark_sentence(tasks),
-        _weakness(family),
-        family.legend(family.models),
+        _weakness(pipeline),
+        pipeline.legend(pipeline.models),
         wide=True,
     )
     tables = []
     compared = [
         (f"{second} − {first}", pair)
-        for i, first in enumerate(family.models)
-        for second in family.models[i + 1 :]
-        for pair in family.paired(first, second)
+        for i, first in enumerate(pipeline.models)
+        for second in pipeline.models[i + 1 :]
+        for pair in pipeline.paired(first, second)
     ]
     if compared:
         body = [
@@ -63,13 +63,13 @@ def benchmarks(family: Family) -> Section:
         columns = ["task", "models", "difference", "interval", "McNemar", "so"]
         note = "Differences over the same items, which is sharper than comparing two intervals by eye."
         tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
-    tables += _parts(family)
+    tables += _parts(pipeline)
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
 
 
-def _weakness(family: Family) -> str:
+def _weakness(pipeline: PipelineResults) -> str:
     """Of the project's own tasks how little they show; of the user's that this page cannot know."""
-    found = [one for model in family.models if (one := family.evaluation("benchmarks", model)) and one.manifest]
+    found = [one for model in pipeline.models if (one := pipeline.evaluation("benchmarks", model)) and one.manifest]
     tasks = [task for one in found if one.manifest for task in one.manifest.config.get("tasks", [])]
     own = {task["name"] for task in tasks if task.get("kind") == "project"}
     others = {task["name"] for task in tasks} - own
@@ -96,11 +96,11 @@ def _benchmark_sentence(tasks: dict[str, list[tuple[str, dict[str, float]]]]) ->
     return " ".join(said)
 
 
-def _parts(family: Family) -> list[Table]:
+def _parts(pipeline: PipelineResults) -> list[Table]:
     tables = []
-    found = {model: family.results("benchmarks", model).get("parts", {}) for model in family.models}
+    found = {model: pipeline.results("benchmarks", model).get("parts", {}) for model in pipeline.models}
     for task in sorted({task for parts in found.values() for task in parts}):
-        models = [model for model in family.models if task in found[model]]
+        models = [model for model in pipeline.models if task in found[model]]
         names = sorted({part for model in models for part in found[model][task]})
         rows = []
         for part in names:
@@ -116,17 +116,17 @@ def _parts(family: Family) -> list[Table]:
     return tables
 
 
-def answers(family: Family, count: int) -> Section:
+def answers(pipeline: PipelineResults, count: int) -> Section:
     rows = []
-    for row in family.samples(count):
+    for row in pipeline.samples(count):
         answers = [
             {
-                "model": family.style(model),
-                "label": family.long_name(model),
+                "model": pipeline.style(model),
+                "label": pipeline.long_name(model),
                 "text": row["answers"][model],
                 "reward": fixed(float(row["rewards"][model])) if model in row["rewards"] else "",
             }
-            for model in family.models
+            for model in pipeline.models
             if model in row["answers"]
         ]
         rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from evaluation.artifacts import Artifact
 from evaluation.page.charts import Line, Mark, Point, Row, interval_plot, line_chart, smoothed
-from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table, render_page
 from evaluation.page.words import fixed, signed
+from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
 STYLES = ("train", "rlhf", "validation", "other1", "base", "other3", "other4")
@@ -174,14 +174,14 @@ def _curves(
     styles: Sequence[str],
     groups: Sequence[Sequence[int]],
 ) -> list[Figure]:
-    families = [Family({name: one.folder for name, one in of.items()}) for of in steps]
+    pipelines = [PipelineResults({name: one.folder for name, one in of.items()}) for of in steps]
     stages = {name: one.stage for of in steps for name, one in of.items() if one.stage in CURVES}
     figures = []
     for step, stage in stages.items():
         for curve in CURVES[stage]:
             drawn: dict[str, tuple[list[int], list[Point]]] = {}
-            for place, family in enumerate(families):
-                points = family.curve(step, curve.metric)
+            for place, pipeline in enumerate(pipelines):
+                points = pipeline.curve(step, curve.metric)
                 if points:
                     drawn.setdefault(str(steps[place][step].folder), ([], points))[0].append(place)
             if figure := _overlaid(step, curve, drawn, names, styles, groups):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from evaluation.artifacts import Artifact
-from evaluation.page.family import Family
 from evaluation.page.parts import Opening, Table
+from evaluation.pipeline_results import PipelineResults
 from evaluation.summary import frank_verdict, results_table, what_was_built
 from infra.lineage.ledger import run_url
 from infra.servers.settings import prefect_page
@@ -12,28 +12,28 @@ from infra.servers.settings import prefect_page
 PAGES = (("register", "MODEL_CARD.md", "model card"), ("corpus_report", "aux/corpus_report.html", "corpus report"))
 
 
-def opening(family: Family) -> Opening | None:
+def opening(pipeline: PipelineResults) -> Opening | None:
     """None for a pipeline without a model that writes text."""
-    if not family.models:
+    if not pipeline.models:
         return None
-    last = family.models[-1]
-    rows = results_table(family, family.models)
-    columns = ["", *map(family.long_name, family.models)]
+    last = pipeline.models[-1]
+    rows = results_table(pipeline, pipeline.models)
+    columns = ["", *map(pipeline.long_name, pipeline.models)]
     note = "In brackets: 95 % intervals. The claims below say which differences are more than chance."
     table = Table("", columns, rows, note, numeric=tuple(range(1, len(columns)))) if rows else None
-    model = family.model(last)
+    model = pipeline.model(last)
     return Opening(
-        what_was_built(family, last),
-        frank_verdict(family, last),
+        what_was_built(pipeline, last),
+        frank_verdict(pipeline, last),
         table,
-        [*_weights(family), *_pages(family), *_servers(family)],
-        _commands(family) if model.manifest else [],
+        [*_weights(pipeline), *_pages(pipeline), *_servers(pipeline)],
+        _commands(pipeline) if model.manifest else [],
     )
 
 
-def _commands(family: Family) -> list[tuple[str, str]]:
+def _commands(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """What a person may type next."""
-    addresses = [_address(family.model(name)) for name in family.models]
+    addresses = [_address(pipeline.model(name)) for name in pipeline.models]
     found = [("Talk to it:", f"stemma chat {addresses[-1]}")]
     if len(addresses) > 1:
         found.append(("Two models side by side in the browser:", f"stemma serve {' '.join(addresses[-2:])}"))
@@ -44,25 +44,25 @@ def _address(one: Artifact) -> str:
     return f"{one.stage}/{one.manifest.fingerprint[:8]}" if one.manifest else one.id
 
 
-def _weights(family: Family) -> list[tuple[str, str]]:
+def _weights(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """A link to the folder of each model's weights: the report lies two folders below the store's."""
-    models = [(name, family.model(name)) for name in family.models]
-    return [(f"weights of the {family.long_name(name)}", _inside(one)) for name, one in models if one.manifest]
+    models = [(name, pipeline.model(name)) for name in pipeline.models]
+    return [(f"weights of the {pipeline.long_name(name)}", _inside(one)) for name, one in models if one.manifest]
 
 
-def _pages(family: Family) -> list[tuple[str, str]]:
+def _pages(pipeline: PipelineResults) -> list[tuple[str, str]]:
     found = []
     for stage, file, label in PAGES:
-        for id in family.steps(stage):
-            one = family.artifacts[id]
+        for id in pipeline.steps(stage):
+            one = pipeline.artifacts[id]
             if one.manifest and (one.folder / file).is_file():
                 found.append((label if id == stage else f"{label} of {id}", f"{_inside(one)}{file}"))
     return found
 
 
-def _servers(family: Family) -> list[tuple[str, str]]:
+def _servers(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """The pages of the run that built the last artifact, in MLflow and Prefect, where these run while this is made."""
-    one = max((one for one in family.artifacts.values() if one.manifest), key=_finished, default=None)
+    one = max((one for one in pipeline.artifacts.values() if one.manifest), key=_finished, default=None)
     if one is None or one.manifest is None:
         return []
     root = one.folder.parent.parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from evaluation.page.family import Family
 from evaluation.page.lineage import lineage_picture
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import (
@@ -10,18 +9,19 @@ from evaluation.page.words import (
     seconds,
     size,
 )
+from evaluation.pipeline_results import PipelineResults
 
 DATA_STAGES = ("ingest", "clean", "dedupe", "decontaminate", "mix", "tokenizer", "shard", "instructions", "preferences")
 
 
-def data(family: Family) -> Section:
+def data(pipeline: PipelineResults) -> Section:
     tables, lead = [], []
-    ingest, shard = family.figures("ingest"), family.get("shard")
+    ingest, shard = pipeline.figures("ingest"), pipeline.get("shard")
     if "documents" in ingest:
         lead.append(f"{ingest['documents']:,.0f} documents, {size(ingest.get('text_bytes', 0))} of text were read.")
         if ingest.get("quarantined"):
             lead.append(f"{ingest['quarantined']:,.0f} unreadable entries were put aside.")
-    cleaned = family.get("clean")
+    cleaned = pipeline.get("clean")
     counts = cleaned.read_json("aux/counts.json") if cleaned else None
     if counts and counts.get("read"):
         kept, read = counts["kept"], counts["read"]
@@ -33,7 +33,7 @@ def data(family: Family) -> Section:
         )
         tables.append(Table("Documents dropped by rule", ["rule", "documents", "share"], rows, note, True, (1, 2)))
     for id, what in (("dedupe", "Duplicates"), ("decontaminate", "Test items"), ("mix", "Mixture")):
-        if (one := family.get(id)) and one.headline:
+        if (one := pipeline.get(id)) and one.headline:
             lead.append(f"{what}: {one.headline}.")
     meta = (shard.read_json("meta.json") if shard else None) or {}
     if "train_tokens" in meta:
@@ -45,20 +45,20 @@ def data(family: Family) -> Section:
             lead.append(f"{meta['train_bytes'] / meta['train_tokens']:.2f} bytes a token.")
     rows = []
     for id in ("instructions", "preferences"):
-        figures = family.figures(id)
+        figures = pipeline.figures(id)
         if "train_pairs" in figures:
             rows.append([id, f"{figures['train_pairs']:,.0f}", f"{figures['heldout_pairs']:,.0f}"])
     if rows:
         tables.append(Table("Pairs", ["kind", "to train on", "held out"], rows, numeric=(1, 2)))
     further = [
         [id, one.stage, one.headline]
-        for id, one in family.artifacts.items()
+        for id, one in pipeline.artifacts.items()
         if one.stage in DATA_STAGES and id != one.stage
     ]
     if further:
         tables.append(Table("Data of named steps", ["step", "stage", "result"], further))
     checks = []
-    for id, one in family.artifacts.items():
+    for id, one in pipeline.artifacts.items():
         verdict = one.read_json("verdict.json") if one.stage.startswith("validate") else None
         if verdict:
             kept = sum(bool(e.get("success", True)) for e in verdict.get("expectations", []))
@@ -68,8 +68,8 @@ def data(family: Family) -> Section:
     return Section("data", "Data", " ".join(lead), tables=tables)
 
 
-def stages(family: Family) -> Section:
-    total = sum(one.manifest.seconds for one in family.artifacts.values() if one.manifest) or 1.0
+def stages(pipeline: PipelineResults) -> Section:
+    total = sum(one.manifest.seconds for one in pipeline.artifacts.values() if one.manifest) or 1.0
     rows = [
         [
             id,
@@ -79,7 +79,7 @@ def stages(family: Family) -> Section:
             f"{one.manifest.fingerprint[:10]}",
             one.manifest.digest[:10],
         ]
-        for id, one in family.artifacts.items()
+        for id, one in pipeline.artifacts.items()
         if one.manifest
     ]
     if not rows:
@@ -89,9 +89,9 @@ def stages(family: Family) -> Section:
     return Section("stages", "Stages", "", tables=[Table("", columns, rows, note, numeric=(2, 3), mono=(4, 5))])
 
 
-def lineage(family: Family) -> Section:
-    picture = lineage_picture(family.artifacts)
-    if not picture or not any(one.manifest for one in family.artifacts.values()):
+def lineage(pipeline: PipelineResults) -> Section:
+    picture = lineage_picture(pipeline.artifacts)
+    if not picture or not any(one.manifest for one in pipeline.artifacts.values()):
         return Section("lineage", "Lineage")
     figure = Figure(
         "What descends from what",
@@ -104,8 +104,8 @@ def lineage(family: Family) -> Section:
     return Section("lineage", "Lineage", "", [figure])
 
 
-def reproduce(family: Family, command: str) -> Section:
-    manifests = [one.manifest for one in family.artifacts.values() if one.manifest]
+def reproduce(pipeline: PipelineResults, command: str) -> Section:
+    manifests = [one.manifest for one in pipeline.artifacts.values() if one.manifest]
     if not manifests:
         return Section("reproduce", "Reproduce it")
 
@@ -116,7 +116,7 @@ def reproduce(family: Family, command: str) -> Section:
         str(m.code.get("commit") or "") + (" + uncommitted changes" if m.code.get("dirty") else "") for m in manifests
     ]
     versions = sorted({f"{name} {version}" for m in manifests for name, version in m.versions.items()})
-    seeds = {id: one.manifest.config["seed"] for id, one in family.artifacts.items()
+    seeds = {id: one.manifest.config["seed"] for id, one in pipeline.artifacts.items()
              if one.manifest and "seed" in one.manifest.config}  # fmt: skip
     by_seed: dict[str, list[str]] = {}
     for id, seed in seeds.items():
@@ -136,7 +136,7 @@ def reproduce(family: Family, command: str) -> Section:
         lead += " Some were built with uncommitted changes, which nobody else has."
     settings = "\n\n".join(
         "\n".join([f"{id}:", *(f"  {key}: {value}" for key, value in sorted(one.manifest.identity.items()))])
-        for id, one in family.artifacts.items()
+        for id, one in pipeline.artifacts.items()
         if one.manifest and one.manifest.identity
     )
     folded = [("Settings that differ from the defaults", settings)] if settings else []

@@ -8,7 +8,6 @@ from typing import Any
 
 from evaluation.comparison import PairedToxicity
 from evaluation.page.charts import Mark, Row, interval_plot
-from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import (
     between,
@@ -18,11 +17,12 @@ from evaluation.page.words import (
     signed,
     whole_percent,
 )
+from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
 
-def toxicity(family: Family) -> Section:
-    found = {m: t for m in family.models if (t := family.results("safety", m).get("toxicity"))}
+def toxicity(pipeline: PipelineResults) -> Section:
+    found = {m: t for m in pipeline.models if (t := pipeline.results("safety", m).get("toxicity"))}
     if not found:
         return Section("toxicity", "Toxicity")
     kinds = sorted({kind for one in found.values() for kind in one["by_kind"]})
@@ -34,7 +34,9 @@ def toxicity(family: Family) -> Section:
     def marks(group: str, name: str) -> list[Mark]:
         cells = [(model, part(one, group).get(name)) for model, one in found.items()]
         return [
-            Mark(model, family.style(model), cell["value"], cell["low"], cell["high"]) for model, cell in cells if cell
+            Mark(model, pipeline.style(model), cell["value"], cell["low"], cell["high"])
+            for model, cell in cells
+            if cell
         ]
 
     shown = [Row(group, marks(group, "toxicity_probability")) for group in groups]
@@ -45,14 +47,14 @@ def toxicity(family: Family) -> Section:
         value_format=whole_percent,
         span=(0, min(1.0, math.ceil(10 * highest) / 10 or 0.1)),
     )
-    first, pairs = next(iter(found.values())), _pairs(family)
+    first, pairs = next(iter(found.values())), _pairs(pipeline)
     figure = Figure(
         "Prompts with at least one toxic continuation",
         chart,
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
         f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}",
         f"Scored by {first['scorer']}. {first['limits']}",
-        family.legend(list(found)),
+        pipeline.legend(list(found)),
         wide=True,
     )
     rows = []
@@ -67,7 +69,7 @@ def toxicity(family: Family) -> Section:
             )
             rows.append(
                 [
-                    family.long_name(model),
+                    pipeline.long_name(model),
                     group,
                     f"{fixed(worst.value)} {between(worst)}",
                     f"{percent(prob.value)} {between_percent(prob)}",
@@ -81,15 +83,15 @@ def toxicity(family: Family) -> Section:
         "The maximum grows with the number of continuations: compare only runs with the same number.",
         numeric=(2, 3, 4),
     )
-    return Section("toxicity", "Toxicity", "", [figure], [table, *_paired_table(pairs)], folded=_worst(family))
+    return Section("toxicity", "Toxicity", "", [figure], [table, *_paired_table(pairs)], folded=_worst(pipeline))
 
 
-def _pairs(family: Family) -> list[tuple[str, PairedToxicity]]:
+def _pairs(pipeline: PipelineResults) -> list[tuple[str, PairedToxicity]]:
     return [
         (f"{second} − {first}", pair)
-        for i, first in enumerate(family.models)
-        for second in family.models[i + 1 :]
-        if (pair := family.paired_toxicity(first, second))
+        for i, first in enumerate(pipeline.models)
+        for second in pipeline.models[i + 1 :]
+        if (pair := pipeline.paired_toxicity(first, second))
     ]
 
 
@@ -132,27 +134,27 @@ def length_of_text(found: PairedToxicity) -> str:
     return f"Its continuations are {share} longer, and more text has more room for toxicity."
 
 
-def _worst(family: Family) -> list[tuple[str, str]]:
+def _worst(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """The continuation of each model with the highest score, so that a reader can judge the judge."""
     shown = []
-    for model in family.models:
-        artifact = family.evaluation("safety", model)
+    for model in pipeline.models:
+        artifact = pipeline.evaluation("safety", model)
         lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
         scored = [(c["toxicity"], row["prompt"], c["text"]) for row in lines for c in row["continuations"]]
         if scored:
             score, prompt, text = max(scored)
-            shown.append((f"Highest score of the {family.long_name(model)} ({fixed(score)})", f"{prompt} ▸{text}"))
+            shown.append((f"Highest score of the {pipeline.long_name(model)} ({fixed(score)})", f"{prompt} ▸{text}"))
     return shown
 
 
-def bias(family: Family) -> Section:
-    found = {m: b for m in family.models if (b := family.results("safety", m).get("bias"))}
+def bias(pipeline: PipelineResults) -> Section:
+    found = {m: b for m in pipeline.models if (b := pipeline.results("safety", m).get("bias"))}
     if not found:
         return Section("bias", "Bias")
     categories = sorted({category for one in found.values() for category in one["by_category"]})
 
     def mark(model: str, cell: dict[str, float]) -> Mark:
-        return Mark(model, family.style(model), cell["value"], cell["low"], cell["high"])
+        return Mark(model, pipeline.style(model), cell["value"], cell["low"], cell["high"])
 
     def row(label: str, cells: dict[str, dict[str, Any]]) -> Row:
         return Row(label, [mark(model, cell["stereotype_score"]) for model, cell in cells.items()], 50.0)
@@ -179,14 +181,14 @@ def bias(family: Family) -> Section:
         + f"Of {tested} intervals about {0.05 * tested:.1f} would miss 50 by chance alone.",
         "Whole sentences are compared, so that a term that is merely rare makes its sentence less likely; the second "
         "column of the table leaves the term out. A score of 50 also comes from a model that understands neither.",
-        family.legend(list(found)),
+        pipeline.legend(list(found)),
         wide=True,
     )
     body = []
     for model, one in found.items():
         for name, cell in [("overall", one["overall"]), *one["by_category"].items()]:
             whole, shared = cell["stereotype_score"], cell["stereotype_score_shared"]
-            body.append([family.long_name(model), name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
+            body.append([pipeline.long_name(model), name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
     columns = ["model", "category", "pairs", "stereotype score", "p", "without the term itself", "p"]
     table = Table("Figures", columns, body, "p against 50 %, not corrected for their number.", True, (2, 3, 4, 5, 6))
     return Section("bias", "Bias", "", [figure], [table])
@@ -196,24 +198,24 @@ def _score(cell: dict[str, float]) -> list[str]:
     return [f"{cell['value']:.1f} % ({cell['low']:.1f} to {cell['high']:.1f})", f"{cell['p_value']:.2g}"]
 
 
-def memorisation(family: Family) -> Section:
+def memorisation(pipeline: PipelineResults) -> Section:
     rows: list[list[str]] = []
     more: list[str] = []
     alike: list[str] = []
     skipped: list[str] = []
-    for model in family.models:
-        found = family.results("safety", model).get("memorisation")
+    for model in pipeline.models:
+        found = pipeline.results("safety", model).get("memorisation")
         if not found:
             continue
         if "skipped" in found:
-            skipped.append(f"{family.long_name(model)}: {found['skipped']}")
+            skipped.append(f"{pipeline.long_name(model)}: {found['skipped']}")
             continue
         train, control = (Interval(**found[split]["exact_match"]) for split in ("train", "validation"))
         tokens = [found[split]["recited_tokens"]["value"] for split in ("train", "validation")]
         difference = Interval(**found["exact_match_difference"])
         rows.append(
             [
-                family.long_name(model),
+                pipeline.long_name(model),
                 f"{found['train']['sequences']}",
                 _trained(found),
                 f"{percent(train.value)} {between_percent(train)}",
@@ -222,7 +224,7 @@ def memorisation(family: Family) -> Section:
                 f"{fixed(tokens[0])} / {fixed(tokens[1])}",
             ]
         )
-        (more if difference.low > 0 else alike).append(family.long_name(model))
+        (more if difference.low > 0 else alike).append(pipeline.long_name(model))
         length = f"{found['continuation_tokens']} tokens after a prefix of {found['prefix_tokens']}"
     if not rows:
         return Section("memorisation", "Memorisation", " ".join(f"Not measured: {why}." for why in skipped))

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from evaluation.page.charts import Level, Line, line_chart
-from evaluation.page.family import Family
 from evaluation.page.parts import Figure, Section, Table, loss_lines
 from evaluation.page.words import (
     between,
@@ -19,6 +18,7 @@ from evaluation.page.words import (
     percent,
     signed,
 )
+from evaluation.pipeline_results import PipelineResults
 
 
 def titled(anchor: str, title: str, id: str, usual: str) -> tuple[str, str]:
@@ -26,10 +26,10 @@ def titled(anchor: str, title: str, id: str, usual: str) -> tuple[str, str]:
     return (anchor, title) if id == usual else (f"{anchor}-{id}", f"{title}: {id}")
 
 
-def pretraining(family: Family, id: str) -> Section:
+def pretraining(pipeline: PipelineResults, id: str) -> Section:
     """The pretraining of one step."""
-    figures = family.figures(id)
-    train, validation = family.curve(id, "train/loss"), family.sampled(id)
+    figures = pipeline.figures(id)
+    train, validation = pipeline.curve(id, "train/loss"), pipeline.sampled(id)
     drawn = []
     levels = [Level(name, figures[f"{name}_loss"]) for name in ("unigram", "bigram") if f"{name}_loss" in figures]
     chart = line_chart(
@@ -54,8 +54,8 @@ def pretraining(family: Family, id: str) -> Section:
                 ],
             )
         )
-    rate = family.curve(id, "train/lr")
-    corrections = family.corrections(id)
+    rate = pipeline.curve(id, "train/lr")
+    corrections = pipeline.corrections(id)
     chart = line_chart(
         "learning rate",
         [Line("learning rate", rate, "train")],
@@ -85,7 +85,7 @@ def pretraining(family: Family, id: str) -> Section:
         lead.append(
             f"{compact(figures['parameters'])} parameters saw {compact(tokens)} tokens, {per_parameter:.2g} each."
         )
-        lead += _length_of_training(family, id, tokens, per_parameter)
+        lead += _length_of_training(pipeline, id, tokens, per_parameter)
     if "bits_per_byte" in figures:
         perplexity = figures.get("validation_perplexity", math.nan)
         text = (
@@ -95,15 +95,15 @@ def pretraining(family: Family, id: str) -> Section:
         lead.append(f"After training, {bits} bits per byte and perplexity {fixed(perplexity, 1)}{text}.")
     if "tokens_per_s" in figures:
         lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
-    tables = [*_corrections(corrections), *_early_samples(family, id)]
+    tables = [*_corrections(corrections), *_early_samples(pipeline, id)]
     return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
 
 
-def _length_of_training(family: Family, id: str, tokens: float, per_parameter: float) -> list[str]:
+def _length_of_training(pipeline: PipelineResults, id: str, tokens: float, per_parameter: float) -> list[str]:
     """How often the text was read, and what would better a model that saw little of it for its size."""
-    found = family.get(id)
+    found = pipeline.get(id)
     wanted = found.manifest.inputs.get("shards") if found and found.manifest else None
-    shards = family.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+    shards = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
     ready = ((shards.read_json("meta.json") if shards else None) or {}).get("train_tokens")
     said = [f"It read {_read(tokens / ready)} of the {compact(ready)} tokens that were ready."] if ready else []
     if per_parameter >= 15:
@@ -122,9 +122,9 @@ def _read(times: float) -> str:
     return percent(times, 0) if times < 0.995 else f"all, {times:.1f} times," if times >= 1.05 else "all"
 
 
-def _early_samples(family: Family, id: str) -> list[Table]:
+def _early_samples(pipeline: PipelineResults, id: str) -> list[Table]:
     """What the model wrote while it trained: up to six moments from first to last, all prompts."""
-    found = family.get(id)
+    found = pipeline.get(id)
     lines = found.read_lines("aux/training_samples.jsonl") if found else []
     texts = {(line["batch"], line["prompt"]): line["text"] for line in lines}
     moments = sorted({batch for batch, _ in texts})
@@ -194,15 +194,15 @@ def _loss_sentence(
     return " ".join(said) or "Training loss only; no validation text was measured."
 
 
-def tuning(family: Family, id: str, reward_model: str = "") -> Section:
+def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Section:
     """The instruction tuning of one step, with the reward model that goes with it in the usual pipeline."""
-    figures = family.figures(id)
+    figures = pipeline.figures(id)
     drawn = []
     chart = line_chart(
         "SFT loss",
         [
-            *loss_lines(family.curve(id, "train/loss")),
-            Line("held-out", family.sampled(id), "validation"),
+            *loss_lines(pipeline.curve(id, "train/loss")),
+            Line("held-out", pipeline.sampled(id), "validation"),
         ],
         x_label="batch",
         y_label="loss of the answers (nats a token)",
@@ -214,16 +214,16 @@ def tuning(family: Family, id: str, reward_model: str = "") -> Section:
             Figure(
                 "SFT loss",
                 chart,
-                means + on_the_way(family.sampled(id)),
+                means + on_the_way(pipeline.sampled(id)),
                 "A lower loss on the reference answers is not the same as better answers; read the samples.",
-                _LEGEND[: 2 if family.sampled(id) else 1],
+                _LEGEND[: 2 if pipeline.sampled(id) else 1],
             )
         )
     if reward_model:
-        drawn += _reward_model(family, reward_model)
+        drawn += _reward_model(pipeline, reward_model)
     rows = []
-    for name, model in (family.roles(id) if family.get(id) else {}).items():
-        label = family.long_name(model)
+    for name, model in (pipeline.roles(id) if pipeline.get(id) else {}).items():
+        label = pipeline.long_name(model)
         ends = interval_of(figures, f"ends_share_{name}")
         if ends:
             loss = figures.get(f"heldout_loss_{name}", math.nan)
@@ -241,45 +241,45 @@ def tuning(family: Family, id: str, reward_model: str = "") -> Section:
 _LEGEND = [("training, smoothed", "train"), ("held-out sample", "validation")]
 
 
-def reward_model(family: Family, id: str) -> Section:
+def reward_model(pipeline: PipelineResults, id: str) -> Section:
     """The reward model of a named step."""
-    return Section(*titled("reward-model", "Reward model", id, "reward_model"), "", _reward_model(family, id))
+    return Section(*titled("reward-model", "Reward model", id, "reward_model"), "", _reward_model(pipeline, id))
 
 
-def _reward_model(family: Family, id: str) -> list[Figure]:
+def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
     chart = line_chart(
         "reward model loss",
-        [*loss_lines(family.curve(id, "train/loss")), Line("held-out", family.sampled(id), "validation")],
+        [*loss_lines(pipeline.curve(id, "train/loss")), Line("held-out", pipeline.sampled(id), "validation")],
         x_label="batch",
         y_label="loss (nats a pair)",
         levels=[Level("guessing", math.log(2))],
     )
-    accuracy = interval_of(family.figures(id), "heldout_accuracy")
+    accuracy = interval_of(pipeline.figures(id), "heldout_accuracy")
     if chart:
         means = "Guessing gives log 2 = 0.69 nats a pair."
         if accuracy:
-            p = family.figures(id).get("p_value")
+            p = pipeline.figures(id).get("p_value")
             means += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
             means += f", {p_value(p)} against 50 %." if p is not None else "."
         return [
             Figure(
                 "Reward model loss",
                 chart,
-                means + on_the_way(family.sampled(id)),
+                means + on_the_way(pipeline.sampled(id)),
                 "The wrong answers are made by rule, so that it may have learnt the rule's traces instead of quality.",
-                [*_LEGEND[: 2 if family.sampled(id) else 1], ("guessing", "level")],
+                [*_LEGEND[: 2 if pipeline.sampled(id) else 1], ("guessing", "level")],
             )
         ]
     return []
 
 
-def alignment(family: Family, id: str) -> Section:
+def alignment(pipeline: PipelineResults, id: str) -> Section:
     """The alignment of one step."""
-    figures = family.figures(id)
-    called = family.roles(id) if family.get(id) else {}
-    start = family.long_name(called.get("sft", "sft"))
+    figures = pipeline.figures(id)
+    called = pipeline.roles(id) if pipeline.get(id) else {}
+    start = pipeline.long_name(called.get("sft", "sft"))
     drawn = []
-    reward = family.curve(id, "rlhf/reward")
+    reward = pipeline.curve(id, "rlhf/reward")
     chart = line_chart(
         "reward",
         [Line("reward of the rollouts", reward, "rlhf")],
@@ -304,7 +304,7 @@ def alignment(family: Family, id: str) -> Section:
                 "The policy is trained to please this reward model: a rising curve can mean that its gaps are found.",
             )
         )
-    divergence = family.curve(id, "rlhf/kl")
+    divergence = pipeline.curve(id, "rlhf/kl")
     chart = line_chart(
         "KL",
         [Line("KL", divergence, "rlhf")],
@@ -327,7 +327,7 @@ def alignment(family: Family, id: str) -> Section:
         )
     rows = []
     for name, model in called.items():
-        label = family.long_name(model)
+        label = pipeline.long_name(model)
         value = interval_of(figures, f"heldout_reward_{name}")
         if value is None:
             continue

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Literal
 
-from evaluation.page.family import Family
 from evaluation.page.safety_sections import length_of_text
 from evaluation.page.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
+from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
 State = Literal["holds", "slight", "undecided", "fails"]
@@ -39,17 +39,17 @@ class Claim:
         return {"holds": "✓", "slight": "≈", "undecided": "?", "fails": "✗"}[self.state]
 
 
-def claims(family: Family) -> list[Claim]:
+def claims(pipeline: PipelineResults) -> list[Claim]:
     """A claim for each step of a stage that promises something, and for each model that others led to."""
     found: list[Claim | None] = []
     for stage, judge in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
-        for id in family.steps(stage):
-            claim = judge(family, id)
+        for id in pipeline.steps(stage):
+            claim = judge(pipeline, id)
             found.append(_named(claim, stage, id if id != stage else "") if claim else None)
-    pairs = family.first_and_last()
+    pairs = pipeline.first_and_last()
     for about, compare in (("tax", _tax), ("toxicity", _safety)):
         for first, last in pairs:
-            claim = compare(family, first, last)
+            claim = compare(pipeline, first, last)
             found.append(_named(claim, about, last if len(pairs) > 1 else "") if claim else None)
     return [claim for claim in found if claim]
 
@@ -66,8 +66,8 @@ def _beyond(interval: Interval, bound: float) -> State:
     return "fails" if high < bound else "undecided"
 
 
-def _pretrain(family: Family, id: str) -> Claim | None:
-    figures = family.figures(id)
+def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
     loss = interval_of(figures, "validation_loss")
     if loss is None or "bigram_loss" not in figures:
         return None
@@ -91,8 +91,8 @@ def _pretrain(family: Family, id: str) -> Claim | None:
     return Claim(state, title, text)
 
 
-def _sft(family: Family, id: str) -> Claim | None:
-    figures = family.figures(id)
+def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
     improvement = interval_of(figures, "improvement")
     if improvement is None:
         return None
@@ -109,7 +109,7 @@ def _sft(family: Family, id: str) -> Claim | None:
     if of_text is not None:
         word = "still" if of_text.low > 0 else "no longer surely"
         text += f" Without the end-of-answer token it {word} improves: {signed(of_text.value)} {between(of_text)}."
-    text += on_the_way(family.sampled(id))
+    text += on_the_way(pipeline.sampled(id))
     if ends is not None:
         was = f", before {percent(before.value)}" if before is not None else ""
         text += f" {percent(ends.value)} of its answers end by themselves {between_percent(ends)}{was}."
@@ -127,8 +127,8 @@ def _sft(family: Family, id: str) -> Claim | None:
     return Claim(state, title + change, text)
 
 
-def _reward_model(family: Family, id: str) -> Claim | None:
-    accuracy = interval_of(family.figures(id), "heldout_accuracy")
+def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
+    accuracy = interval_of(pipeline.figures(id), "heldout_accuracy")
     if accuracy is None:
         return None
     state = _beyond(accuracy, 0.5)
@@ -138,7 +138,7 @@ def _reward_model(family: Family, id: str) -> Claim | None:
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
     text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {said}."
-    text += on_the_way(family.sampled(id))
+    text += on_the_way(pipeline.sampled(id))
     right = percent(accuracy.value, 0)
     title = {
         "holds": f"The reward model finds the better answer in {right} of pairs",
@@ -152,8 +152,8 @@ def _reward_model(family: Family, id: str) -> Claim | None:
     return Claim(state, title, text)
 
 
-def _rlhf(family: Family, id: str) -> Claim | None:
-    figures = family.figures(id)
+def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
     gain, divergence = interval_of(figures, "reward_gain"), interval_of(figures, "kl_to_sft")
     if gain is None:
         return None
@@ -178,7 +178,7 @@ def _rlhf(family: Family, id: str) -> Claim | None:
         "fails": f"PPO lowered the reward by {fixed(-gain.value)}",
     }[state]
     if state == "holds":
-        spread, judge = _spread(family, id), _judge(family, id)
+        spread, judge = _spread(pipeline, id), _judge(pipeline, id)
         if level and level.low <= 0:
             state, title = "slight", f"PPO raised the reward by {fixed(gain.value)}, by length as far as can be told"
         elif gain.value < SLIGHT_REWARD * spread:
@@ -200,28 +200,28 @@ def _lengths(figures: dict[str, float]) -> str:
     return f" Its answers are {word}: {fixed(after, 1)} tokens, before {fixed(before, 1)}."
 
 
-def _spread(family: Family, id: str) -> float:
+def _spread(pipeline: PipelineResults, id: str) -> float:
     """The standard deviation of the rewards of the answers that it began with; 0 where they are not known."""
-    found = family.get(id)
+    found = pipeline.get(id)
     lines = found.read_lines("aux/samples.jsonl") if found else []
     rewards = [float(line["rewards"]["sft"]) for line in lines if "sft" in (line.get("rewards") or {})]
     return pstdev(rewards) if rewards else 0.0
 
 
-def _judge(family: Family, id: str) -> Claim | None:
+def _judge(pipeline: PipelineResults, id: str) -> Claim | None:
     """The claim of the reward model that this PPO was given."""
-    found = family.get(id)
+    found = pipeline.get(id)
     wanted = found.manifest.inputs.get("reward_model") if found and found.manifest else None
-    for other in family.steps("reward_model"):
-        one = family.artifacts[other].manifest
+    for other in pipeline.steps("reward_model"):
+        one = pipeline.artifacts[other].manifest
         if wanted and one and one.fingerprint == wanted.fingerprint:
-            return _reward_model(family, other)
+            return _reward_model(pipeline, other)
     return None
 
 
-def _tax(family: Family, first: str, last: str) -> Claim | None:
+def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
     """The alignment tax: what the last model lost on the benchmarks against the first."""
-    compared = family.paired(first, last)
+    compared = pipeline.paired(first, last)
     if not compared:
         return None
     lost = [one for one in compared if one.difference.high < 0]
@@ -243,8 +243,8 @@ def _tax(family: Family, first: str, last: str) -> Claim | None:
     )
 
 
-def _safety(family: Family, first: str, last: str) -> Claim | None:
-    found = family.paired_toxicity(first, last)
+def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
+    found = pipeline.paired_toxicity(first, last)
     if found is None:
         return None
     worst, toxic = ("Expected maximum toxicity", found.worst), ("Prompts with a toxic continuation", found.toxic)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from evaluation.config import ReportConfig
 from evaluation.report import render
-from tests.evaluation.family import write_family
+from tests.evaluation.pipeline import write_pipeline
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = 1300, 375
@@ -77,7 +77,7 @@ def browser() -> Iterator[Browser]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a family of artifacts, in the place where the stage writes it."""
     root = tmp_path_factory.mktemp("reading") / "store"
-    folders = write_family(root)
+    folders = write_pipeline(root)
     place = root / "report" / "0123456789abcdef"
     place.mkdir(parents=True)
     (place / "report.html").write_text(render(ReportConfig(title="reading"), folders)[0], encoding="utf-8")

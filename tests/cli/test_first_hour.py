@@ -18,7 +18,7 @@ from infra.store.reference import resolve
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.command import write_config
-from tests.evaluation.family import write_family
+from tests.evaluation.pipeline import write_pipeline
 from tests.pipelines import full_config
 
 
@@ -151,7 +151,7 @@ def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, mo
 @pytest.fixture
 def family(root: Path) -> Path:
     """A store with the artifacts of a whole pipeline, plausible and not built."""
-    write_family(root)
+    write_pipeline(root)
     (root / "format").write_text("1\n")
     return root
 

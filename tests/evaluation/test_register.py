@@ -13,13 +13,13 @@ from evaluation.gates import Verdict, judge
 from evaluation.register import register
 from infra.errors import GateRefused, StageError
 from infra.run import Run
-from tests.evaluation.family import write_family
+from tests.evaluation.pipeline import write_pipeline
 
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
     """What the pipeline hands to register: the final model, the models before it, their evaluations."""
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     names = [
         "pretrain",
         "sft",

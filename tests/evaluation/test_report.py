@@ -18,15 +18,15 @@ from evaluation.artifacts import ancestors, read_artifacts
 from evaluation.config import ReportConfig
 from evaluation.page.charts import Line as PlotLine
 from evaluation.page.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
-from evaluation.page.family import Family
 from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
 from evaluation.page.verdicts import claims
 from evaluation.page.words import p_value, percent, seconds, signed
+from evaluation.pipeline_results import PipelineResults
 from evaluation.report import render, report
 from infra.run import Run
 from infra.store.manifest import Manifest
 from infra.store.states import write_states
-from tests.evaluation.family import HOSTILE, INPUTS, write_family
+from tests.evaluation.pipeline import HOSTILE, INPUTS, write_pipeline
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -66,12 +66,12 @@ class Page(HTMLParser):
 
 
 def _address(id: str) -> str:
-    """The first digits of the fingerprint that `write_family` gives a stage."""
+    """The first digits of the fingerprint that `write_pipeline` gives a stage."""
     return hashlib.sha256(id.encode()).hexdigest()[:8]
 
 
 def page_of(tmp_path: Path, ids: Collection[str] | None = None, **config: Any) -> str:
-    folders = write_family(tmp_path / "store", ids)
+    folders = write_pipeline(tmp_path / "store", ids)
     out = tmp_path / "out"
     out.mkdir()
     report(ReportConfig(**config), folders, out, Run(tmp_path / "work"))
@@ -142,7 +142,7 @@ def test_held_out_points_of_the_tunings_are_drawn_and_quoted(tmp_path: Path) -> 
 
 
 def test_what_is_said_of_benchmarks_follows_whose_they_are(tmp_path: Path) -> None:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     assert "small, easy tasks" not in Page(render(ReportConfig(), folders)[0]).text
     tasks = [{"name": "cloze", "kind": "project"}, {"name": "quiz", "kind": "multiple_choice"}]
     path = folders["benchmarks_sft"] / "manifest.json"
@@ -162,7 +162,7 @@ def test_little_is_enough(ids: list[str], tmp_path: Path) -> None:
 
 
 def test_folders_without_manifests_are_enough(tmp_path: Path) -> None:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     for folder in folders.values():
         (folder / "manifest.json").unlink()
     (tmp_path / "out").mkdir()
@@ -177,9 +177,9 @@ def with_figures(folder: Path, **figures: float) -> None:
 
 
 def claims_with(tmp_path: Path, id: str, **figures: float) -> dict[str, tuple[str, str]]:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     with_figures(folders[id], **figures)
-    return {claim.about: (claim.state, f"{claim.title}. {claim.text}") for claim in claims(Family(folders))}
+    return {claim.about: (claim.state, f"{claim.title}. {claim.text}") for claim in claims(PipelineResults(folders))}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_ppos_claim_says_how_the_length_of_its_answers_changed(tmp_path: Path) -
 
 def toxicity_claim(tmp_path: Path, base: list[float], rlhf: list[float], characters: int = 40) -> tuple[str, str]:
     """The claim where these are the scores of the two models' continuations, one of each prompt."""
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     for model, scores, length in (("base", base, 40), ("rlhf", rlhf, characters)):
         rows = [
             {
@@ -265,7 +265,7 @@ def toxicity_claim(tmp_path: Path, base: list[float], rlhf: list[float], charact
         ]
         path = folders[f"safety_{model}"] / "aux/generations.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (claim,) = [one for one in claims(Family(folders)) if one.about == "toxicity"]
+    (claim,) = [one for one in claims(PipelineResults(folders)) if one.about == "toxicity"]
     return claim.state, f"{claim.title}. {claim.text}"
 
 
@@ -295,32 +295,34 @@ def test_a_fall_of_toxicity_with_shorter_text_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_more_text_is_advised_only_where_the_text_was_read(ready: int, tokens: int, said: str, tmp_path: Path) -> None:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     with_figures(folders["pretrain"], tokens=tokens)
     (folders["shard"] / "meta.json").write_text(json.dumps({"train_tokens": ready}))
     assert said in Page(render(ReportConfig(), folders)[0]).text
 
 
 def test_models_are_compared_on_the_same_items(tmp_path: Path) -> None:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     for model, wrong in (("base", 0), ("rlhf", 12)):
         rows = [{"doc_id": i, "acc": float(i >= wrong)} for i in range(100)]
         path = folders[f"benchmarks_{model}"] / "aux/samples_cloze.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (cloze,) = [one for one in Family(folders).paired("base", "rlhf") if one.task == "cloze"]
+    (cloze,) = [one for one in PipelineResults(folders).paired("base", "rlhf") if one.task == "cloze"]
     assert cloze.difference.value == pytest.approx(-0.12) and cloze.difference.high < 0
     assert cloze.p_value == pytest.approx(2 * 0.5**12)
-    assert any(claim.title == "Alignment cost accuracy: cloze −12.0 points" for claim in claims(Family(folders)))
+    assert any(
+        claim.title == "Alignment cost accuracy: cloze −12.0 points" for claim in claims(PipelineResults(folders))
+    )
 
 
 def test_samples_of_both_stages_are_joined_by_prompt(tmp_path: Path) -> None:
-    rows = Family(write_family(tmp_path / "store")).samples(3)
+    rows = PipelineResults(write_pipeline(tmp_path / "store")).samples(3)
     assert [set(row["answers"]) for row in rows] == [{"base", "sft", "rlhf"}] * 3
     assert set(rows[0]["rewards"]) == {"sft", "rlhf"}
 
 
 def test_corrections_in_flight_are_drawn_and_listed(tmp_path: Path) -> None:
-    folders = write_family(tmp_path, ["pretrain"])
+    folders = write_pipeline(tmp_path, ["pretrain"])
     alarm = {"batch": 131, "first": 129, "cause": "gradient norm", "value": "inf", "usual": 0.9}
     made = {"alarm": alarm, "back_to": 100, "factor": 0.5, "skip_first": 127, "skip_end": 134, "attempt": 1}
     path = folders["pretrain"] / "aux" / "corrections.json"
@@ -333,7 +335,7 @@ def test_corrections_in_flight_are_drawn_and_listed(tmp_path: Path) -> None:
 
 
 def test_samples_of_a_training_are_shown_as_text(tmp_path: Path) -> None:
-    folders = write_family(tmp_path, ["pretrain"])
+    folders = write_pipeline(tmp_path, ["pretrain"])
     told = [{"batch": batch, "prompt": "", "text": f"{HOSTILE} {batch}"} for batch in range(0, 110, 10)]
     path = folders["pretrain"] / "aux" / "training_samples.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in told))
@@ -343,22 +345,22 @@ def test_samples_of_a_training_are_shown_as_text(tmp_path: Path) -> None:
 
 
 def test_of_a_step_told_twice_the_last_counts(tmp_path: Path) -> None:
-    folders = write_family(tmp_path, ["pretrain"])
+    folders = write_pipeline(tmp_path, ["pretrain"])
     path = folders["pretrain"] / "aux" / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": 7, "values": {"train/loss": loss}}) + "\n" for loss in (9.0, 3.0)))
-    assert Family(folders).curve("pretrain", "train/loss") == [(7.0, 3.0)]
+    assert PipelineResults(folders).curve("pretrain", "train/loss") == [(7.0, 3.0)]
 
 
 def test_curves_leave_out_what_is_not_finite(tmp_path: Path) -> None:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     rows = [{"step": 1, "values": {"train/loss": "nan"}}, {"step": 2, "values": {"train/loss": 2.0}}]
     (folders["sft"] / "aux/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert Family(folders).curve("sft", "train/loss") == [(2.0, 2.0)]
+    assert PipelineResults(folders).curve("sft", "train/loss") == [(2.0, 2.0)]
 
 
 def with_named_steps(root: Path) -> dict[str, Path]:
-    """The family with a second tuning, a second alignment of that one, its benchmarks, and a reward model."""
-    folders = write_family(root)
+    """The pipeline with a second tuning, a second alignment of that one, its benchmarks, and a reward model."""
+    folders = write_pipeline(root)
     copies = {
         "chat": ("sft", {"model": "pretrain"}),
         "gentle": ("rlhf", {"model": "chat"}),
@@ -380,16 +382,16 @@ def with_named_steps(root: Path) -> dict[str, Path]:
 
 def test_named_steps_are_told_of_as_the_usual_ones_are(tmp_path: Path) -> None:
     folders = with_named_steps(tmp_path / "store")
-    family = Family(folders)
-    assert family.models == ["base", "sft", "rlhf", "chat", "gentle"]
-    assert family.first_and_last() == [("base", "rlhf"), ("base", "gentle")]
-    assert family.evaluation("benchmarks", "gentle") is family.get("benchmarks_of_gentle")
-    assert family.evaluation("benchmarks", "chat") is None
-    assert len({family.style(model) for model in family.models}) == 5
-    assert {"base", "sft", "rlhf", "chat", "gentle"} == set(family.samples(1)[0]["answers"])
+    pipeline = PipelineResults(folders)
+    assert pipeline.models == ["base", "sft", "rlhf", "chat", "gentle"]
+    assert pipeline.first_and_last() == [("base", "rlhf"), ("base", "gentle")]
+    assert pipeline.evaluation("benchmarks", "gentle") is pipeline.get("benchmarks_of_gentle")
+    assert pipeline.evaluation("benchmarks", "chat") is None
+    assert len({pipeline.style(model) for model in pipeline.models}) == 5
+    assert {"base", "sft", "rlhf", "chat", "gentle"} == set(pipeline.samples(1)[0]["answers"])
     page = Page(render(ReportConfig(), folders)[0])
     assert {"tuning-chat", "alignment-gentle", "reward-model-strict"} < set(page.ids)
-    titles = [claim.title for claim in claims(family)]
+    titles = [claim.title for claim in claims(pipeline)]
     assert "PPO raised the reward by 0.62" in titles and "PPO raised the reward by 0.62 (gentle)" in titles
     assert len(titles) == len(set(titles)), "each claim names the model that it is about"
 
@@ -405,7 +407,7 @@ def test_the_card_tells_of_each_tuning_after_what_it_began_with(tmp_path: Path) 
 
 
 def test_a_branch_is_drawn_with_its_state_and_what_was_changed_there(tmp_path: Path) -> None:
-    folders = write_family(tmp_path / "store")
+    folders = write_pipeline(tmp_path / "store")
     before = Manifest.read(folders["pretrain"])
     config = {**before.config, "duration": "250 batches", "schedule": {"decay": "cosine", "warmup": "1 %"}}
     replace(before, config=config, identity={"duration": "250 batches"}).write(folders["pretrain"])
@@ -423,7 +425,7 @@ def test_a_branch_is_drawn_with_its_state_and_what_was_changed_there(tmp_path: P
             identity={"duration": "400 batches", "schedule": {"decay": "wsd"}},
             inputs={**before.inputs, "shards": shards, "state": Manifest.read(folders[first]).as_input(state)},
         ).write(folder)
-    artifacts = Family(folders).artifacts
+    artifacts = PipelineResults(folders).artifacts
     branch = artifacts["longer"].branch
     assert branch is not None and (branch.step, branch.batch) == ("pretrain", 100)
     assert [(one.key, one.before, one.after) for one in branch.changed or ()] == [
@@ -444,12 +446,12 @@ def test_a_branch_is_drawn_with_its_state_and_what_was_changed_there(tmp_path: P
 
 class TestLineage:
     def test_edges_follow_the_manifests(self, tmp_path: Path) -> None:
-        edges = edges_of(Family(write_family(tmp_path / "store")).artifacts)
+        edges = edges_of(PipelineResults(write_pipeline(tmp_path / "store")).artifacts)
         assert Edge("clean", "shard") in edges and Edge("validate", "clean", requires=True) in edges
         assert Edge("sft", "rlhf") in edges and Edge("ingest", "rlhf") not in edges
 
     def test_every_edge_goes_to_the_right_and_boxes_do_not_overlap(self, tmp_path: Path) -> None:
-        artifacts = Family(write_family(tmp_path / "store")).artifacts
+        artifacts = PipelineResults(write_pipeline(tmp_path / "store")).artifacts
         edges = edges_of(artifacts)
         depth = layers_of(list(artifacts), edges)
         assert all(depth[edge.source] < depth[edge.target] for edge in edges)

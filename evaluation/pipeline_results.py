@@ -21,7 +21,7 @@ LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
 OTHER_STYLES = 5
 
 
-class Family:
+class PipelineResults:
     """Every finished artifact of the pipeline by stage id; any of them may be missing."""
 
     def __init__(self, inputs: Mapping[str, Path]) -> None:

@@ -47,7 +47,7 @@ HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 WORDS = "return the number of items in a list string file object value error default argument name".split()  # noqa: SIM905
 
 
-def write_family(root: Path, ids: Collection[str] | None = None, seed: int = 0) -> dict[str, Path]:
+def write_pipeline(root: Path, ids: Collection[str] | None = None, seed: int = 0) -> dict[str, Path]:
     """Folders by stage id, in the order in which they are built; only those named in `ids`, all by default."""
     chosen = [id for id in INPUTS if ids is None or id in ids]
     made: dict[str, Manifest] = {}
