@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from corpus.validation.page import grouped
-from evaluation.page.charts import Line, Point, data_uri, line_chart
+from evaluation.page.charts import Level, Line, Point, data_uri, line_chart
 from evaluation.page.parts import loss_lines
 from evaluation.page.words import compact, seconds
 from infra.errors import StemmaError
@@ -20,25 +21,42 @@ from infra.tail import tail
 
 Curves = dict[str, list[Point]]
 
+PICTURE_WIDTH, PICTURE_HEIGHT = 420, 230
+
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture: the metrics it shows, the first of them as noisy training figures with their moving mean."""
+    """One picture: its metrics with their labels, the first of them as noisy training figures with their moving mean;
+    `levels` are figures of the result that stand for baselines. y_label: by stage, "" for all others."""
 
     title: str
-    metrics: tuple[str, ...]
-    y_label: str
+    metrics: Mapping[str, str]
+    y_label: Mapping[str, str]
     noisy: bool = False
     from_zero: bool = False
+    levels: Mapping[str, str] = field(default_factory=dict)
 
 
 CHARTS = (
-    Chart("Loss", ("train/loss", "validation/sample_loss"), "nats a token or pair", noisy=True),
-    Chart("Reward", ("rlhf/reward",), "reward of the sampled answers"),
-    Chart("KL", ("rlhf/kl",), "nats an answer, from the SFT model", from_zero=True),
-    Chart("Learning rate", ("train/lr",), "learning rate", from_zero=True),
-    Chart("Gradient norm", ("train/grad_norm",), "before clipping", noisy=True, from_zero=True),
+    Chart(
+        "Reward",
+        {"rlhf/reward": "answers sampled in training"},
+        {"": "reward of an answer"},
+        levels={"heldout_reward_sft": "SFT, held out"},
+    ),
+    Chart("KL", {"rlhf/kl": "KL"}, {"": "nats an answer, from the SFT model"}, from_zero=True),
+    Chart(
+        "Loss",
+        {"train/loss": "training", "validation/sample_loss": "held-out sample"},
+        {"": "nats a token", "reward_model": "nats a pair", "rlhf": "of policy and value"},
+        noisy=True,
+        levels={"unigram_loss": "unigrams", "bigram_loss": "bigrams", "heldout_loss_base": "before tuning"},
+    ),
+    Chart("Learning rate", {"train/lr": "learning rate"}, {"": "learning rate"}, from_zero=True),
+    Chart("Gradient norm", {"train/grad_norm": "norm"}, {"": "before clipping"}, noisy=True, from_zero=True),
 )
+GUESSING = Level("guessing", math.log(2))
+"""The loss of a reward model that knows nothing, in nats a pair."""
 
 
 def read_curves(lines: Iterable[str]) -> Curves:
@@ -62,20 +80,33 @@ def curves_of(artifact: Path) -> Curves:
         return read_curves(lines)
 
 
-def drawings(curves: Curves) -> list[tuple[str, str]]:
-    """(title, inline SVG) of each chart that has points."""
+def drawings(stage: str, curves: Curves, figures: Mapping[str, float]) -> list[tuple[str, str]]:
+    """(title, picture as a data URI) of each chart that has points."""
     made = []
     for chart in CHARTS:
         lines: list[Line] = []
-        for place, name in enumerate(chart.metrics):
-            points = curves.get(name, [])
-            if place == 0 and chart.noisy:
-                lines += loss_lines(points)
-            else:
-                lines.append(Line(name, points, "train" if place == 0 else "validation"))
-        svg = line_chart(chart.title, lines, x_label="batch", y_label=chart.y_label, from_zero=chart.from_zero)
+        legend: list[tuple[str, str]] = []
+        for place, (name, label) in enumerate(chart.metrics.items()):
+            style, points = "train" if place == 0 else "validation", curves.get(name, [])
+            noisy = chart.noisy and place == 0
+            lines += loss_lines(points) if noisy else [Line(label, points, style)]
+            if points:
+                legend += [(f"{label}, each batch", f"{style} faint"), (f"{label}, smoothed", style)] if noisy else []
+                legend += [] if noisy else [(label, style)]
+        levels = [Level(label, figures[name]) for name, label in chart.levels.items() if name in figures]
+        levels += [GUESSING] if stage == "reward_model" and chart.title == "Loss" else []
+        svg = line_chart(
+            f"{chart.title} of {stage}",
+            lines,
+            x_label="batch",
+            y_label=chart.y_label.get(stage, chart.y_label[""]),
+            levels=levels,
+            width=PICTURE_WIDTH,
+            height=PICTURE_HEIGHT,
+            from_zero=chart.from_zero,
+        )
         if svg:
-            made.append((chart.title, str(svg)))
+            made.append((chart.title, data_uri(svg, legend if len(legend) > 1 or levels else ())))
     return made
 
 
@@ -90,7 +121,8 @@ def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links:
     """
     result = manifest.result
     parts = [f"# {manifest.step or manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
-    parts += [f"### {title}\n\n![{title}]({data_uri(svg)})" for title, svg in drawings(curves_of(folder))]
+    pictures = drawings(manifest.stage, curves_of(folder), result["figures"])
+    parts += [f"### {title}\n\n![{title}]({picture})" for title, picture in pictures]
     parts += [section(folder) for section in _SECTIONS]
     parts.append(_to_open(links))
     parts.append(_figures(result["figures"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -136,9 +137,6 @@ def line_chart(
     for level in levels:
         y = f"{down(level.value):.1f}"
         parts.append(f'<line class="level" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
-        text = f"{level.label} {y_format(level.value)}"
-        place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
-        parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
     for step, message in marks:
         x = across(min(max(step, x_low), x_high))
         parts.append(
@@ -157,6 +155,10 @@ def line_chart(
                 f"<title>{escape(f'{line.label}: {y_format(value)} at {compact(step)}')}</title></circle>"
                 for step, value in points
             ]
+    for level in levels:  # last, so that no line runs through what it says
+        text = f"{level.label} {y_format(level.value)}"
+        place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
+        parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -269,20 +271,33 @@ def bar_chart(
     return Markup("".join([*parts, "</svg>"]))
 
 
-# A white card in every theme: an embedded picture cannot know which one the page around it has chosen.
+# An embedded picture is as light or dark as the page around it says that it is (`color-scheme`).
 STYLE = """
-svg{background:#fff;font:11px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif}
-.grid{stroke:#eceef0}.tick,.axis,.level-label,.mark-label{fill:#5b6470}.row-label{fill:#1c2024;font-size:12px}
-.level{stroke:#8a94a0;stroke-dasharray:4 3}.level-label{paint-order:stroke;stroke:#fff;stroke-width:3px}
-.line{fill:none;stroke-width:2;stroke-linejoin:round}.line.faint{stroke-width:1;opacity:.28}
-.line.train{stroke:#3b5bdb}.line.validation{stroke:#0f9d7a}.line.sft{stroke:#2f6fde}.line.rlhf{stroke:#d9730d}
-.dot.train{fill:#3b5bdb}.dot.validation{fill:#0f9d7a}.dot.sft{fill:#2f6fde}.dot.rlhf{fill:#d9730d}
+svg{--plate:#fff;--ink:#5b6470;--grid:#eceef0;--level:#8a94a0;--train:#3b5bdb;--validation:#0f9d7a}
+@media (prefers-color-scheme:dark){svg{--plate:#1a1d21;--ink:#a3acb6;--grid:#2a2f35;--level:#78828d;--train:#8ba3ff;
+--validation:#3ecfa6}}
+svg{background:var(--plate);font:11px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif}
+text{fill:var(--ink)}.grid{stroke:var(--grid)}.level{stroke:var(--level);stroke-dasharray:4 3}
+.level-label{paint-order:stroke;stroke:var(--plate);stroke-width:3px}
+.line{fill:none;stroke-width:1.6;stroke-linejoin:round}.faint{stroke-width:1;opacity:.35}
+.line.train{stroke:var(--train)}.line.validation{stroke:var(--validation)}
+.dot.train,rect.train{fill:var(--train)}.dot.validation,rect.validation{fill:var(--validation)}
 """
+LEGEND_HEIGHT = 20
 
 
-def data_uri(svg: str) -> str:
-    """`data:image/svg+xml;base64,…` of an inline drawing of `evaluation.page.charts`."""
-    alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    head, _, rest = alone.partition(">")
-    whole = f"{head}><style>{STYLE}</style>{rest}"
+def data_uri(svg: str, legend: Sequence[tuple[str, str]] = ()) -> str:
+    """`data:image/svg+xml;base64,…` of an inline drawing of this file, with its legend (label, style) below it."""
+    frame = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
+    assert frame, "a drawing of this file"
+    width, height = map(int, frame.groups())
+    entries, x = [], 8
+    for label, style in legend:
+        entries.append(f'<rect class="{style}" x="{x}" y="{height + 6}" width="8" height="8" rx="2"/>')
+        entries.append(f'<text x="{x + 12}" y="{height + 13}">{escape(label)}</text>')
+        x += 28 + 6 * len(label)
+    tall = height + (LEGEND_HEIGHT if legend else 0)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}" width="{width}" height="{tall}">'
+    inner = svg.partition(">")[2].removesuffix("</svg>")
+    whole = f"{head}<style>{STYLE}</style>{inner}{''.join(entries)}</svg>"
     return "data:image/svg+xml;base64," + base64.b64encode(whole.encode()).decode()

@@ -14,6 +14,12 @@ from tasks.page import LINES, WINDOW_S, Throttle
 from tests.command import Answer
 from tests.prefect_page import sheets
 
+BASELINES = {
+    "pretrain": b">bigrams ",
+    "sft": b">before tuning ",
+    "reward-model": b">guessing 0.693</text>",
+    "rlhf": b">SFT, held out ",
+}
 PICTURE = r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([^)]+)\)"
 
 
@@ -31,7 +37,10 @@ def test_every_stage_that_was_built_leaves_its_sheet(full_sheets: tuple[set[str]
     for stage in ("pretrain", "sft", "reward-model", "rlhf"):
         pictures = dict(re.findall(PICTURE, found[f"stage-{stage}"]))
         assert {"Loss", "Learning rate"} <= set(pictures), stage
-        assert b"<polyline" in base64.b64decode(pictures["Loss"])
+        loss = base64.b64decode(pictures["Loss"])
+        assert b"<polyline" in loss and b">training, smoothed</text>" in loss
+        assert b"prefers-color-scheme:dark" in loss, "a dark plate on a dark page"
+        assert BASELINES[stage] in base64.b64decode(pictures["Reward" if stage == "rlhf" else "Loss"])
     assert "| holds | there are at least" in found["stage-validate"]
     assert "### Gates" in found["stage-register"]
     assert "### Model card" in found["stage-register"]
