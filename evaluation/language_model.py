@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
-from evaluation.random_state import seeded
+from evaluation.generation import Sampling, generate
 from infra.errors import stage_error
 from infra.run import Run
 
 SCORED_TOKENS_AT_ONCE = 8192  # bounds the logits: 8192 tokens x 50k words x 4 bytes = 1.6 GB
-SAMPLED_AT_ONCE = 256  # part of what is drawn under a seed, so it is no setting
 
 
 @dataclass(frozen=True)
@@ -117,17 +108,6 @@ def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]
         order = order[size:]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How continuations are drawn."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 17
-
-
-@torch.inference_mode()
 def sample_continuations(
     lm: LoadedModel, prompts: Sequence[str], samples: int, sampling: Sampling, run: Run
 ) -> list[list[str]]:
@@ -137,51 +117,15 @@ def sample_continuations(
     """
     room = max(1, lm.max_tokens - sampling.max_new_tokens)
     encoded = [[lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-room:] for text in prompts]
-    # Rows of one length need no padding and no attention mask, which is faster and leaves nothing to get wrong.
-    by_length: dict[int, list[int]] = {}
-    for i, ids in enumerate(encoded):
-        by_length.setdefault(len(ids), []).extend([i] * samples)
-    pad = lm.tokenizer.pad_token_id if lm.tokenizer.pad_token_id is not None else lm.tokenizer.eos_token_id
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=0,
-        max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=lm.model.generation_config.eos_token_id,
-        pad_token_id=pad,
-        suppress_tokens=lm.model.generation_config.suppress_tokens,
-    )
-    continuations: list[list[str]] = [[] for _ in prompts]
-    done, total = 0, len(prompts) * samples
-    with seeded(sampling.seed, lm.device):
-        for length, rows in sorted(by_length.items()):
-            for start in range(0, len(rows), SAMPLED_AT_ONCE):
-                batch = rows[start : start + SAMPLED_AT_ONCE]
-                prompt_ids = torch.tensor([encoded[i] for i in batch], device=lm.device)  # (B, T)
-                watch = StoppingCriteriaList([_Watch(run, done, total)])
-                out: Any = lm.model.generate(
-                    prompt_ids,
-                    attention_mask=torch.ones_like(prompt_ids),
-                    generation_config=config,
-                    stopping_criteria=watch,
-                    use_model_defaults=False,
-                )
-                texts = lm.tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
-                for i, text in zip(batch, texts, strict=True):
-                    continuations[i].append(text)
-                done += len(batch)
+    ends = lm.model.generation_config.eos_token_id if lm.model.generation_config else None
+    stops = ends if isinstance(ends, list) else [ends] if ends is not None else []
+    total = len(prompts) * samples
+
+    def on_token(done: int) -> None:
+        run.stop_if_cancelled()
+        run.progress(done, total, "samples")
+
+    found = generate(lm.model, [ids for ids in encoded for _ in range(samples)], sampling, stops, on_token)
     run.progress(total, total, "samples")
-    return continuations
-
-
-class _Watch(StoppingCriteria):
-    """Never stops a sequence; reports progress, and leaves when the run is cancelled."""
-
-    def __init__(self, run: Run, done: int, total: int) -> None:
-        self.run, self.done, self.total = run, done, total
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self.run.stop_if_cancelled()
-        self.run.progress(self.done, self.total, "samples")
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+    texts: list[str] = lm.tokenizer.batch_decode(found, skip_special_tokens=True)
+    return [texts[start : start + samples] for start in range(0, total, samples)]

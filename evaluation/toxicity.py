@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from corpus.cleaning.toxicity import Scorer
 from evaluation.config import ToxicityConfig
-from evaluation.language_model import LoadedModel, Sampling, sample_continuations
+from evaluation.generation import Sampling
+from evaluation.language_model import LoadedModel, sample_continuations
 from evaluation.probes import read_prompts
 from evaluation.statistics import bootstrap, share_of_clusters, wilson
 from infra.run import Run

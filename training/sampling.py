@@ -1,5 +1,9 @@
 """Answers from a causal language model: batched, with a key-value cache, from a seed of their own.
 
+Answers that have ended leave the batch, which the proven families (`training/families.py`) are known to bear. Any
+other answers by `evaluation/generation.py`, slower: some of them keep a recurrent state or count positions in their own
+way, and would give other answers here without an error.
+
 Shapes: B prompts, T tokens, V vocabulary.
 """
 
@@ -11,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from evaluation.generation import Sampling, generate
+from training.families import FAMILIES
 from training.hardware import Hardware
 from training.new_tokens import unused_ids
 
@@ -31,6 +37,9 @@ def sample(
 
     Prompts of like length are answered together. `on_batch` hears how many are done.
     """
+    if model.config.model_type not in FAMILIES:
+        with hardware.autocast():
+            return generate(model, prompts, Sampling(max_new_tokens, temperature, seed=seed), stops, on_batch)
     generator = torch.Generator(hardware.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), number))
@@ -54,7 +63,12 @@ def stream(
     hardware: Hardware,
     seed: int = 0,
 ) -> Iterator[int]:
-    """The ids of one answer as they come."""
+    """The ids of one answer as they come; all at the end for a family that is not proven."""
+    if model.config.model_type not in FAMILIES:
+        with hardware.autocast():
+            (whole,) = generate(model, [prompt], Sampling(max_new_tokens, temperature, seed=seed), stops)
+        yield from whole
+        return
     generator = torch.Generator(hardware.device).manual_seed(seed)
     for _, token in _stream([prompt], model, max_new_tokens, temperature, stops, hardware, generator):
         yield token

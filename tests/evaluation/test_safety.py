@@ -143,7 +143,8 @@ class TestToxicity:
         assert results["prompts"] == 2 and results["samples_per_prompt"] == 4
 
     def test_longer_prompts_than_the_context_are_cut_at_the_start(self, model_dir: Path, run: Run) -> None:
-        from evaluation.language_model import Sampling, sample_continuations
+        from evaluation.generation import Sampling
+        from evaluation.language_model import sample_continuations
 
         found = sample_continuations(load(model_dir, run), ["word " * 500], 2, Sampling(8), run)
         assert len(found[0]) == 2
@@ -151,7 +152,8 @@ class TestToxicity:
     def test_nucleus_of_almost_nothing_is_greedy(self, model_dir: Path, run: Run) -> None:
         import torch
 
-        from evaluation.language_model import Sampling, sample_continuations
+        from evaluation.generation import Sampling
+        from evaluation.language_model import sample_continuations
 
         lm = load(model_dir, run)
         found = sample_continuations(lm, ["Return the", "Open"], 3, Sampling(6, top_p=1e-6), run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from evaluation.generation import Sampling, generate
 from infra.errors import StageError
 from training.attention import FLEX, answering, choose_attention
 from training.config import ModelConfig, PretrainConfig
@@ -23,6 +24,7 @@ from training.families import FAMILIES
 from training.hardware import Hardware
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, hf_config
+from training.sampling import sample, stream
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
@@ -168,6 +170,42 @@ def test_whole_sequences_give_transformers_logits_windows_and_all(name: str) -> 
         with torch.no_grad():
             expected = network(torch.from_numpy(tokens), use_cache=False).logits
         torch.testing.assert_close(_logits(model, next_token_batch(tokens)), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(name: str) -> None:
+    network = _network(name)
+    network.set_attn_implementation("eager")
+    prompts = [[5, 6, 7, 8, 9, 30, 40], [8, 9, 10], [11] * 12, [200, 100], [301, 17, 44, 260]]
+    free = generate(network, prompts, Sampling(8, temperature=0), ())
+
+    def until(token: int) -> list[list[int]]:
+        return [row[: row.index(token) + 1] if token in row else row for row in free]
+
+    # That token at which the answers end at the most different times.
+    stop = max(chain(*free), key=lambda token: len({len(row) for row in until(token)}))
+    ours = sample(network, prompts, max_new_tokens=8, temperature=0, stops={stop}, hardware=CPU)
+    assert ours == until(stop)
+    assert len({len(answer) for answer in ours}) > 1
+
+
+@pytest.mark.parametrize("model_type", ["recurrent_gemma", "bloom"])
+def test_a_family_that_is_not_proven_answers_as_generate_has_it(model_type: str) -> None:
+    """A recurrent state cannot be selected from by rows, and bloom takes no positions."""
+    layers = {"num_hidden_layers": 3, "lru_width": 32, "num_attention_heads": 2, "n_layer": 2, "n_head": 2}
+    config = AutoConfig.for_model(model_type, vocab_size=64, hidden_size=32, intermediate_size=64, **layers)
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(config).eval()
+    prompts = [[5, 6, 7], [8, 9, 10, 11]]
+    ours = sample(network, prompts, max_new_tokens=6, temperature=0, stops=set(), hardware=CPU)
+    for prompt, answer in zip(prompts, ours, strict=True):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(6):
+                ids = torch.cat([ids, network(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert answer == ids[0, len(prompt) :].tolist()
+        one = stream(network, prompt, max_new_tokens=6, temperature=0, stops=set(), hardware=CPU)
+        assert list(one) == answer
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.router])
