@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from corpus.config import InstructionsConfig
-from corpus.demo.config import DocstringInstructions
-from corpus.demo.texts import instruction_pairs
+from corpus.demo.config import DocstringInstructions, DocstringNames
+from corpus.demo.texts import instruction_pairs, name_pairs
 from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
@@ -20,7 +20,8 @@ from infra.sources import Place
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}.
+    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a
+    rule tells whether an answer is right.
 
     A pair from a file has its prompt as group.
     Raises StageError as `corpus.pairs.write_pairs` and the readers do.
@@ -31,10 +32,10 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
     return Result(figures, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out")
 
 
-def _pairs(source: DocstringInstructions | FileInstructions, key: str) -> Iterator[Pair | Rejected]:
+def _pairs(source: DocstringInstructions | DocstringNames | FileInstructions, key: str) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
         return islice(file_pairs(source, source.places(), key), source.limit)
-    return instruction_pairs(source)
+    return name_pairs(source) if isinstance(source, DocstringNames) else instruction_pairs(source)
 
 
 def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
@@ -46,7 +47,7 @@ def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> I
         else:
             prompt = prompt_of(item, source)
             response = str(item.value[source.response_field]).strip()
-            yield Pair({"prompt": prompt, "response": response}, item.file.name, prompt)
+            yield Pair({"prompt": prompt, "response": response}, item.file.name, prompt, source.verify)
 
 
 if __name__ == "__main__":

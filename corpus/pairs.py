@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from corpus.documents import is_heldout
 from corpus.quarantine import Quarantine, Rejected
-from corpus.readers.config import PairFiles
+from corpus.readers.config import PairFiles, Verify
 from corpus.readers.json_lines import read_records
 from corpus.readers.record import Record, by_name
 from infra.errors import stage_error
@@ -26,11 +26,13 @@ class Pair(NamedTuple):
     """One line of train.jsonl or heldout.jsonl.
 
     fields: prompt and response, or prompt, chosen and rejected. group: pairs of one group lie on the same side.
+    verify: the rule that tells whether an answer is right; None where there is none, and the line then lacks the key.
     """
 
     fields: Mapping[str, str]
     source: str
     group: str
+    verify: Verify | None = None
 
     @property
     def id(self) -> str:
@@ -39,7 +41,8 @@ class Pair(NamedTuple):
         return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
     def as_line(self) -> str:
-        return json.dumps({"id": self.id, **self.fields, "source": self.source}, ensure_ascii=False) + "\n"
+        verify = {"verify": self.verify} if self.verify else {}
+        return json.dumps({"id": self.id, **self.fields, **verify, "source": self.source}, ensure_ascii=False) + "\n"
 
 
 def records_of_files(
@@ -68,12 +71,15 @@ def write_pairs(
 ) -> dict[str, float]:
     """Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json; returns the counts as figures.
 
-    A pair that occurred before is left out and counted as a duplicate.
+    A pair that occurred before is left out and counted as a duplicate. Where a rule can verify answers, the sources lie
+    mixed in heldout.jsonl, since what is measured is the first of the file; otherwise they follow one another.
     Raises StageError `too_few_pairs` if either side is empty, besides what the readers raise.
     """
     seen: set[str] = set()
+    heldout_of: list[int] = []
     sides = {"train": 0, "heldout": 0}
     rows: list[dict[str, Any]] = []
+    is_verifiable = False
     aux = out_dir / "aux"
     with (
         Quarantine(aux / "quarantine.jsonl", max_quarantine_share) as quarantine,
@@ -83,7 +89,7 @@ def write_pairs(
         for index, source in enumerate(sources):
             key = f"{section}.read.{index}"
             quarantine.start_source(key)
-            read_here, duplicates = 0, 0
+            read_here, duplicates, heldout_before = 0, 0, sides["heldout"]
             for item in read(source, key):
                 if isinstance(item, Rejected):
                     quarantine.add(item)
@@ -96,11 +102,15 @@ def write_pairs(
                 side = "heldout" if is_heldout(item.group, heldout_share) else "train"
                 (heldout if side == "heldout" else train).write(item.as_line())
                 sides[side] += 1
+                is_verifiable |= item.verify is not None
                 if len(seen) % PROGRESS_EVERY == 0:
                     run.stop_if_cancelled()
                     run.progress(len(seen), None, "pairs")
             quarantined = quarantine.finish_source(read_here)
+            heldout_of.append(sides["heldout"] - heldout_before)
             rows.append({"source": key, "read": read_here, "duplicates": duplicates, "quarantined": quarantined})
+    if is_verifiable:
+        _mix(out_dir / "heldout.jsonl", heldout_of)
     (aux / "counts.json").write_text(json.dumps({**sides, "sources": rows}, indent=1) + "\n", encoding="utf8")
     if not all(sides.values()):
         raise stage_error(
@@ -117,3 +127,13 @@ def write_pairs(
         "duplicates": sum(row["duplicates"] for row in rows),
         "quarantined": quarantine.total,
     }
+
+
+def _mix(path: Path, counts: Sequence[int]) -> None:
+    """Puts the lines of so many of each source, one source after the other, so that every stretch has its share of
+    each; those of one source keep their order."""
+    places = [(place + 0.5) / count for count in counts for place in range(count)]
+    with path.open(encoding="utf8") as file:
+        lines = list(file)
+    with path.open("w", encoding="utf8") as file:
+        file.writelines(lines[number] for number in sorted(range(len(lines)), key=places.__getitem__))

@@ -11,17 +11,17 @@ from infra.config import Config
 from infra.sources import Source
 
 
-class DocstringSelection(Config):
+class InstalledPackages(Config):
     """Which installed packages' docstrings are read. They are parsed, never imported."""
 
-    kind: Literal["docstrings"] = "docstrings"
+    kind: str
     packages: tuple[str, ...] | None = None
     """Top-level package names, e.g. [numpy, scipy, pydoc_data]; by default all that are installed."""
     exclude_packages: tuple[str, ...] = ("oci",)
     """Top-level package names that are left out. oci is 220 MB of generated client code with one text over and over."""
 
     @model_validator(mode="after")
-    def _selects_something(self) -> DocstringSelection:
+    def _selects_something(self) -> InstalledPackages:
         if self.packages is not None and not set(self.packages) - set(self.exclude_packages):
             raise ValueError("packages: expected at least one package name that exclude_packages does not take away")
         return self
@@ -36,6 +36,12 @@ class DocstringSelection(Config):
             recipe=f"docstrings of {self.packages} without {self.exclude_packages}",
             watched=records(),
         )
+
+
+class DocstringSelection(InstalledPackages):
+    """Docstrings themselves, or their summary sentences."""
+
+    kind: Literal["docstrings"] = "docstrings"
 
 
 class DocstringDocuments(DocstringSelection, SourceDescription):
@@ -70,6 +76,16 @@ class DocstringPairs(DocstringSelection):
 
 class DocstringInstructions(DocstringPairs):
     """The prompt asks what a function does; the response is the summary sentence of its docstring."""
+
+
+class DocstringNames(InstalledPackages):
+    """The prompt asks which words the name of a function or class is made of; a rule tells whether an answer is right.
+
+    These are the public ones that have a docstring and whose name has two to five words, each name once."""
+
+    kind: Literal["names"] = "names"
+    limit: int | None = Field(None, ge=2)
+    """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
 
 
 class DocstringPreferences(DocstringPairs):

@@ -6,8 +6,9 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 
-from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences
+from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringNames, DocstringPreferences
 from corpus.demo.docstrings import Unparsed, group_of, read_docstrings
+from corpus.demo.names import read_names
 from corpus.demo.summaries import Summary, read_summaries
 from corpus.documents import Document, is_heldout, make_document
 from corpus.pairs import Pair
@@ -44,6 +45,12 @@ def instruction_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected
             yield _rejected(item)
         else:
             yield Pair({"prompt": item.prompt, "response": item.response}, item.source, item.group)
+
+
+def name_pairs(source: DocstringNames) -> Iterator[Pair | Rejected]:
+    """A name, and the words that it is made of."""
+    for item in read_names(source):
+        yield _rejected(item) if isinstance(item, Unparsed) else item
 
 
 def preference_pairs(source: DocstringPreferences, heldout_share: float, seed: int) -> Iterator[Pair | Rejected]:

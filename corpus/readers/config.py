@@ -130,6 +130,10 @@ class HuggingFaceDocuments(TextOptions):
         return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
 
 
+Verify = Literal["exact"]
+"""The rule by which an answer is known to be right: it equals the response."""
+
+
 class PairFiles(FileSelection):
     """JSON or JSON Lines files of pairs, gzipped or not; a JSON file holds one list of objects."""
 
@@ -146,6 +150,9 @@ class FileInstructions(PairFiles):
 
     response_field: str = "output"
     """JSON key of the response."""
+    verify: Verify | None = None
+    """exact: an answer to these prompts is right if it equals the response, as with numbers. PPO then rewards what is
+    right instead of what the reward model prefers. null: no rule can tell."""
 
 
 class FilePreferences(PairFiles):

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from corpus.config import DataKind
 from corpus.documents import count_documents, read_documents
+from corpus.readers.config import Verify
 from corpus.sources import read_sources, source_name
 from infra.errors import stage_error
 
@@ -71,13 +72,15 @@ def _pairs(kind: str, data: Path, max_rows: int) -> tuple[DataFrame, int]:
         with (data / f"{name}.jsonl").open(encoding="utf8") as lines:
             sides[name] = [json.loads(line) for line in lines]
     pairs = [*sides["train"], *sides["heldout"]]
-    columns = ["id", "source", "prompt", *(["chosen", "rejected"] if kind == "preferences" else ["response"])]
+    columns = ["id", "source", "prompt", *(["chosen", "rejected"] if kind == "preferences" else ["response", "verify"])]
     rows = pd.DataFrame([pair for pair in pairs if _is_sampled(pair["id"], max_rows, len(pairs))], columns=columns)
     rows = rows.assign(train_rows=len(sides["train"]), heldout_rows=len(sides["heldout"]))
     if kind == "instructions":
+        is_known = rows["verify"].isin(get_args(Verify)) & (rows["response"].str.strip() != "")
         return rows.assign(
             prompt_differs=rows["prompt"].str.strip() != rows["response"].str.strip(),
             answer_like=rows["response"].map(is_answer_like),
+            verifiable=rows["verify"].isna() | is_known,
         ), len(pairs)
     ratio = (rows["chosen"].str.len().mean() or 1.0) / (rows["rejected"].str.len().mean() or 1.0)
     return rows.assign(

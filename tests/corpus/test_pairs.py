@@ -10,6 +10,7 @@ import pytest
 
 from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.demo.docstrings import Docstring
+from corpus.demo.names import name_of, words_of
 from corpus.demo.summaries import shortened, summary_of
 from corpus.documents import is_heldout
 from corpus.instructions import instructions
@@ -128,6 +129,48 @@ def test_alpaca_files_join_instruction_and_input(build, write, lines_of):
         pair["prompt"]: pair["response"] for side in ("train", "heldout") for pair in lines_of(out / f"{side}.jsonl")
     }
     assert found["Add 2."] == "2" and found["Add 3.\n\n1"] == "3" and len(found) == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("get_shuffle_seed", "get shuffle seed"),
+        ("HTTPServerError", "http server error"),
+        ("parseURLs", "parse urls"),
+        ("xAxis", "x axis"),
+        ("from_", "from"),
+        ("Conv2dBNReLU", "conv 2 d bn re lu"),
+        ("IDsOf_x__y", "ids of x y"),
+    ],
+)
+def test_names_are_split_into_their_words(name, words):
+    assert " ".join(words_of(name)) == words
+
+
+def test_private_names_tests_and_modules_are_not_asked_about():
+    assert name_of(function("", "pack.io.load_table(path)")) == "load_table"
+    for signature in ("pack._load_table", "pack.__init_table__()", "pack.TestTable", "pack.größe_der(x)"):
+        assert name_of(function("", signature)) is None
+
+
+def test_verifiable_pairs_say_so_and_lie_mixed_with_the_others_in_the_heldout_file(build, lines_of, write):
+    alone = build(instructions, InstructionsConfig(read=[DOCSTRINGS | {"limit": 600}], heldout_share=0.1))
+    names = {"kind": "names", "packages": ["networkx"], "limit": 300}
+    rows = "".join(json.dumps({"instruction": f"{i} + 1 =", "output": str(i + 1)}) + "\n" for i in range(300))
+    sums = {"kind": "files", "paths": [write("sums.jsonl", rows)], "verify": "exact"}
+    read = [DOCSTRINGS | {"limit": 600}, names, sums]
+    out = build(instructions, InstructionsConfig(read=read, heldout_share=0.1))
+    train, heldout = (lines_of(out / f"{side}.jsonl") for side in ("train", "heldout"))
+    assert [pair for pair in heldout if pair["source"].startswith("docstrings/")] == lines_of(alone / "heldout.jsonl")
+    kinds = [pair["source"].split("/")[0] for pair in heldout]
+    assert all(kinds[: len(kinds) // 3].count(kind) == pytest.approx(kinds.count(kind) / 3, abs=1) for kind in kinds)
+    for pair in (*train, *heldout):
+        assert pair.get("verify") == (None if pair["source"].startswith("docstrings/") else "exact")
+    asked = [pair for pair in (*train, *heldout) if pair["source"].startswith("names/")]
+    assert len(asked) == 300 and len({pair["prompt"].split("`")[1] for pair in asked}) == 300
+    assert all(pair["response"] == " ".join(words_of(pair["prompt"].split("`")[1])) for pair in asked)
+    answers = [{pair["response"] for pair in side if pair["source"].startswith("names/")} for side in (train, heldout)]
+    assert not answers[0] & answers[1]
 
 
 def test_equal_prompts_stay_on_one_side_and_equal_pairs_are_counted(build, write, lines_of):

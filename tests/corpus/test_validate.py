@@ -143,6 +143,27 @@ def test_same_bytes_twice(build, payload):
     assert payload(first) == payload(second)
 
 
+def test_an_unknown_rule_and_a_verifiable_answer_that_is_missing_are_refused(tmp_path):
+    pairs = [
+        {"id": f"{i:016x}", "source": "a", "prompt": f"Add one to {i}.", "response": f"{i + 1}"} for i in range(40)
+    ]
+    pairs[3] |= {"verify": "exact"}
+    for name, extra in (
+        ("good", {"verify": "exact"}),
+        ("rule", {"verify": "roughly"}),
+        ("empty", {"verify": "exact", "response": " "}),
+    ):
+        (tmp_path / name).mkdir()
+        for side in ("train", "heldout"):
+            rows = [*pairs, {**pairs[0], "id": "f" * 16, **extra}] if side == "train" else pairs[1:3]
+            (tmp_path / name / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = ValidateConfig(instructions={"min_unique_share": 0.5})
+    validate(config, {"data": tmp_path / "good"}, tmp_path, Run(tmp_path / "work"))
+    for name in ("rule", "empty"):
+        message = refused(tmp_path / name, tmp_path / name, config)
+        assert "the rule is known (exact), found: 1 of 43" in message, message
+
+
 def test_a_folder_of_something_else_is_named(build, tmp_path):
     with pytest.raises(StageError, match=r"expected documents/, shards, or train\.jsonl and heldout\.jsonl"):
         build(validate, ValidateConfig(), data=tmp_path)
