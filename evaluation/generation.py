@@ -49,7 +49,7 @@ def generate(
     config = GenerationConfig(
         do_sample=bool(drawn),
         max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=sorted(stops) or None,
+        eos_token_id=sorted(stops),  # not None: the model's own would take its place
         pad_token_id=min(stops, default=0),
         suppress_tokens=model.generation_config.suppress_tokens if model.generation_config else None,
         **drawn,
