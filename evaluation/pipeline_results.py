@@ -173,6 +173,31 @@ class PipelineResults:
         ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
         return ordered[:count]
 
+    def scores(self, id: str, key: str, role: str) -> list[float]:
+        """What the answers of one of the two models of a PPO step scored, in the order of its held-out prompts.
+
+        key: `rewards` of the reward model, `judge` of the judge. role: sft or rlhf. Empty where they are not known.
+        """
+        found = self.get(id)
+        lines = found.read_lines("aux/samples.jsonl") if found else []
+        return [float(line[key][role]) for line in lines if role in (line.get(key) or {})]
+
+    def input_steps(self, id: str, name: str) -> list[str]:
+        """The steps whose artifact a step read as the input `name`: several where these share one."""
+        found = self.get(id)
+        wanted = found.manifest.inputs.get(name) if found and found.manifest else None
+        return [
+            other
+            for other, one in self.artifacts.items()
+            if wanted and one.manifest and one.manifest.fingerprint == wanted.fingerprint
+        ]
+
+    def judges(self) -> set[str]:
+        """The reward models that judge a PPO and train none."""
+        alignments = self.steps("rlhf")
+        judging = {one for id in alignments for one in self.input_steps(id, "judge")}
+        return judging - {one for id in alignments for one in self.input_steps(id, "reward_model")}
+
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """For each task that both models took: the difference of their accuracies over the same items."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)

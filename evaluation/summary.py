@@ -176,6 +176,7 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("rlhf", "sampled answers that end by themselves", "ends_share", True),
         ("rlhf", "tokens a sampled answer", "answer_tokens", False),
         ("rlhf", "reward on held-out prompts", "heldout_reward", False),
+        ("rlhf", "judge's score on held-out prompts", "heldout_judge", False),
     ):
         values = {
             model: shown(pipeline.figures(id), f"{figure}_{role}", share=share)

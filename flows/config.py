@@ -12,7 +12,7 @@ from flows.contradictions import contradictions
 from flows.graph import graph, step_problems, usual_nodes
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import problems_of
-from flows.wiring import joint_of, wiring_problems
+from flows.wiring import Joint, joint_of, wiring_problems
 from infra.errors import ConfigError, Problem
 from infra.sources import FOLDER
 from infra.yaml import BadYaml, read_plain, read_text
@@ -58,7 +58,8 @@ def _wiring_of(data: Any) -> list[Problem]:
     steps = data.get("steps") if isinstance(data, Mapping) else None
     if not isinstance(steps, Mapping):
         return []
-    return wiring_problems({str(name): joint_of(step) for name, step in steps.items()}, _likely_nodes(data))
+    usual = {name: Joint(stage) for name, stage in _likely_nodes(data).items()}
+    return wiring_problems({str(name): joint_of(step) for name, step in steps.items()}, usual)
 
 
 def _likely_nodes(data: Mapping[str, Any]) -> dict[str, Stage]:

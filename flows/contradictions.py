@@ -10,6 +10,7 @@ from flows.graph import Graph, first_model, items_to_clear
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
 from infra.errors import Problem, StageError
+from infra.identity import canonical
 from infra.secrets import recognised
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
@@ -52,6 +53,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     built = [node for node in nodes.values() if not node.adopted]
     for node in built:
         yield from map(node.place, _of_training(node, nodes))
+        if isinstance(node.config, RlhfConfig):
+            yield from _of_judge(node, nodes)
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
@@ -105,6 +108,24 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
+
+
+def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
+    """A judge that is the reward model which trains the policy, by name or since the two would be one artifact."""
+    names = [node.inputs.get(name, "") for name in ("judge", "reward_model")]
+    judge, trains = (nodes.get(name) for name in names)
+    if judge is None or trains is None:
+        return
+    if judge is trains:
+        message = f"expected another reward model than {names[1]}, which trains the policy"
+        yield Problem("same_judge", f"{node.key}.inputs.judge", message, "add a step that uses reward_model")
+    elif judge.adopted or trains.adopted:
+        if judge.adopted == trains.adopted:
+            message = f"expected another artifact than that of {names[1]}"
+            yield Problem("same_judge", f"adopted.{judge.id}", message, "adopt another")
+    elif canonical(judge.config) == canonical(trains.config) and judge.inputs == trains.inputs:
+        message = f"it would be the artifact of {names[1]}, which trains the policy"
+        yield Problem("same_judge", judge.key, message, "give it another seed, or other preferences")
 
 
 def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nodes: Graph) -> Iterator[Problem]:

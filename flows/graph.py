@@ -28,6 +28,9 @@ from training.config import BaseModelConfig, PretrainConfig
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
 
+JUDGE = "judge"
+"""PPO's input of that name, and the step that is this input of the usual PPO."""
+
 
 def graph(config: PipelineConfig, command: str = "") -> Graph:
     """The nodes of a pipeline, in an order in which they can run one after the other.
@@ -37,7 +40,7 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
     nodes = usual_nodes(config)
     if problems := step_problems(config, nodes):
         raise ConfigError(*problems)
-    nodes = _adopting(_with_steps(nodes, config), config.adopted)
+    nodes = _adopting(_with_steps(_judged(nodes, config), config), config.adopted)
     if report := config.of(ReportConfig):
         nodes[REPORT] = Node(REPORT, STAGES[REPORT], report, {name: name for name in nodes})
     return {name: _named(node, config, command) for name, node in nodes.items()}
@@ -48,7 +51,8 @@ def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
     joints = {
         name: Joint(step.stage, step.inputs, step.requires, step.continued()) for name, step in config.steps.items()
     }
-    return wiring_problems(joints, {name: node.stage for name, node in usual.items()})
+    wired = {name: Joint(node.stage, node.inputs, node.requires) for name, node in _judged(usual, config).items()}
+    return wiring_problems(joints, wired)
 
 
 def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
@@ -117,20 +121,39 @@ def usual_nodes(config: PipelineConfig) -> Graph:
     return nodes
 
 
+def _judged(usual: Graph, config: PipelineConfig) -> Graph:
+    """With the step that is called judge, where it is a reward model, as what judges the usual PPO."""
+    step, aligned = config.steps.get(JUDGE), usual.get("rlhf")
+    if step is None or step.uses != "reward_model" or aligned is None:
+        return usual
+    return {**usual, "rlhf": replace(aligned, inputs={**aligned.inputs, JUDGE: JUDGE})}
+
+
 def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
     """With the named steps after what they need; their artifacts bear the stage's name, see `Node.stored_as`."""
-    nodes, left = dict(usual), dict(config.steps)
-    while left:
-        ready = [name for name, step in left.items() if nodes.keys() >= step.upstream()]
-        for name in ready:
-            step = left.pop(name)
-            section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
-            inputs, requires = step.inputs, step.requires
-            if first := step.continued():
-                inputs = {**nodes[first].inputs, **inputs, STATE: first}
-                requires = tuple(dict.fromkeys((*nodes[first].requires, *requires)))
-            nodes[name] = Node(name, step.stage, section, inputs, requires, path=f"steps.{name}")
-        assert ready, "wiring_problems tells of cycles"
+    nodes: Graph = {}
+
+    def add(name: str) -> None:
+        """Adds what it needs, then itself."""
+        if name in nodes:
+            return
+        if name in usual:
+            for up in usual[name].upstream:
+                add(up)
+            nodes[name] = usual[name]
+            return
+        step = config.steps[name]
+        for up in step.upstream():
+            add(up)
+        section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
+        inputs, requires = step.inputs, step.requires
+        if first := step.continued():
+            inputs = {**nodes[first].inputs, **inputs, STATE: first}
+            requires = tuple(dict.fromkeys((*nodes[first].requires, *requires)))
+        nodes[name] = Node(name, step.stage, section, inputs, requires, path=f"steps.{name}")
+
+    for name in (*usual, *config.steps):
+        add(name)
     return nodes
 
 

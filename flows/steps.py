@@ -41,9 +41,9 @@ class Step(Config):
         continues = getattr(self, CONTINUES, None)
         return continues.step if continues else ""
 
-    def upstream(self) -> set[str]:
+    def upstream(self) -> tuple[str, ...]:
         """All steps that it names."""
-        return {*self.inputs.values(), *self.requires, *([self.continued()] if self.continued() else [])}
+        return (*self.inputs.values(), *self.requires, *([self.continued()] if self.continued() else []))
 
     @property
     def config(self) -> StageConfig:

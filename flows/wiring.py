@@ -54,9 +54,9 @@ def joint_of(step: Any) -> Joint:
     )
 
 
-def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Stage]) -> list[Problem]:
-    """usual: the stages of the sections, by their ids. Empty if the steps make a graph."""
-    stages = {**usual, **{name: joint.stage for name, joint in steps.items()}}
+def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> list[Problem]:
+    """usual: the nodes of the sections, by their ids. Empty if the steps make a graph with them."""
+    stages = {name: joint.stage for name, joint in {**usual, **steps}.items()}
     found: list[Problem] = []
     for name, joint in steps.items():
         found += _of_name(name, joint, usual)
@@ -68,10 +68,10 @@ def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Stage]) -> l
                 known = [one for one in stages if one != name]
                 message, fix = f"there is no step {required}", nearest(required, known, "its steps:")
                 found.append(Problem("unknown_step", f"steps.{name}.requires.{index}", message, fix))
-    return [*found, *_cycles(steps)]
+    return [*found, *_cycles(steps, usual)]
 
 
-def _of_name(name: str, joint: Joint, usual: Mapping[str, Stage]) -> Iterator[Problem]:
+def _of_name(name: str, joint: Joint, usual: Mapping[str, Joint]) -> Iterator[Problem]:
     path = f"steps.{name}"
     other = f"choose another name, such as {name}_2" if NAME.fullmatch(name) else ""
     if not NAME.fullmatch(name):
@@ -134,20 +134,22 @@ def _or(kinds: tuple[Kind, ...]) -> str:
     return " or ".join(map(_words, kinds))
 
 
-def _cycles(steps: Mapping[str, Joint]) -> Iterator[Problem]:
-    """Each cycle once, at the input that closes it."""
+def _cycles(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> Iterator[Problem]:
+    """Each cycle once, at the input of a step that closes it; of usual nodes only PPO reads a step, its judge."""
+    joints = {**steps, **usual}
     done: set[str] = set()
 
-    def follow(name: str, trail: list[str]) -> Iterator[Problem]:
-        for key, up in steps[name].upstream:
+    def follow(name: str, trail: list[str], path: str) -> Iterator[Problem]:
+        for key, up in joints[name].upstream:
+            here = path if name in usual else f"steps.{name}.{key}"
             if up in trail:
                 round_ = " ← ".join([*trail[trail.index(up) :], up])
                 fix = "a step can read only what does not need it"
-                yield Problem("cycle", f"steps.{name}.{key}", f"these steps wait for each other: {round_}", fix)
-            elif up in steps and up not in done:
-                yield from follow(up, [*trail, up])
+                yield Problem("cycle", here, f"these steps wait for each other: {round_}", fix)
+            elif up in joints and up not in done:
+                yield from follow(up, [*trail, up], here)
         done.add(name)
 
-    for name in steps:
+    for name in (*usual, *steps):
         if name not in done:
-            yield from follow(name, [name])
+            yield from follow(name, [name], name)

@@ -44,6 +44,12 @@ CHARTS = (
         {"": "reward of an answer"},
         levels={"heldout_reward_sft": "SFT, held out"},
     ),
+    Chart(
+        "Judge",
+        {"rlhf/judge": "answers sampled in training"},
+        {"": "score of an answer by the judge, which trains nothing"},
+        levels={"heldout_judge_sft": "SFT, held out"},
+    ),
     Chart("KL", {"rlhf/kl": "KL"}, {"": "nats an answer, from the SFT model"}, from_zero=True),
     Chart(
         "Loss",

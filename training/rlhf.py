@@ -1,6 +1,7 @@
 """Aligns an SFT model with a reward model by PPO, kept near the SFT model by a KL penalty.
 
 python -m training.rlhf --config rlhf.yaml --input model=DIR --input reward_model=DIR --input prompts=DIR --out DIR
+    [--input judge=DIR]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -117,26 +119,41 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
     next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
     answer_tokens_rlhf, ends_share_sft, ends_share_rlhf (Wilson). Answers and rewards go to aux/samples.jsonl.
+
+    With the input `judge`, a second reward model that trains nothing, each round's mean score by it is told as
+    rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
+    judge_gain_equal_length. Raises StageError where it is the reward model itself.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, reward = load(inputs["model"]), load_scorer(inputs["reward_model"], hardware)
-    if reward.model.config.vocab_size != policy.config.vocab_size:
+    judge = load_scorer(inputs["judge"], hardware) if "judge" in inputs else None
+    scorers = {"reward_model": reward, **({"judge": judge} if judge else {})}
+    for name, scorer in scorers.items():
+        if scorer.model.config.vocab_size != policy.config.vocab_size:
+            raise stage_error(
+                "other_vocabulary",
+                name,
+                f"expected the policy's vocabulary of {policy.config.vocab_size}, not {scorer.model.config.vocab_size}",
+                f"train the {name.replace('_', ' ')} from the same model",
+            )
+    if judge is not None and _same_weights(judge, reward):
         raise stage_error(
-            "other_vocabulary",
-            "reward_model",
-            f"expected the policy's vocabulary of {policy.config.vocab_size}, not {reward.model.config.vocab_size}",
-            "train the reward model from the same model",
+            "same_judge",
+            "judge",
+            "expected another model than the reward model, and its weights are the same",
+            "train the judge with another seed or on other pairs",
         )
     longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
     if problems := config.problems(longest):
         raise StageError(*problems)
-    for network in (policy, reward.model):
+    for network in (policy, *(scorer.model for scorer in scorers.values())):
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
     scale = RewardScale(config.kl_coef)
     model = PolicyAndValue(policy, copy.deepcopy(reward), scale, config, hardware).to(hardware.device)
-    reward = reward.eval().requires_grad_(False).to(hardware.device)
+    for scorer in scorers.values():
+        scorer.eval().requires_grad_(False).to(hardware.device)
 
     room = longest - config.answer_max_tokens
     rows = read_rows(inputs["prompts"] / "heldout.jsonl", ("prompt",))
@@ -148,7 +165,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         )
     steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
     rollouts = Rollouts(
-        policy, reference, reward, model.values, scale, [ids for _, ids in train], chat, config, hardware, run
+        policy, reference, reward, model.values, scale, [ids for _, ids in train], chat, config, hardware, run, judge
     )
     loader = Loader(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
@@ -165,9 +182,10 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         name: generate(one, prompts, chat, config, hardware, seed=config.seed)
         for name, one in (("sft", reference), ("rlhf", policy))
     }
-    scores = {name: scores_of(reward, side, chat, hardware).double().numpy() for name, side in answers.items()}
+    scores = _scores(reward, answers, chat, hardware)
+    judged = _scores(judge, answers, chat, hardware) if judge else {}
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
-    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores)
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores, judged)
     gain = bootstrap(scores["rlhf"] - scores["sft"], seed=config.seed)
     before, after = (np.array(list(map(len, answers[name].ids)), float) for name in ("sft", "rlhf"))
     level, per_token = gain_at_equal_length(scores["rlhf"] - scores["sft"], after - before, config.seed)
@@ -183,6 +201,15 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         "heldout_prompts": float(len(prompts)),
         "batches": float(done.batches),
     }
+    said = ""
+    if judged:
+        found = bootstrap(judged["rlhf"] - judged["sft"], seed=config.seed)
+        level_found, _ = gain_at_equal_length(judged["rlhf"] - judged["sft"], after - before, config.seed)
+        for name, values in judged.items():
+            figures |= bootstrap(values, seed=config.seed).as_figures(f"heldout_judge_{name}")
+        figures |= found.as_figures("judge_gain") | level_found.as_figures("judge_gain_equal_length")
+        run.metrics({"rlhf/judge_gain": found.value}, done.batches)
+        said = f"by the judge {found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f}), "
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
         figures |= wilson(int(side.finished.sum()), len(side.ids)).as_figures(f"ends_share_{name}")
@@ -197,8 +224,20 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     return Result(
         figures,
         f"held-out reward {gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f}), at equal length {level.value:+.2f}, "
-        f"KL {divergence.value:.1f}",
+        f"{said}KL {divergence.value:.1f}",
     )
+
+
+def _same_weights(one: Scorer, other: Scorer) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def _scores(
+    scorer: Scorer, answers: Mapping[str, Completions], chat: Chat, hardware: Hardware
+) -> dict[str, NDArray[np.float64]]:
+    """Raw scores (prompts,) of the answers of each model."""
+    return {name: scores_of(scorer, side, chat, hardware).double().numpy() for name, side in answers.items()}
 
 
 def _short(chat: Chat, prompts: Sequence[str], room: int) -> list[tuple[str, list[int]]]:
@@ -214,7 +253,9 @@ def _write_samples(
     chat: Chat,
     answers: Mapping[str, Completions],
     scores: Mapping[str, Any],
+    judged: Mapping[str, Any],
 ) -> None:
+    """A line a prompt: answers and rewards by model, and under `judge` the judge's scores where there is one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     references = {row["prompt"]: row.get("response", "") for row in rows}
     with path.open("w", encoding="utf8") as file:
@@ -225,6 +266,8 @@ def _write_samples(
                 "answers": {name: chat.decode(side.ids[number]) for name, side in answers.items()},
                 "rewards": {name: round(float(values[number]), 4) for name, values in scores.items()},
             }
+            if judged:
+                line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 

@@ -172,7 +172,10 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         config: RlhfConfig,
         hardware: Hardware,
         run: Run,
+        judge: Scorer | None = None,
     ) -> None:
+        """judge: scores each round's answers beside `reward`; nothing is learnt from what it says."""
+        self._judge = judge
         self._policy = policy
         self._reference = reference
         self._reward = reward
@@ -227,9 +230,13 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         if config.kl_target is not None:
             adapted = adapted_kl_coef(coefficient, kl, config.kl_target, config.rollout_prompts)
             self._scale.kl_coef.fill_(adapted)
+        judged = {}
+        if self._judge is not None:
+            judged["rlhf/judge"] = float(scores_of(self._judge, answers, self._chat, self._hardware).mean())
         self._run.metrics(
             {
                 "rlhf/reward": float(raw.mean()),
+                **judged,
                 "rlhf/reward_normalised": float(scores.mean()),
                 "rlhf/kl": kl,
                 "rlhf/kl_coef": coefficient,

@@ -38,6 +38,7 @@ CURVES: dict[str, Sequence[Curve]] = {
     ),
     "rlhf": (
         Curve("rlhf/reward", "reward", "reward", weak="Rewards of different reward models have no common scale."),
+        Curve("rlhf/judge", "judge's score", "score", weak="Scores of different judges have no common scale."),
         Curve("rlhf/kl", "distance from the start", "KL (nats an answer)"),
     ),
 }

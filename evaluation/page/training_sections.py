@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean, pstdev
 from typing import Any
 
 from evaluation.page.charts import Level, Line, line_chart
@@ -279,12 +280,19 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
     called = pipeline.roles(id) if pipeline.get(id) else {}
     start = pipeline.long_name(called.get("sft", "sft"))
     drawn = []
-    reward = pipeline.curve(id, "rlhf/reward")
+    reward, judge = pipeline.curve(id, "rlhf/reward"), pipeline.curve(id, "rlhf/judge")
+    lines, legend, unit = [Line("reward of the rollouts", reward, "rlhf")], [], "reward of the rollouts"
+    if judge:
+        # Two models' scores have no common scale.
+        points = {key: _standardised(pipeline, id, key, of) for key, of in (("rewards", reward), ("judge", judge))}
+        lines = [Line("reward", points["rewards"], "rlhf"), Line("judge", points["judge"], "validation")]
+        legend = [("reward model, which PPO pleases", "rlhf"), ("judge, which trains nothing", "validation")]
+        unit = f"standard deviations above the {start}"
     chart = line_chart(
         "reward",
-        [Line("reward of the rollouts", reward, "rlhf")],
+        lines,
         x_label="batch",
-        y_label="reward of the rollouts",
+        y_label=unit,
         y_format=lambda value: fixed(value, 2),
     )
     gain = interval_of(figures, "reward_gain")
@@ -296,14 +304,16 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         if level := interval_of(figures, "reward_gain_equal_length"):
             verdict = "includes zero" if level.includes(0) else "does not include zero"
             means += f" Between answers of equal length it is {signed(level.value)} {between(level)}, which {verdict}."
-        drawn.append(
-            Figure(
-                "Reward",
-                chart,
-                means,
-                "The policy is trained to please this reward model: a rising curve can mean that its gaps are found.",
+        weak = "The policy is trained to please this reward model: a rising curve can mean that its gaps are found."
+        if judge:
+            means += f" The judge's score of them went from {fixed(judge[0][1])} to {fixed(judge[-1][1])}."
+            if found := interval_of(figures, "judge_gain"):
+                means += f" On held-out prompts the judge finds {signed(found.value)} {between(found)}."
+            weak = (
+                f"Zero is the mean of the {start} on held-out prompts. Where the reward rises and the judge's score "
+                "does not, gaps of the reward model were found (Gao et al. 2022); gaps that both share stay hidden."
             )
-        )
+        drawn.append(Figure("Reward", chart, means, weak, legend))
     divergence = pipeline.curve(id, "rlhf/kl")
     chart = line_chart(
         "KL",
@@ -333,10 +343,12 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
             continue
         ends = interval_of(figures, f"ends_share_{name}")
         length = figures.get(f"answer_tokens_{name}", math.nan)
+        by_judge = interval_of(figures, f"heldout_judge_{name}")
         rows.append(
             [
                 label,
                 f"{fixed(value.value)} {between(value)}",
+                *([f"{fixed(by_judge.value)} {between(by_judge)}"] if by_judge else []),
                 fixed(length, 1),
                 f"{percent(ends.value)} {between_percent(ends)}" if ends else "–",
             ]
@@ -349,6 +361,17 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
                 f" Fitted over the prompts, one more token is worth {signed(figures['reward_per_token'], 3)}; the gain "
                 f"at equal length is {signed(level.value)} {between(level)}."
             )
-        columns = ["model", "reward", "tokens an answer", "answers that end"]
-        tables.append(Table("Held-out prompts", columns, rows, note, numeric=(1, 2, 3)))
+        judged = ["judge's score"] if "judge_gain" in figures else []
+        columns = ["model", "reward", *judged, "tokens an answer", "answers that end"]
+        tables.append(Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns)))))
     return Section(*titled("alignment", "Alignment by PPO", id, "rlhf"), "", drawn, tables)
+
+
+def _standardised(
+    pipeline: PipelineResults, id: str, key: str, points: list[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Points in standard deviations above the mean of what the answers of the model before scored on held-out prompts;
+    those of a training that is not measured yet start at zero and keep their unit."""
+    scores = pipeline.scores(id, key, "sft")
+    mean, spread = (fmean(scores), pstdev(scores) or 1.0) if scores else (points[0][1], 1.0)
+    return [(step, (value - mean) / spread) for step, value in points]

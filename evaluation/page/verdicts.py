@@ -42,9 +42,12 @@ class Claim:
 def claims(pipeline: PipelineResults) -> list[Claim]:
     """A claim for each step of a stage that promises something, and for each model that others led to."""
     found: list[Claim | None] = []
-    for stage, judge in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
+    judges = pipeline.judges()
+    for stage, claim_of in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
         for id in pipeline.steps(stage):
-            claim = judge(pipeline, id)
+            if id in judges:
+                continue  # it promises nothing; what it finds is part of PPO's claim
+            claim = claim_of(pipeline, id)
             found.append(_named(claim, stage, id if id != stage else "") if claim else None)
     pairs = pipeline.first_and_last()
     for about, compare in (("tax", _tax), ("toxicity", _safety)):
@@ -171,23 +174,67 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
     level = interval_of(figures, "reward_gain_equal_length")
     if level:
         text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"
-    text += f".{_lengths(figures)}"
+    text += f".{_effect(pipeline, id, 'rewards', gain)}{_lengths(figures)}"
     title = {
         "holds": f"PPO raised the reward by {fixed(gain.value)}",
         "undecided": "No change of the reward by PPO is shown",
         "fails": f"PPO lowered the reward by {fixed(-gain.value)}",
     }[state]
+    judged, confirmed = _judge(pipeline, id)
     if state == "holds":
-        spread, judge = _spread(pipeline, id), _judge(pipeline, id)
+        spread, rewarding = _spread(pipeline, id, "rewards"), _claim_of(pipeline, id, "reward_model")
         if level and level.low <= 0:
             state, title = "slight", f"PPO raised the reward by {fixed(gain.value)}, by length as far as can be told"
         elif gain.value < SLIGHT_REWARD * spread:
             state, title = "slight", f"PPO raised the reward a little, by {fixed(gain.value)}"
-            text += f" Rewards of single answers differ by more: their standard deviation is {fixed(spread)}."
-        if judge is not None and judge.state != "holds":
+        if rewarding is not None and rewarding.state != "holds":
             state = "slight"
-            text += f" What it is worth depends on the judge. {judge.title}."
-    return Claim(state, title, text + " The judge is the reward model itself, so read the answers too.")
+            text += f" What it is worth depends on the reward model. {rewarding.title}."
+        if judged and not confirmed:
+            state, title = (
+                "slight",
+                f"PPO raised the reward by {fixed(gain.value)}, only by its own reward model's count",
+            )
+    text += judged or " The judge is the reward model itself, so read the answers too."
+    return Claim(state, title, text)
+
+
+def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
+    """What a reward model that did not train the policy finds, and whether it finds a gain; "" without one.
+
+    A judge that cannot be told from guessing finds nothing.
+    """
+    figures = pipeline.figures(id)
+    gain, level = interval_of(figures, "judge_gain"), interval_of(figures, "judge_gain_equal_length")
+    if gain is None:
+        return "", False
+    state, of_judge = _beyond(gain, 0), _claim_of(pipeline, id, "judge")
+    said = {
+        "holds": f"scores the answers higher by {fixed(gain.value)} {between(gain)}",
+        "undecided": f"does not show it: its score changed by {signed(gain.value)}, with an interval {between(gain)} "
+        "that includes zero",
+        "fails": f"scores the answers lower by {fixed(-gain.value)} {between(gain)}",
+    }[state]
+    text = f" A judge that did not train it {said}"
+    if level:
+        text += f", between answers of equal length by {signed(level.value)} {between(level)}"
+    text += f".{_effect(pipeline, id, 'judge', gain)}"
+    if of_judge is not None:
+        right = interval_of(pipeline.figures(pipeline.input_steps(id, "judge")[0]), "heldout_accuracy")
+        text += (
+            f" The judge is right in {percent(right.value)} of held-out pairs {between_percent(right)}."
+            if right
+            else ""
+        )
+    sees = of_judge is None or of_judge.state in ("holds", "slight")
+    return text, state == "holds" and sees
+
+
+def _effect(pipeline: PipelineResults, id: str, key: str, gain: Interval) -> str:
+    spread = _spread(pipeline, id, key)
+    if not spread:
+        return ""
+    return f" That is {fixed(gain.value / spread)} standard deviations of single answers' scores ({fixed(spread)})."
 
 
 def _lengths(figures: dict[str, float]) -> str:
@@ -200,23 +247,15 @@ def _lengths(figures: dict[str, float]) -> str:
     return f" Its answers are {word}: {fixed(after, 1)} tokens, before {fixed(before, 1)}."
 
 
-def _spread(pipeline: PipelineResults, id: str) -> float:
-    """The standard deviation of the rewards of the answers that it began with; 0 where they are not known."""
-    found = pipeline.get(id)
-    lines = found.read_lines("aux/samples.jsonl") if found else []
-    rewards = [float(line["rewards"]["sft"]) for line in lines if "sft" in (line.get("rewards") or {})]
-    return pstdev(rewards) if rewards else 0.0
+def _spread(pipeline: PipelineResults, id: str, key: str) -> float:
+    """The standard deviation of the scores of the answers that it began with; 0 where they are not known."""
+    scores = pipeline.scores(id, key, "sft")
+    return pstdev(scores) if scores else 0.0
 
 
-def _judge(pipeline: PipelineResults, id: str) -> Claim | None:
-    """The claim of the reward model that this PPO was given."""
-    found = pipeline.get(id)
-    wanted = found.manifest.inputs.get("reward_model") if found and found.manifest else None
-    for other in pipeline.steps("reward_model"):
-        one = pipeline.artifacts[other].manifest
-        if wanted and one and one.fingerprint == wanted.fingerprint:
-            return _reward_model(pipeline, other)
-    return None
+def _claim_of(pipeline: PipelineResults, id: str, name: str) -> Claim | None:
+    """The claim of a reward model that this PPO was given as the input `name`."""
+    return next((_reward_model(pipeline, other) for other in pipeline.input_steps(id, name)), None)
 
 
 def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:

@@ -246,6 +246,42 @@ def test_what_is_more_than_chance_but_small_or_due_to_length_is_no_green_tick(
     assert state == "slight" and said in text
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "state", "said"),
+    [
+        (0.2, 0.6, "holds", "A judge that did not train it scores the answers higher by 0.40 (0.20 to 0.60)"),
+        (-0.1, 0.5, "slight", "only by its own reward model's count"),
+        (-0.6, -0.2, "slight", "scores the answers lower by 0.40 (−0.60 to −0.20)"),
+    ],
+)
+def test_a_judge_that_finds_no_gain_takes_ppos_claim_its_green_tick(
+    low: float, high: float, state: str, said: str, tmp_path: Path
+) -> None:
+    """It has no claim of its own: that a judge is right is no promise of the pipeline."""
+    folders = write_pipeline(tmp_path / "store")
+    before = len(claims(PipelineResults(folders)))
+    folders["judge"] = folders["reward_model"].parent / ("e" * 16)
+    shutil.copytree(folders["reward_model"], folders["judge"])
+    judge = replace(Manifest.read(folders["judge"]), step="judge", fingerprint="e" * 16, digest="e" * 64)
+    judge.write(folders["judge"])
+    path, manifest = folders["rlhf"] / "aux/samples.jsonl", Manifest.read(folders["rlhf"])
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["judge"] = {"sft": number % 2, "rlhf": 1.0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figures = {"judge_gain": (low + high) / 2, "judge_gain_low": low, "judge_gain_high": high}
+    result = {**manifest.result, "figures": {**manifest.result["figures"], **figures}}
+    replace(manifest, result=result, inputs={**manifest.inputs, "judge": judge.as_input()}).write(folders["rlhf"])
+    pipeline = PipelineResults(folders)
+    found = claims(pipeline)
+    (claim,) = (one for one in found if one.about == "rlhf")
+    assert claim.state == state and said in f"{claim.title} {claim.text}"
+    assert f"{'−' if low < 0 and high < 0 else ''}0.{'80' if low != -0.1 else '40'} standard deviations" in claim.text
+    assert "The judge is right in 71.4 % of held-out pairs" in claim.text and "reward model itself" not in claim.text
+    assert len(found) == before and pipeline.judges() == {"judge"}
+    assert pipeline.samples(1)[0]["rewards"].keys() == {"sft", "rlhf"}
+
+
 def test_ppos_claim_says_how_the_length_of_its_answers_changed(tmp_path: Path) -> None:
     _, text = claims_with(tmp_path, "rlhf", answer_tokens_rlhf=12.2)["rlhf"]
     assert "Its answers are 25 % shorter: 12.2 tokens, before 16.2." in text

@@ -124,6 +124,47 @@ def test_a_step_is_adopted_by_its_name() -> None:
     assert problems_of({"more": more, "chat": chat}, adopted={"chatt": "0" * 16})["adopted.chatt"][1].startswith("did")
 
 
+ALIGNED: dict[str, Any] = {
+    **MODELS,
+    "sft": {},
+    "preferences": {"read": [{"kind": "docstrings", "packages": ["numpy"]}]},
+    "reward_model": {},
+    "rlhf": {},
+    "benchmarks": {},
+    "register": {},
+}
+JUDGE: dict[str, Any] = {"uses": "reward_model", "seed": 18, "inputs": {"model": "sft", "preferences": "preferences"}}
+
+
+def test_a_reward_model_called_judge_judges_the_usual_ppo() -> None:
+    """It comes before what reads the aligned model; every other node is as without it."""
+    plain = graph(parse({"name": "x", **ALIGNED}))
+    nodes = graph(parse({"name": "x", **ALIGNED, "steps": {"judge": JUDGE}}))
+    order = list(nodes)
+    assert order.index("judge") < order.index("rlhf") < order.index("benchmarks_rlhf") < order.index("register")
+    assert nodes["rlhf"].inputs == {**plain["rlhf"].inputs, "judge": "judge"}
+    assert {name: node for name, node in nodes.items() if name not in ("judge", "rlhf")} == {
+        name: node for name, node in plain.items() if name != "rlhf"
+    }
+    named = {"second": JUDGE, "again": {"uses": "rlhf", "inputs": {**plain["rlhf"].inputs, "judge": "second"}}}
+    nodes = graph(parse({"name": "x", **ALIGNED, "steps": named}))
+    assert nodes["again"].inputs["judge"] == "second" and nodes["rlhf"] == plain["rlhf"]
+    adopted = {"rlhf": "0" * 16}
+    assert "judge" not in graph(parse({"name": "x", **ALIGNED, "steps": {}, "adopted": adopted}))
+
+
+def test_a_judge_that_is_no_second_opinion_is_refused() -> None:
+    def told(**steps: Any) -> dict[str, tuple[str, str]]:
+        return problems_of(steps, **{name: section for name, section in ALIGNED.items() if name not in MODELS})
+
+    assert told(judge={**JUDGE, "seed": 17})["steps.judge"][0] == "same_judge"
+    assert told(judge={**JUDGE, "seed": 17, "evaluate_pairs": 9})["steps.judge"][0] == "same_judge"
+    own = {"model": "sft", "reward_model": "reward_model", "prompts": "instructions", "judge": "reward_model"}
+    assert told(again={"uses": "rlhf", "inputs": own})["steps.again.inputs.judge"][0] == "same_judge"
+    after = {**JUDGE, "inputs": {"model": "rlhf", "preferences": "preferences"}}
+    assert told(judge=after)["steps.judge.inputs.model"][0] == "cycle"
+
+
 def test_items_of_the_benchmarks_of_steps_are_cleared_of_too() -> None:
     scores = {"uses": "benchmarks", "inputs": {"model": "pretrain"}, "tasks": ["cloze"]}
     config = parse({"name": "x", **MODELS, "decontaminate": None, "steps": {"scores": scores}})

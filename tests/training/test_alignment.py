@@ -167,6 +167,30 @@ def test_ppo_moves_the_policy_towards_reward_and_says_how_far(
     assert lines[0]["answers"].keys() == lines[0]["rewards"].keys() == {"sft", "rlhf"}
 
 
+def test_a_judge_scores_the_same_answers_and_leaves_the_training_as_it_is(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
+) -> None:
+    """The policy is trained against the turned score layer, whose every score the judge has with the other sign."""
+    turned = tmp_path / "turned"
+    _turn(prompts["reward_model"], turned)
+    inputs = prompts | {"reward_model": turned}
+    config = RlhfConfig.model_validate(RLHF | {"rollouts": 2})
+    judged = rlhf(config, inputs | {"judge": prompts["reward_model"]}, tmp_path / "judged", run).figures
+    alone = rlhf(config, inputs, tmp_path / "alone", Run(tmp_path / "other", run.launch)).figures
+    ours, theirs = weights(tmp_path / "judged"), weights(tmp_path / "alone")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert alone == {name: value for name, value in judged.items() if "judge" not in name}
+    assert judged["judge_gain"] == pytest.approx(-judged["reward_gain"])
+    assert judged["judge_gain_low"] <= judged["judge_gain"] <= judged["judge_gain_high"]
+    assert judged["judge_gain_equal_length"] == pytest.approx(-judged["reward_gain_equal_length"])
+    assert journal.metric("rlhf/judge") == pytest.approx([-value for value in journal.metric("rlhf/reward")])
+    line, plain = (_lines(tmp_path / name / "aux" / "samples.jsonl")[0] for name in ("judged", "alone"))
+    assert line.pop("judge") == {name: pytest.approx(-value) for name, value in line["rewards"].items()}
+    assert line == plain
+    with pytest.raises(StageError, match="expected another model than the reward model"):
+        rlhf(config, prompts | {"judge": prompts["reward_model"]}, tmp_path / "same", Run(tmp_path / "w", run.launch))
+
+
 def test_ppo_runs_in_fp16_and_logs_its_loss_scale(prompts: dict[str, Path], tmp_path: Path, journal: Any) -> None:
     launch = LaunchConfig(device="cpu", threads=1, precision="fp16")
     config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "heldout_prompts": 2})
