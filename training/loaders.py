@@ -35,6 +35,9 @@ _COLUMN = "tokens"
 _STARTS = "starts"
 _SOURCES = "sources"
 _ONE_DOCUMENT = np.zeros(1, np.int64)
+# Of so many batches the examples are sorted by length: 92 % of what is computed are then no padding, 64 % without
+# (pairs of the quickstart, batches of 32).
+_SORTED_BATCHES = 16
 
 
 class PackedShards(StreamingDataset):
@@ -286,17 +289,27 @@ class RampedBatches(DataLoader[Any]):
 
 
 class Examples(IterableDataset[E]):
-    """Examples in memory, in an order that only seed and epoch decide; ranks take turns."""
+    """Examples in memory, in an order that only seed and epoch decide; ranks take turns.
 
-    def __init__(self, examples: Sequence[E], seed: int) -> None:
+    lengths: of the examples, where those of about one length are to meet in a batch; `batch_size` over all ranks.
+    """
+
+    def __init__(
+        self, examples: Sequence[E], seed: int, lengths: Sequence[int] | None = None, batch_size: int = 1
+    ) -> None:
         self.examples = examples
         self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, examples))).hexdigest()
         self._seed = seed
+        self._lengths = None if lengths is None else np.asarray(lengths)
+        self._batch_size = batch_size
         self._epoch = 0
         self._skip = 0
 
     def __iter__(self) -> Iterator[E]:
-        order = np.random.default_rng([self._seed, self._epoch]).permutation(len(self.examples))
+        random = np.random.default_rng([self._seed, self._epoch])
+        order = random.permutation(len(self.examples))
+        if self._lengths is not None:
+            order = by_length(order, self._lengths, self._batch_size, random)
         skip, self._skip = self._skip, 0
         self._epoch += 1
         for number in order[skip + ranks.rank() :: ranks.world_size()]:
@@ -314,20 +327,36 @@ class Examples(IterableDataset[E]):
         self._epoch, self._skip = state["epoch"], state["sample_in_epoch"]
 
 
+def by_length(
+    order: NDArray[np.int64], lengths: NDArray[np.int64], batch_size: int, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """`order` with the examples of about one length in one batch: of every 16 batches the examples are sorted by length
+    and the batches shuffled. What is left after the last whole batch stays at the end."""
+    grouped = []
+    whole = len(order) // batch_size * batch_size
+    for start in range(0, whole, _SORTED_BATCHES * batch_size):
+        some = order[start : min(start + _SORTED_BATCHES * batch_size, whole)]
+        some = some[np.argsort(lengths[some], kind="stable")]
+        grouped.append(random.permutation(some.reshape(-1, batch_size)).ravel())
+    return np.concatenate([*grouped, order[whole:]])
+
+
 def example_loader(
     examples: Sequence[E],
     batch_size: int,
     seed: int,
     collate: Callable[[list[E]], Batch],
     count: Callable[[Any], TokenCount] | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> tuple[Loader, int]:
     """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out.
 
     count: total and loss-bearing tokens of a batch; by default those of its labels.
+    lengths: of the examples, where batches are to be of examples of about one length; see `by_length`.
     """
     batch_size = min(batch_size, len(examples))
     loader: DataLoader[E] = DataLoader(
-        Examples(examples, seed),
+        Examples(examples, seed, lengths, batch_size),
         ranks.per_rank_batch(batch_size),
         collate_fn=collate,
         drop_last=True,

@@ -153,7 +153,10 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     def collate(pairs: Sequence[Pair]) -> dict[str, Tensor]:
         return pair_batch(pairs, chat.pad)
 
-    loader, epoch_batches = example_loader(train, config.global_batch_pairs, config.seed, collate, count_pairs)
+    lengths = [max(len(pair.chosen.ids), len(pair.rejected.ids)) for pair in train]
+    loader, epoch_batches = example_loader(
+        train, config.global_batch_pairs, config.seed, collate, count_pairs, lengths if config.group_by_length else None
+    )
     pair_tokens = float(np.mean([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in train]))
     batch_tokens = round(config.global_batch_pairs * pair_tokens)
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)

@@ -60,8 +60,15 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     )
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
-    loader, epoch_batches = example_loader(train, config.global_batch_examples, config.seed, chat.response_batch)
-    batch_tokens = round(config.global_batch_examples * float(np.mean([len(one.ids) for one in train])))
+    lengths = [len(one.ids) for one in train]
+    loader, epoch_batches = example_loader(
+        train,
+        config.global_batch_examples,
+        config.seed,
+        chat.response_batch,
+        lengths=lengths if config.group_by_length else None,
+    )
+    batch_tokens = round(config.global_batch_examples * float(np.mean(lengths)))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
     every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
 

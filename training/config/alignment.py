@@ -39,6 +39,9 @@ class SftConfig(TrainerConfig):
     after the first)."""
     global_batch_examples: int = Field(32, ge=1)
     """Pairs of one optimizer step; 32 in InstructGPT, appendix C.1."""
+    group_by_length: bool = False
+    """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
+    name and the default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens; longer prompts are cut at the front, longer responses at the end."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
@@ -70,6 +73,9 @@ class RewardModelConfig(TrainerConfig):
     """Length of training; one epoch in InstructGPT, appendix C.2: more overfits."""
     global_batch_pairs: int = Field(64, ge=1)
     """Pairs of one optimizer step; 64 prompts in InstructGPT, appendix C.2."""
+    group_by_length: bool = False
+    """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
+    name and the default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=9.0e-6, weight_decay=0.0)
