@@ -218,7 +218,7 @@ def _rlhf(folder: Path, id: str, random: random.Random) -> dict[str, float]:
 def _benchmarks(folder: Path, id: str, random: random.Random) -> dict[str, float]:
     shift = {"base": 0.0, "sft": 0.01, "rlhf": -0.01}[id.split("_")[1]]
     tasks, parts, figures = {}, {}, {}
-    for task, n, right, chance in (("minimal_pairs", 228, 0.74, 0.5), ("cloze", 117, 0.33, 0.26)):
+    for task, n, right, chance in (("minimal_pairs", 478, 0.74, 0.5), ("cloze", 360, 0.33, 0.26)):
         rows = [{"doc_id": i, "acc": float(random.random() < right + shift)} for i in range(n)]
         write_lines(folder / f"aux/samples_{task}.jsonl", rows)
         hits = int(sum(row["acc"] for row in rows))

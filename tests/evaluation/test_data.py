@@ -23,9 +23,9 @@ def test_files_are_what_the_scripts_write(name: str) -> None:
 
 def test_minimal_pairs_differ_and_none_comes_twice() -> None:
     rows = rows_of("minimal_pairs.jsonl")
-    assert len(rows) >= 200 and all(row["good"] != row["bad"] for row in rows)
+    assert len(rows) >= 450 and all(row["good"] != row["bad"] for row in rows)
     assert max(Counter((row["good"], row["bad"]) for row in rows).values()) == 1
-    assert min(Counter(row["phenomenon"] for row in rows).values()) >= 15
+    assert min(Counter(row["phenomenon"] for row in rows).values()) >= 28
 
 
 def test_no_sentence_is_good_in_one_pair_and_bad_in_another() -> None:
@@ -35,7 +35,7 @@ def test_no_sentence_is_good_in_one_pair_and_bad_in_another() -> None:
 
 def test_cloze_answers_wander_through_the_places() -> None:
     rows = rows_of("cloze.jsonl")
-    assert len(rows) >= 100 and len({row["context"] for row in rows}) == len(rows)
+    assert len(rows) >= 350 and len({row["context"] for row in rows}) == len(rows)
     for row in rows:
         assert 2 <= len(row["choices"]) <= 4 and len(set(row["choices"])) == len(row["choices"])
         assert 0 <= row["gold"] < len(row["choices"])
