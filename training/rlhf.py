@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from training.rollouts import (
     token_logprobs,
 )
 from training.train_state import Loader, TokenCount, Trainable, TrainState
+from training.verify import references_of, right_answers
 
 
 class PolicyAndValue(Trainable):
@@ -123,6 +124,10 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     With the input `judge`, a second reward model that trains nothing, each round's mean score by it is told as
     rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. Raises StageError where it is the reward model itself.
+
+    Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
+    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers, Wilson),
+    verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -156,16 +161,26 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         scorer.eval().requires_grad_(False).to(hardware.device)
 
     room = longest - config.answer_max_tokens
-    rows = read_rows(inputs["prompts"] / "heldout.jsonl", ("prompt",))
-    train = _short(chat, [row["prompt"] for row in read_rows(inputs["prompts"] / "train.jsonl", ("prompt",))], room)
-    heldout = _short(chat, [row["prompt"] for row in rows], room)[: config.heldout_prompts]
+    train, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", room) for side in ("train", "heldout"))
+    heldout = heldout[: config.heldout_prompts]
     if not train or not heldout:
         raise stage_error(
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
     steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
     rollouts = Rollouts(
-        policy, reference, reward, model.values, scale, [ids for _, ids in train], chat, config, hardware, run, judge
+        policy,
+        reference,
+        reward,
+        model.values,
+        scale,
+        [one.ids for one in train],
+        [one.right_answer for one in train],
+        chat,
+        config,
+        hardware,
+        run,
+        judge,
     )
     loader = Loader(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
@@ -177,7 +192,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
 
-    prompts = [ids for _, ids in heldout]
+    prompts = [one.ids for one in heldout]
     answers = {
         name: generate(one, prompts, chat, config, hardware, seed=config.seed)
         for name, one in (("sft", reference), ("rlhf", policy))
@@ -185,47 +200,42 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     scores = _scores(reward, answers, chat, hardware)
     judged = _scores(judge, answers, chat, hardware) if judge else {}
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
-    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, rows, chat, answers, scores, judged)
-    gain = bootstrap(scores["rlhf"] - scores["sft"], seed=config.seed)
-    before, after = (np.array(list(map(len, answers[name].ids)), float) for name in ("sft", "rlhf"))
-    level, per_token = gain_at_equal_length(scores["rlhf"] - scores["sft"], after - before, config.seed)
+    references = [one.right_answer for one in heldout]
+    right = {name: right_answers([chat.decode(ids) for ids in side.ids], references) for name, side in answers.items()}
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, chat, answers, scores, judged, right)
+    ruled = np.array([reference is not None for reference in references])
+    lengthening = np.array(
+        [len(a) - len(b) for a, b in zip(answers["rlhf"].ids, answers["sft"].ids, strict=True)], float
+    )
+    by_model = _score_figures("reward", scores, lengthening, ~ruled, config.seed)
+    by_rule = _verified_figures(right, ruled, config.seed)
+    by_judge = _score_figures("judge", judged, lengthening, ~ruled, config.seed) if judged else {}
     divergence = bootstrap(kl, seed=config.seed)
     figures = {
-        **bootstrap(scores["sft"], seed=config.seed).as_figures("heldout_reward_sft"),
-        **bootstrap(scores["rlhf"], seed=config.seed).as_figures("heldout_reward_rlhf"),
-        **gain.as_figures("reward_gain"),
-        **level.as_figures("reward_gain_equal_length"),
-        "reward_per_token": per_token,
+        **by_model,
+        **by_judge,
+        **by_rule,
         **divergence.as_figures("kl_to_sft"),
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
         "heldout_prompts": float(len(prompts)),
         "batches": float(done.batches),
     }
-    said = ""
-    if judged:
-        found = bootstrap(judged["rlhf"] - judged["sft"], seed=config.seed)
-        level_found, _ = gain_at_equal_length(judged["rlhf"] - judged["sft"], after - before, config.seed)
-        for name, values in judged.items():
-            figures |= bootstrap(values, seed=config.seed).as_figures(f"heldout_judge_{name}")
-        figures |= found.as_figures("judge_gain") | level_found.as_figures("judge_gain_equal_length")
-        run.metrics({"rlhf/judge_gain": found.value}, done.batches)
-        said = f"by the judge {found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f}), "
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
         figures |= wilson(int(side.finished.sum()), len(side.ids)).as_figures(f"ends_share_{name}")
-    run.metrics(
-        {
-            "rlhf/reward_gain": gain.value,
-            "rlhf/reward_gain_equal_length": level.value,
-            "rlhf/kl_to_sft": divergence.value,
-        },
-        done.batches,
-    )
-    return Result(
-        figures,
-        f"held-out reward {gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f}), at equal length {level.value:+.2f}, "
-        f"{said}KL {divergence.value:.1f}",
-    )
+    told = ("reward_gain", "reward_gain_equal_length", "judge_gain", "verified_gain", "kl_to_sft")
+    run.metrics({f"rlhf/{name}": figures[name] for name in told if name in figures}, done.batches)
+    said = []
+    if by_model:
+        bounds = f"({figures['reward_gain_low']:+.2f} to {figures['reward_gain_high']:+.2f})"
+        level = figures["reward_gain_equal_length"]
+        said.append(f"held-out reward {figures['reward_gain']:+.2f} {bounds}, at equal length {level:+.2f}")
+    if by_judge:
+        bounds = f"({figures['judge_gain_low']:+.2f} to {figures['judge_gain_high']:+.2f})"
+        said.append(f"by the judge {figures['judge_gain']:+.2f} {bounds}")
+    if by_rule:
+        said.append(f"right answers {figures['verified_sft']:.0%} → {figures['verified_rlhf']:.0%}")
+    return Result(figures, ", ".join([*said, f"KL {divergence.value:.1f}"]))
 
 
 def _same_weights(one: Scorer, other: Scorer) -> bool:
@@ -240,34 +250,82 @@ def _scores(
     return {name: scores_of(scorer, side, chat, hardware).double().numpy() for name, side in answers.items()}
 
 
-def _short(chat: Chat, prompts: Sequence[str], room: int) -> list[tuple[str, list[int]]]:
-    """Prompts of at most `room` tokens, with their ids; longer ones are left out."""
-    encoded = chat.prompts(prompts, max_tokens=1_000_000)
-    return [(text, ids) for text, ids in zip(prompts, encoded, strict=True) if len(ids) <= room]
+def _score_figures(
+    by: str,
+    scores: Mapping[str, NDArray[np.float64]],
+    lengthening: NDArray[np.float64],
+    of: NDArray[np.bool_],
+    seed: int,
+) -> dict[str, float]:
+    """What the reward model or the judge (`by`) says of the prompts `of` that no rule judges; nothing where these are
+    fewer than two.
+
+    scores: of each model's answers (prompts,). lengthening (prompts,): tokens by which the policy's answers are longer.
+    """
+    if of.sum() < 2:
+        return {}
+    gain = scores["rlhf"][of] - scores["sft"][of]
+    level, per_token = gain_at_equal_length(gain, lengthening[of], seed)
+    figures = bootstrap(gain, seed=seed).as_figures(f"{by}_gain") | level.as_figures(f"{by}_gain_equal_length")
+    for name, each in scores.items():
+        figures |= bootstrap(each[of], seed=seed).as_figures(f"heldout_{by}_{name}")
+    return {**figures, f"{by}_per_token": per_token}
+
+
+def _verified_figures(right: Mapping[str, NDArray[np.float64]], of: NDArray[np.bool_], seed: int) -> dict[str, float]:
+    """How many answers are right of the prompts that a rule judges; nothing where there are none."""
+    if not of.any():
+        return {}
+    figures = bootstrap(right["rlhf"][of] - right["sft"][of], seed=seed).as_figures("verified_gain")
+    for name, each in right.items():
+        figures |= wilson(int(each[of].sum()), int(of.sum())).as_figures(f"verified_{name}")
+    return {**figures, "verified_prompts": float(of.sum())}
+
+
+class _Prompt(NamedTuple):
+    """A prompt with its ids, the response beside it, and that again where a rule holds answers against it."""
+
+    text: str
+    ids: list[int]
+    response: str
+    right_answer: str | None
+
+
+def _short(chat: Chat, path: Path, room: int) -> list[_Prompt]:
+    """The prompts of a pairs file that have at most `room` tokens; longer ones are left out."""
+    rows = read_rows(path, ("prompt",))
+    encoded = chat.prompts([row["prompt"] for row in rows], max_tokens=1_000_000)
+    return [
+        _Prompt(row["prompt"], ids, row.get("response", ""), right_answer)
+        for row, ids, right_answer in zip(rows, encoded, references_of(rows, str(path)), strict=True)
+        if len(ids) <= room
+    ]
 
 
 def _write_samples(
     path: Path,
-    heldout: Sequence[tuple[str, list[int]]],
-    rows: Sequence[Mapping[str, str]],
+    heldout: Sequence[_Prompt],
     chat: Chat,
     answers: Mapping[str, Completions],
     scores: Mapping[str, Any],
     judged: Mapping[str, Any],
+    right: Mapping[str, Any],
 ) -> None:
     """A line a prompt: answers and rewards by model, and under `judge` the judge's scores where there is one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    references = {row["prompt"]: row.get("response", "") for row in rows}
     with path.open("w", encoding="utf8") as file:
-        for number, (prompt, _) in enumerate(heldout):
-            line = {
-                "prompt": prompt,
-                "reference": references[prompt],
+        for number, one in enumerate(heldout):
+            line: dict[str, Any] = {
+                "prompt": one.text,
+                "reference": one.response,
                 "answers": {name: chat.decode(side.ids[number]) for name, side in answers.items()},
-                "rewards": {name: round(float(values[number]), 4) for name, values in scores.items()},
             }
-            if judged:
-                line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
+            if one.right_answer is None:
+                line["rewards"] = {name: round(float(values[number]), 4) for name, values in scores.items()}
+                if judged:
+                    line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
+            else:
+                line["verified"] = {name: bool(each[number]) for name, each in right.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 

@@ -31,6 +31,7 @@ from training.ppo import (
 )
 from training.reward_model import Scorer
 from training.sampling import sample
+from training.verify import right_answers
 
 _BATCH = 64
 
@@ -168,6 +169,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         values: Callable[[Tensor], Tensor],
         scale: RewardScale,
         prompts: Sequence[list[int]],
+        references: Sequence[str | None],
         chat: Chat,
         config: RlhfConfig,
         hardware: Hardware,
@@ -182,6 +184,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._values = values
         self._scale = scale
         self._prompts = prompts
+        self._references = references
         self._chat = chat
         self._config = config
         self._hardware = hardware
@@ -203,7 +206,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             seed=int(random.integers(2**62)),
         )
         self._run.stop_if_cancelled()
-        rows = self._experience(answers, round_number)
+        rows = self._experience(answers, [self._references[number] for number in chosen], round_number)
         for _ in range(config.epochs):
             for part in np.split(random.permutation(len(chosen)), len(chosen) // config.minibatch_answers):
                 yield {name: value[torch.from_numpy(part)] for name, value in rows.items()}
@@ -214,13 +217,28 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._round = state["round"]
 
-    def _experience(self, answers: Completions, round_number: int) -> dict[str, Tensor]:
-        """Everything the loss needs, by name, each (B, …) on the CPU."""
+    def _experience(
+        self, answers: Completions, references: Sequence[str | None], round_number: int
+    ) -> dict[str, Tensor]:
+        """Everything the loss needs, by name, each (B, …) on the CPU.
+
+        references: the right answer where a rule rewards in place of the reward model, else None.
+        """
         config, batch = self._config, Batch.of(answers, self._chat.pad)
         raw = scores_of(self._reward, answers, self._chat, self._hardware)
-        if config.normalise_reward and not self._scale.known:
-            self._scale.learn(raw.to(self._scale.mean.device))
+        right = torch.from_numpy(right_answers([self._chat.decode(ids) for ids in answers.ids], references)).float()
+        ruled = ~right.isnan()
+        learnt = raw[~ruled]
+        if config.normalise_reward and not self._scale.known and len(learnt) > 1:
+            self._scale.learn(learnt.to(self._scale.mean.device))
         scores = self._scale(raw.to(self._scale.mean.device)).cpu()
+        shown = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
+        if len(learnt):
+            shown |= {"rlhf/reward": float(learnt.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+            if self._judge is not None:
+                judged = scores_of(self._judge, answers, self._chat, self._hardware)
+                shown["rlhf/judge"] = float(judged[~ruled].mean())
+        scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
         penalised = scores - config.unfinished_penalty * (~answers.finished).float()
         logprobs, reference, entropies, values = self._look(batch)
         coefficient = float(self._scale.kl_coef)
@@ -230,14 +248,9 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         if config.kl_target is not None:
             adapted = adapted_kl_coef(coefficient, kl, config.kl_target, config.rollout_prompts)
             self._scale.kl_coef.fill_(adapted)
-        judged = {}
-        if self._judge is not None:
-            judged["rlhf/judge"] = float(scores_of(self._judge, answers, self._chat, self._hardware).mean())
         self._run.metrics(
             {
-                "rlhf/reward": float(raw.mean()),
-                **judged,
-                "rlhf/reward_normalised": float(scores.mean()),
+                **shown,
                 "rlhf/kl": kl,
                 "rlhf/kl_coef": coefficient,
                 "rlhf/entropy": float(masked_mean(entropies, batch.mask)),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
 from training.sampling import sample
+from training.verify import references_of, right_answers
 
 _BATCH = 32
 
@@ -38,7 +40,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     Base and SFT model are measured alike, in the same chat format, on `instructions/heldout.jsonl`: heldout_loss_base,
     heldout_loss_sft (nats a response token), improvement (their difference, with a paired bootstrap interval over
     pairs), improvement_text (the same without `<|end|>`, which a base model cannot know), ends_share_base,
-    ends_share_sft (greedy answers that end before the limit, Wilson interval). Answers go to aux/samples.jsonl. On the
+    ends_share_sft (greedy answers that end before the limit, Wilson interval), verified_base, verified_sft (greedy
+    answers that are right, Wilson; where a rule can tell of any). Answers go to aux/samples.jsonl. On the
     way the loss of some held-out pairs is told as validation/sample_loss.
     """
     hardware = prepare(run.launch)
@@ -58,6 +61,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         chat.conversations([row["prompt"] for row in part], [row["response"] for row in part], max_length)
         for part in (rows, heldout_rows)
     )
+    references = references_of(heldout_rows, str(inputs["instructions"] / "heldout.jsonl"))[: config.answers_limit]
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
     lengths = [len(one.ids) for one in train]
@@ -92,7 +96,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     done.leave(out_dir)
 
     after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
-    _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after)
+    right = {name: side.right(chat, references) for name, side in (("base", before), ("sft", after))}
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after, right)
     improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
     text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
     ends = {name: wilson(side.ended(chat), len(side.answers)) for name, side in (("base", before), ("sft", after))}
@@ -103,6 +108,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         **text.as_figures("improvement_text"),
         **ends["base"].as_figures("ends_share_base"),
         **ends["sft"].as_figures("ends_share_sft"),
+        **{key: value for name, each in right.items() for key, value in _verified_figures(name, each).items()},
         "heldout_pairs": float(len(heldout)),
         "batches": float(done.batches),
         **done.guard_figures(),
@@ -127,6 +133,15 @@ class _Side:
 
     def ended(self, chat: Chat) -> int:
         return sum(answer[-1:] == [chat.end] for answer in self.answers)
+
+    def right(self, chat: Chat, references: Sequence[str | None]) -> NDArray[np.float64]:
+        return right_answers([chat.decode(answer) for answer in self.answers], references)
+
+
+def _verified_figures(name: str, right: NDArray[np.float64]) -> dict[str, float]:
+    """The share of right answers where a rule can tell; nothing where it can of none."""
+    known = right[~np.isnan(right)]
+    return wilson(int(known.sum()), len(known)).as_figures(f"verified_{name}") if len(known) else {}
 
 
 def _measure(
@@ -175,12 +190,21 @@ def _losses(
             yield whole, whole - np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
 
 
-def _write_samples(path: Path, rows: Sequence[Mapping[str, str]], chat: Chat, before: _Side, after: _Side) -> None:
+def _write_samples(
+    path: Path,
+    rows: Sequence[Mapping[str, str]],
+    chat: Chat,
+    before: _Side,
+    after: _Side,
+    right: Mapping[str, NDArray[np.float64]],
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf8") as file:
-        for row, base, tuned in zip(rows, before.answers, after.answers, strict=False):
+        for number, (row, base, tuned) in enumerate(zip(rows, before.answers, after.answers, strict=False)):
             answers = {"base": chat.decode(base), "sft": chat.decode(tuned)}
-            line = {"prompt": row["prompt"], "reference": row["response"], "answers": answers}
+            line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": answers}
+            if row.get("verify"):
+                line["verified"] = {name: bool(each[number]) for name, each in right.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 

@@ -18,9 +18,12 @@ from infra.run import Run, open_journal
 from training.chat import Chat, pad
 from training.chat_session import answer
 from training.config import RewardModelConfig, RlhfConfig, SftConfig
+from training.hardware import prepare
+from training.models import load
 from training.norms import GradientClip
-from training.reward_model import reward_model
+from training.reward_model import load_scorer, reward_model
 from training.rlhf import rlhf
+from training.rollouts import Completions, RewardScale, Rollouts, scores_of
 from training.sft import sft
 
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
@@ -189,6 +192,57 @@ def test_a_judge_scores_the_same_answers_and_leaves_the_training_as_it_is(
     assert line == plain
     with pytest.raises(StageError, match="expected another model than the reward model"):
         rlhf(config, prompts | {"judge": prompts["reward_model"]}, tmp_path / "same", Run(tmp_path / "w", run.launch))
+
+
+def test_where_a_rule_can_check_answers_it_rewards_in_place_of_the_reward_model(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    """The SFT model knows the right answer to every second prompt of these; the others' rule wants what nobody says."""
+    rows = {side: _lines(prompts["prompts"] / f"{side}.jsonl") for side in ("train", "heldout")}
+    for side, lines in rows.items():
+        for number, line in enumerate(lines):
+            line |= {"verify": "exact"} if number % 2 else {}
+            line |= {"response": "Nobody says this."} if number % 4 == 3 else {}
+        (tmp_path / f"{side}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = RlhfConfig.model_validate(RLHF | {"rollouts": 2, "epochs": 1, "temperature": 0.1})
+    figures = rlhf(config, prompts | {"prompts": tmp_path}, tmp_path / "out", run).figures
+    assert figures["verified_prompts"] == 4 and figures["verified_sft"] <= 0.5
+    assert figures["verified_gain"] == pytest.approx(figures["verified_rlhf"] - figures["verified_sft"])
+    assert figures["verified_gain_low"] <= figures["verified_gain"] <= figures["verified_gain_high"]
+    lines = _lines(tmp_path / "out" / "aux" / "samples.jsonl")
+    assert [("verified" in line, "rewards" in line) for line in lines] == [(False, True), (True, False)] * 4
+    for line, row in zip(lines, rows["heldout"], strict=True):
+        for model, is_right in line.get("verified", {}).items():
+            assert is_right == (line["answers"][model] == row["response"])
+    rewards = [line["rewards"]["rlhf"] - line["rewards"]["sft"] for line in lines[::2]]
+    assert figures["reward_gain"] == pytest.approx(sum(rewards) / 4, abs=1e-3)
+    assert len(journal.metric("rlhf/verified")) == 2
+
+
+def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_other_answers(
+    prompts: dict[str, Path], run: Run
+) -> None:
+    chat, hardware = Chat.load(prompts["model"]), prepare(run.launch)
+    policy, reward = load(prompts["model"]), load_scorer(prompts["reward_model"], hardware).eval()
+    rows = _lines(prompts["prompts"] / "heldout.jsonl")
+    talks = chat.conversations([row["prompt"] for row in rows], [row["response"] for row in rows], 64)
+    answers = Completions([one.prompt for one in talks], [one.response for one in talks], torch.ones(8).bool())
+    references = [None, rows[1]["response"], "Wrong.", *[None] * 5]
+    scale = RewardScale(0.0)
+    config = RlhfConfig.model_validate(RLHF | {"gamma": 1.0, "gae_lambda": 1.0, "kl_coef": 0.0, "verified_reward": 3})
+
+    def no_values(ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(ids.shape)
+
+    asked = [one.prompt for one in talks]
+    rollouts = Rollouts(policy, policy, reward, no_values, scale, asked, references, chat, config, hardware, run)
+    returns = rollouts._experience(answers, references, 0)["returns"][:, 0]
+    raw = scores_of(reward, answers, chat, hardware)
+    learnt = raw[[0, 3, 4, 5, 6, 7]]
+    assert float(scale.mean) == pytest.approx(float(learnt.mean())) and float(scale.spread) == pytest.approx(
+        float(learnt.std())
+    )
+    assert returns.tolist() == pytest.approx([*scale(raw[:1]).tolist(), 3.0, -3.0, *scale(raw[3:]).tolist()], abs=1e-4)
 
 
 def test_ppo_runs_in_fp16_and_logs_its_loss_scale(prompts: dict[str, Path], tmp_path: Path, journal: Any) -> None:

@@ -125,6 +125,10 @@ class RlhfConfig(TrainerConfig):
     """Taken from the reward of an answer without an end ("N implementation details of RLHF", section 4.3)."""
     normalise_reward: bool = True
     """Whether rewards are shifted and scaled by the SFT model's mean and spread ("N implementation details", 4.4)."""
+    verified_reward: float = Field(1.0, gt=0)
+    """Reward of an answer that the prompt's rule (`verify` in the instructions) finds right, and with a minus of one
+    that it finds wrong, in place of the reward model's; in standard deviations of its scores where those are
+    normalised."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(decay="constant", warmup="3 %")
