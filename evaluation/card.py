@@ -237,7 +237,11 @@ def _samples(pipeline: PipelineResults) -> str:
     for row in rows:
         lines += ["", f"**{_quoted(row['prompt'])}**", ""]
         answers = {model: row["answers"][model] for model in pipeline.models if model in row["answers"]}
-        lines += [f"- {pipeline.long_name(model)}: {_quoted(text) or '(nothing)'}" for model, text in answers.items()]
+        marks = {model: " ✓" if is_right else " ✗" for model, is_right in row["verified"].items()}
+        lines += [
+            f"- {pipeline.long_name(model)}: {_quoted(text) or '(nothing)'}{marks.get(model, '')}"
+            for model, text in answers.items()
+        ]
     return "\n".join(lines)
 
 

@@ -163,10 +163,18 @@ class PipelineResults:
             for line in found.read_lines("aux/samples.jsonl") if found else []:
                 row = rows.setdefault(
                     line["prompt"],
-                    {"prompt": line["prompt"], "reference": line.get("reference", ""), "answers": {}, "rewards": {}},
+                    {
+                        "prompt": line["prompt"],
+                        "reference": line.get("reference", ""),
+                        "answers": {},
+                        "rewards": {},
+                        "verified": {},
+                    },
                 )
                 for model, answer in line.get("answers", {}).items():
                     row["answers"].setdefault(called.get(model, model), answer)
+                for model, is_right in (line.get("verified") or {}).items():
+                    row["verified"].setdefault(called.get(model, model), is_right)
                 for model, reward in (line.get("rewards") or {}).items():
                     row["rewards"].setdefault(called.get(model, model), reward)
         # Prompts that every model answered come first; the order is otherwise that of the files.

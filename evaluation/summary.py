@@ -173,6 +173,8 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
     for stage, label, figure, share in (
         ("sft", "loss on held-out instructions, nats a token", "heldout_loss", False),
         ("sft", "likeliest answers that end by themselves", "ends_share", True),
+        ("sft", "likeliest answers verified right", "verified", True),
+        ("rlhf", "sampled answers verified right", "verified", True),
         ("rlhf", "sampled answers that end by themselves", "ends_share", True),
         ("rlhf", "tokens a sampled answer", "answer_tokens", False),
         ("rlhf", "reward on held-out prompts", "heldout_reward", False),

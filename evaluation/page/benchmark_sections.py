@@ -125,6 +125,7 @@ def answers(pipeline: PipelineResults, count: int) -> Section:
                 "label": pipeline.long_name(model),
                 "text": row["answers"][model],
                 "reward": fixed(float(row["rewards"][model])) if model in row["rewards"] else "",
+                "mark": {True: "✓ right", False: "✗ wrong"}.get(row["verified"].get(model), ""),
             }
             for model in pipeline.models
             if model in row["answers"]
@@ -132,7 +133,8 @@ def answers(pipeline: PipelineResults, count: int) -> Section:
         rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
     lead = (
         f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; where PPO ran, its "
-        "model and the one that it began with are as sampled for its measurement, with the reward model's score."
+        "model and the one that it began with are as sampled for its measurement, with the reward model's score. "
+        "✓ and ✗ stand where a rule can check the answer."
         if rows
         else ""
     )

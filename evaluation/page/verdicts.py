@@ -32,7 +32,7 @@ class Claim:
     title: str
     text: str
     about: str = ""
-    """What it is about: pretrain, sft, reward_model, rlhf, tax or toxicity."""
+    """What it is about: pretrain, sft, reward_model, rlhf, verified, tax or toxicity."""
 
     @property
     def sign(self) -> str:
@@ -49,6 +49,9 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
                 continue  # it promises nothing; what it finds is part of PPO's claim
             claim = claim_of(pipeline, id)
             found.append(_named(claim, stage, id if id != stage else "") if claim else None)
+    for id in pipeline.steps("rlhf"):
+        claim = _verified(pipeline, id)
+        found.append(_named(claim, "verified", id if id != "rlhf" else "") if claim else None)
     pairs = pipeline.first_and_last()
     for about, compare in (("tax", _tax), ("toxicity", _safety)):
         for first, last in pairs:
@@ -116,6 +119,12 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
     if ends is not None:
         was = f", before {percent(before.value)}" if before is not None else ""
         text += f" {percent(ends.value)} of its answers end by themselves {between_percent(ends)}{was}."
+    right, was_right = interval_of(figures, "verified_sft"), interval_of(figures, "verified_base")
+    if right is not None and was_right is not None:
+        text += (
+            f" Of the answers that a rule can check {percent(right.value)} are right {between_percent(right)}, "
+            f"before {percent(was_right.value)}."
+        )
     before_loss, after_loss = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
     change = f": loss {fixed(before_loss)} → {fixed(after_loss)}" if not math.isnan(before_loss) else ""
     title = {
@@ -195,7 +204,34 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
                 "slight",
                 f"PPO raised the reward by {fixed(gain.value)}, only by its own reward model's count",
             )
+    right, was_right = interval_of(figures, "verified_rlhf"), interval_of(figures, "verified_sft")
+    if right is not None and was_right is not None:
+        text += (
+            f" Of the answers that a rule can check {percent(right.value)} are right, before "
+            f"{percent(was_right.value)}; the reward is of the other prompts."
+        )
     text += judged or " The judge is the reward model itself, so read the answers too."
+    return Claim(state, title, text)
+
+
+def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
+    """Whether PPO made more answers right where a rule can tell; no claim where it can of none."""
+    figures = pipeline.figures(id)
+    gain, before, after = (interval_of(figures, f"verified_{name}") for name in ("gain", "sft", "rlhf"))
+    if gain is None or before is None or after is None:
+        return None
+    state = _beyond(gain, 0)
+    change = f"from {percent(before.value)} to {percent(after.value)}"
+    title = {
+        "holds": f"Verified answers rose {change} by PPO",
+        "undecided": f"No change of verified answers by PPO is shown: {change}",
+        "fails": f"Verified answers fell {change} by PPO",
+    }[state]
+    text = (
+        f"A rule checks the answers to {figures.get('verified_prompts', math.nan):,.0f} of the held-out prompts. Of "
+        f"the sampled ones {percent(after.value)} are right {between_percent(after)}, before {percent(before.value)} "
+        f"{between_percent(before)}: {signed(100 * gain.value, 1)} points {between_percent(gain)}."
+    )
     return Claim(state, title, text)
 
 

@@ -249,6 +249,30 @@ def test_what_is_more_than_chance_but_small_or_due_to_length_is_no_green_tick(
 @pytest.mark.parametrize(
     ("low", "high", "state", "said"),
     [
+        (0.05, 0.35, "holds", "Verified answers rose from 40.0 % to 60.0 % by PPO"),
+        (-0.1, 0.5, "undecided", "No change of verified answers by PPO is shown"),
+    ],
+)
+def test_right_answers_are_a_claim_where_a_rule_can_tell(
+    low: float, high: float, state: str, said: str, tmp_path: Path
+) -> None:
+    assert "verified" not in claims_with(tmp_path / "without", "rlhf")
+    figures = {"verified_sft": 0.4, "verified_rlhf": 0.6, "verified_prompts": 50.0}
+    figures |= {"verified_gain": 0.2, "verified_gain_low": low, "verified_gain_high": high}
+    found = claims_with(tmp_path, "rlhf", **figures)
+    assert found["verified"][0] == state and said in found["verified"][1]
+    assert "can check 60.0 % are right, before 40.0 %" in found["rlhf"][1]
+    folders = write_pipeline(tmp_path / "marked")
+    path = folders["rlhf"] / "aux" / "samples.jsonl"
+    lines = [json.loads(line) | {"verified": {"sft": False, "rlhf": True}} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = render(ReportConfig(), folders)[0]
+    assert page.count("✓ right") == page.count("✗ wrong") > 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state", "said"),
+    [
         (0.2, 0.6, "holds", "A judge that did not train it scores the answers higher by 0.40 (0.20 to 0.60)"),
         (-0.1, 0.5, "slight", "only by its own reward model's count"),
         (-0.6, -0.2, "slight", "scores the answers lower by 0.40 (−0.60 to −0.20)"),
