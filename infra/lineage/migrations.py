@@ -13,6 +13,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from infra.empty_databases import keep, take
 from infra.errors import StageError, stage_error
 from infra.files import link_or_copy, sync
 from infra.lineage.tracking import database_path, exclusive
@@ -48,7 +49,7 @@ def prepare(root: Path | str) -> None:
         aside = path.with_name(f"{path.name}.unfinished")
         _remove(aside)
         if not _tables(path):
-            _migrate(aside, None)
+            _make(aside)
             _put(aside, path)
             return
         try:
@@ -165,6 +166,17 @@ def _copies(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.revision-*"), key=lambda copy: copy.stat().st_mtime, reverse=True)
 
 
+def _make(path: Path) -> None:
+    """A new database with all tables: a copy where one is kept, which takes hundredths of the seconds."""
+    from mlflow import __version__
+
+    if take("mlflow", __version__, path) and _revision(path) == _newest_revision():
+        return
+    _remove(path)
+    _migrate(path, None)
+    keep("mlflow", __version__, path)
+
+
 def _migrate(path: Path, revision: str | None) -> None:
     """Makes all tables, or brings those of a revision to the newest."""
     import sqlalchemy
@@ -192,7 +204,7 @@ def _answer_broken(path: Path, revision: str | None, aside: Path, error: Excepti
     """A new one in place of one without runs; for any other a person decides."""
     if not _holds_runs(path):
         log.warning("%s was cut while it was made (%s): it is set aside, and a new one made", path, error)
-        _migrate(aside, None)
+        _make(aside)
         set_aside(path, f"broken-{time.strftime('%Y%m%d-%H%M%S')}")
         _put(aside, path)
         return

@@ -6,8 +6,8 @@ Prefect begins its transactions as readers. One that reads and then writes fails
 another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
 for writing when it begins, and waits for it.
 
-Its migrations take six seconds of an empty SQLite database, half of a server's start. So a copy of the first that they
-were through with is kept in ~/.cache/stemma, and every further server begins with one of those.
+Its migrations take six seconds of an empty SQLite database, half of a server's start. So a new database begins as a
+copy of one that they are through with (infra/empty_databases.py).
 
 Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
 could have deployments made, and so commands run. See infra/servers/callers.py.
@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import runpy
-import sqlite3
 import sys
-import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.interface import PrefectDBInterface
 from sqlalchemy import make_url
 
-from infra.files import sync
+from infra.empty_databases import keep, take
 from infra.secrets import HidingStream
 from infra.servers.callers import OwnCallersOnly
 from infra.servers.settings import Settings
@@ -52,40 +50,15 @@ async def _create_from_copy(self: PrefectDBInterface) -> None:
     if path is None or path.exists():
         await _create_db(self)
         return
-    copied = False
-    # Without a copy, whatever the reason, everything is as it would be without this.
-    with suppress(OSError, RuntimeError, sqlite3.Error):
-        _copy(_kept_copy(), path)
-        copied = True
+    copied = take("prefect", prefect.__version__, path)
     await _create_db(self)
     if not copied:
-        with suppress(OSError, RuntimeError, sqlite3.Error):
-            kept = _kept_copy()
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            _copy(path, kept)
+        keep("prefect", prefect.__version__, path)
 
 
 def _file_of(url: str) -> Path | None:
     found = make_url(url)
     return Path(found.database) if found.get_backend_name() == "sqlite" and found.database else None
-
-
-def _kept_copy() -> Path:
-    return Path.home() / ".cache" / "stemma" / f"prefect-{prefect.__version__}.db"
-
-
-def _copy(source: Path, target: Path) -> None:
-    """There is a whole database under the name of the target afterwards, or none."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as folder:
-        copy = Path(folder) / target.name
-        with (
-            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as there,
-            closing(sqlite3.connect(copy)) as here,
-        ):
-            there.backup(here)
-            here.execute("PRAGMA journal_mode = DELETE")  # one file; Prefect's connections turn it back
-        sync(copy)
-        copy.rename(target)
 
 
 def _guard(host: str, port: int) -> None:

@@ -122,7 +122,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
     output = tmp_path_factory.mktemp("work") / "output"
     with subprocess.Popen(
         [sys.executable, "-c", WORKER],
-        env=server_environ({}),
+        # No database is kept in such a home: all migrate.
+        env=server_environ({"HOME": "/dev/null"}),
         cwd=Path(__file__).parents[3],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -199,6 +200,23 @@ sys.exit(sum(code(child) for child in children))
     work(code, tmp_path)
     assert revision(database_of(tmp_path)) == revision(database_of(empty_store))
     assert not list((tmp_path / "mlflow").glob("mlflow.db.*"))
+
+
+def test_a_new_one_begins_as_a_copy_of_the_last_that_was_made(work: Work, tmp_path: Path, empty_store: Path) -> None:
+    from mlflow import __version__
+
+    kept = tmp_path / ".cache" / "stemma" / f"mlflow-{__version__}.db"
+    kept.parent.mkdir(parents=True)
+    shutil.copyfile(database_of(empty_store), kept)
+    with closing(sqlite3.connect(kept)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (OLD,))
+    with_home = "os.environ['HOME'] = str(Path(sys.argv[0]).parent)\n" + PREPARE
+    work(with_home, tmp_path / "first")
+    newest = revision(database_of(empty_store))
+    assert [revision(path) for path in (database_of(tmp_path / "first"), kept)] == [newest] * 2, "made, and kept"
+    add_run(kept)
+    work(with_home, tmp_path / "second")
+    assert runs(database_of(tmp_path / "second")) == [("r",)]
 
 
 def test_an_upgrade_keeps_a_copy_and_a_killed_one_leaves_the_old(work: Work, tmp_path: Path, empty_store: Path) -> None:
