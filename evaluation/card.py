@@ -135,7 +135,7 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 
 {config.intended_use}
 
-Out of scope: decisions about people, advice that someone relies on, text that is published as if a person had written
+Out of scope: decisions about people, advice that someone relies on, text that is published as if a person had written \
 or checked it. What the model writes is likely, not true."""
 
 

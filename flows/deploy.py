@@ -9,7 +9,8 @@ from uuid import UUID
 from prefect import Flow
 from prefect.deployments.runner import EntrypointType
 
-from flows.config import PipelineConfig, dump
+from flows.config import PipelineConfig
+from flows.forms import form_values, with_form
 from flows.graph import graph
 from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
@@ -24,9 +25,9 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
 
     schedule: when it runs by itself; None leaves that as it is. Raises ConfigError for one that never fires.
     """
-    parameters = {"config": dump(config), "root": str(root), "config_path": config_path}
+    parameters = {"config": form_values(config), "root": str(root), "config_path": config_path}
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
-    return _apply(pipeline_flow, config, WHOLE, parameters, config.description, timing)
+    return _apply(with_form(pipeline_flow, config, config.name), config, WHOLE, parameters, config.description, timing)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
@@ -37,8 +38,9 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
     for node in graph(config).values():
         if node.adopted:
             continue
+        shown = form_of(config, node.id, node.stage.name)
         parameters = {
-            "config": form_of(config, node.id, node.stage.name).model_dump(mode="json"),
+            "config": form_values(shown),
             "stage": node.id,
             "config_path": str(Path(config_path).absolute()),
             "settings": {},
@@ -46,7 +48,8 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "root": str(root),
         }
         message = f"The stage {node.id} of {config.name} alone, with what its form says."
-        made[node.id] = _apply(FLOWS[node.stage.name], config, node.id, parameters, message, Timing())
+        flow = with_form(FLOWS[node.stage.name], shown, config.name)
+        made[node.id] = _apply(flow, config, node.id, parameters, message, Timing())
     return made
 
 
@@ -58,7 +61,7 @@ def _apply(
     description: str,
     timing: Timing,
 ) -> UUID:
-    deployment: Any = flow.with_options(name=config.name).to_deployment(
+    deployment: Any = flow.to_deployment(
         name=name,
         description=description or None,
         parameters=parameters,

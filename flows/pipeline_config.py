@@ -67,15 +67,16 @@ class PipelineConfig(_Sections):
     @model_validator(mode="before")
     @classmethod
     def _fill_sections(cls, data: Any) -> Any:
-        """An empty section means its defaults; the pipeline's seed goes to every stage that has one."""
+        """The pipeline's seed goes to every stage that has one. A section that is `null`, as a form says it, is left
+        out."""
         if not isinstance(data, Mapping):
             return data
         filled = dict(data)
-        if "decontaminate" in filled and "decontaminate" not in (filled.get("adopted") or {}):
-            filled.setdefault("benchmark_text", {})
+        if filled.get("decontaminate") is not None and "decontaminate" not in (filled.get("adopted") or {}):
+            filled["benchmark_text"] = filled.get("benchmark_text") or {}
         for key, config in section_classes().items():
-            if key in filled:
-                filled[key] = _seeded(filled[key] if filled[key] is not None else {}, config, filled)
+            if filled.get(key) is not None:
+                filled[key] = _seeded(filled[key], config, filled)
         if "steps" in filled and filled["steps"] is None:
             filled["steps"] = {}
         if isinstance(steps := filled.get("steps"), Mapping):

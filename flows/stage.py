@@ -22,6 +22,7 @@ from prefect.states import State
 from flows.admission import turned_away
 from flows.config import PipelineConfig, dump, load, parse
 from flows.execution import RUNNER, PipelineRun, flow_run_name
+from flows.forms import form_values
 from flows.graph import Selection, descendants, graph
 from flows.journal import new_run_id
 from flows.page import PATIENCE_S
@@ -107,7 +108,7 @@ def _offer_next(
         text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
         section = nodes[stage].stage.name
         whole = {
-            "config": form_of(after, stage, section).model_dump(mode="json"),
+            "config": form_values(form_of(after, stage, section)),
             "settings": dict(settings),
             "and_below": True,
         }

@@ -43,8 +43,16 @@ class Config(BaseModel):
         read = dict(data)
         for name, field in cls.model_fields.items():
             for key in {name, field.alias} & read.keys():
-                read[key] = as_meant(read[key], field.annotation)
+                if read[key] is None and is_group(field.annotation):
+                    del read[key]  # an empty group means its defaults
+                else:
+                    read[key] = as_meant(read[key], field.annotation)
         return read
+
+
+def is_group(annotation: Any) -> bool:
+    """Whether a key is a config of its own, and always there."""
+    return isinstance(annotation, type) and issubclass(annotation, Config)
 
 
 class StageConfig(Config):

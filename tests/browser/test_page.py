@@ -97,7 +97,7 @@ def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offere
     page = browser_page
 
     open_form(page, address, "clean")
-    field = page.locator("input[type=number]").first  # min_characters
+    field = page.locator("label", has_text="Min Characters").locator("input[type=number]")
     expect(field).to_have_value("100")
     field.fill("440")
     submit(page, address)
@@ -125,7 +125,7 @@ def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behin
     folder, address = deployed
     root, page = folder / "store", browser_page
     open_form(page, address, "tokenizer")
-    page.locator("input[type=number]").first.fill("444")
+    page.locator("label", has_text="Vocab Size").locator("input[type=number]").fill("444")
     flow_run = submit(page, address)
     child = wait_until(lambda: running_stage(root, "tokenizer"))
     assert isinstance(child, psutil.Process)

@@ -15,12 +15,16 @@ import yaml
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from flows.config import PipelineConfig, dump, load, parse
+from flows.forms import form_values, with_form
 from flows.graph import Selection, graph
 from flows.pipeline import pipeline
+from flows.stage import FLOWS
 from flows.start import Request
 from flows.steps import STEP_CLASSES
 from infra.config import Config, normal_default
@@ -327,3 +331,30 @@ def test_a_length_without_a_unit_and_an_endless_number_are_told(section: dict[st
 
 def test_no_warm_up_needs_no_unit() -> None:
     assert ScheduleConfig.model_validate({"warmup": 0}).warmup == "0 batches"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_form_that_is_submitted_as_it_was_filled_is_the_config(path: Path) -> None:
+    here = load(path)
+    values = form_values(here)
+    form = parameter_schema(with_form(pipeline, here, "x")).model_dump(exclude_unset=True)
+    for told in (values, dump(here)):  # what the page sends, and what a command sends
+        validate({"config": told}, form, raise_on_error=True)
+    assert PipelineConfig.model_validate(values) == here
+
+
+def test_the_form_of_a_stage_has_what_the_file_sets_first_and_the_guard_folded() -> None:
+    set_here = {"duration": "20 batches", "optimizer": {"learning_rate": 0.01}}
+    config = PretrainConfig.model_validate(set_here)
+    form = parameter_schema(with_form(FLOWS["pretrain"], config, "x")).properties["config"]
+    order = sorted(form["properties"], key=lambda key: form["properties"][key]["position"])
+    assert order[:2] == ["duration", "optimizer"]
+    assert order.index("objective") < order.index("evaluate_every") < order.index("guard")
+    values = form_values(config)
+    assert values["guard"] is None and values["optimizer"]["learning_rate"] == 0.01
+    # Opened, a folded group has the values that held while it was folded.
+    opened = form["properties"]["guard"]["anyOf"][1]["properties"]
+    guard = {key: one["default"] for key, one in opened.items()}
+    assert PretrainConfig.model_validate({**values, "guard": guard}) == config
+    watched = PretrainConfig.model_validate({"guard": {"window": 50}})
+    assert form_values(watched)["guard"]["window"] == 50

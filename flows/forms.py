@@ -1,0 +1,107 @@
+"""A config as a form of the Prefect page: what its file sets comes first, and groups at their defaults are folded.
+
+A folded group is `null` in the form, which a config reads as its defaults (infra/config.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from enum import IntEnum
+from typing import Annotated, Any, get_args
+
+from prefect import Flow
+from pydantic import GetJsonSchemaHandler
+
+from infra.config import OUTSIDE_IDENTITY, Config, is_group, normal_default
+
+Schema = dict[str, Any]
+
+
+class Place(IntEnum):
+    """Where a key stands in its form."""
+
+    SET = 0
+    SET_GROUP = 1
+    DEFAULT = 2
+    RUNNING = 3
+    """At its default, and of no bearing on the result."""
+    GROUP = 4
+    """A group at its defaults that may also be left out: folded, it would be."""
+    FOLDED = 5
+
+
+def with_form(flow: Flow[..., Any], config: Config, name: str) -> Flow[..., Any]:
+    """The flow under another name, with a form for its parameter `config` that shows this one."""
+    made = flow.with_options(name=name)
+    signature = inspect.signature(made.fn, eval_str=True)
+    shown = signature.parameters["config"].replace(annotation=Annotated[type(config), _Form(config)])
+    # What Prefect reads the form's schema from.
+    made.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[shown if one.name == "config" else one for one in signature.parameters.values()]
+    )
+    return made
+
+
+def form_values(config: Config) -> dict[str, Any]:
+    """What the form is filled with."""
+    values = config.model_dump(mode="json", by_alias=True)
+    for name, key, place in _keys(config):
+        one = getattr(config, name)
+        if place is Place.FOLDED:
+            values[key] = None
+        elif isinstance(one, Config):
+            values[key] = form_values(one)
+    return values
+
+
+def _keys(config: Config) -> list[tuple[str, str, Place]]:
+    """(attribute, key, place) of each key."""
+    found = []
+    for name, field in type(config).model_fields.items():
+        one = getattr(config, name)
+        is_default = not field.is_required() and one == normal_default(type(config), name)
+        if not is_default:
+            place = Place.SET_GROUP if isinstance(one, Config) else Place.SET
+        elif is_group(field.annotation) or (one is None and any(map(is_group, get_args(field.annotation)))):
+            place = Place.FOLDED
+        elif isinstance(one, Config):
+            place = Place.GROUP
+        else:
+            extra = field.json_schema_extra
+            place = Place.RUNNING if isinstance(extra, Mapping) and extra.get(OUTSIDE_IDENTITY) else Place.DEFAULT
+        found.append((name, field.alias or name, place))
+    return found
+
+
+class _Form:
+    """Gives a config class the JSON schema that Prefect's page draws the form of one config from."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> Schema:
+        return _arranged(handler(core), self._config, handler.resolve_ref_schema)
+
+
+def _arranged(schema: Schema, config: Config, resolve: Callable[[Schema], Schema]) -> Schema:
+    """The object schema of a config, its keys in their places, with the config's values as defaults."""
+    arranged = deepcopy(resolve(schema))
+    values = config.model_dump(mode="json", by_alias=True)
+    for number, (name, key, place) in enumerate(_keys(config)):
+        one, shown = getattr(config, name), arranged["properties"][key]
+        title = shown.get("title") or key.replace("_", " ").capitalize()
+        told = {"description": shown["description"]} if "description" in shown else {}
+        if isinstance(one, Config):
+            choices = [
+                _arranged(choice, one, resolve) if resolve(choice).get("title") == type(one).__name__ else choice
+                for choice in shown.get("anyOf", [shown])
+            ]
+            if place is Place.FOLDED:
+                choices = [{"type": "null", "title": "defaults"}, {**choices[0], "title": "set here"}]
+            shown = {"anyOf": choices} if len(choices) > 1 else choices[0]
+        default = None if place is Place.FOLDED else values[key]
+        position = 1000 * place + number
+        arranged["properties"][key] = {**shown, **told, "title": title, "default": default, "position": position}
+    return arranged
