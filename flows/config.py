@@ -43,7 +43,7 @@ def parse(data: Any, folder: Path | None = None) -> PipelineConfig:
     """The pipeline in plain data; relative paths in it are relative to `folder`. A section that is named and empty, as
     in `dedupe:`, has its defaults. Raises ConfigError."""
     if isinstance(data, Mapping):
-        empty = {name: {} for name in section_classes() if name in data and data[name] is None}
+        empty: dict[str, Any] = {name: {} for name in section_classes() if name in data and data[name] is None}
         data = {**data, **empty}
     try:
         config = PipelineConfig.model_validate(data, context={FOLDER: folder} if folder else None)
