@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
-from evaluation.page.benchmark_sections import answers, benchmarks
+from evaluation.page.benchmark_sections import answers, answers_over_training, benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
@@ -79,6 +79,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         branches(pipeline),
         benchmarks(pipeline),
         answers(pipeline, samples),
+        answers_over_training(pipeline),
         toxicity(pipeline),
         bias(pipeline),
         memorisation(pipeline),

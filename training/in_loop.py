@@ -1,4 +1,4 @@
-"""What a model can do so far: benchmarks and sampled text every so many batches, without a trace in the training."""
+"""What a model can do so far: benchmarks and sampled text on the way, without a trace in the training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,43 @@ class InLoopEvaluator(Callback):
         path = self._run.work_dir / SAMPLES
         if path.exists() and path.stat().st_size > state.get("samples_bytes", math.inf):
             os.truncate(path, state["samples_bytes"])
+
+
+class InLoopAnswers(Callback):
+    """Writes what `answers` finds after some of the batches to training_samples.jsonl in the work folder: a line each,
+    with its batch. A training that goes back writes a batch again; `kept_answers` takes the later lines."""
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        answers: Callable[[], Sequence[Mapping[str, Any]]],
+        at: Collection[int],
+        run: Run,
+    ) -> None:
+        self._network = network
+        self._answers = answers
+        self._at = at
+        self._run = run
+
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch
+        # As above: a model in several ranks' hands cannot answer from one of them.
+        if batch not in self._at or ranks.world_size() > 1:
+            return
+        with measuring(self._network), answering(self._network):
+            found = self._answers()
+        with (self._run.work_dir / SAMPLES).open("a", encoding="utf8") as file:
+            file.writelines(json.dumps({"batch": batch, **row}, ensure_ascii=False) + "\n" for row in found)
+
+
+def kept_answers(work_dir: Path) -> list[dict[str, Any]]:
+    """The lines of InLoopAnswers, by batch, of each batch and prompt the last."""
+    path = work_dir / SAMPLES
+    if not path.exists():
+        return []
+    lines = [json.loads(text) for text in path.read_text(encoding="utf8").splitlines()]
+    last = {(line["batch"], line["prompt"]): line for line in lines}
+    return sorted(last.values(), key=lambda line: line["batch"])
 
 
 def keep_samples(work_dir: Path, out_dir: Path) -> None:

@@ -6,7 +6,7 @@ python -m training.sft --config sft.yaml --input model=DIR --input instructions=
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,16 @@ from training.export import export
 from training.families import experts_problem
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
+from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
 from training.sampling import sample
-from training.verify import references_of, right_answers
+from training.verify import is_right, references_of, right_answers
 
 _BATCH = 32
+_WATCHED_AT = (0.1, 0.3)
+"""Shares of the batches after which the watched prompts are answered: answers change early."""
 
 
 def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -42,7 +45,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     pairs), improvement_text (the same without `<|end|>`, which a base model cannot know), ends_share_base,
     ends_share_sft (greedy answers that end before the limit, Wilson interval), verified_base, verified_sft (greedy
     answers that are right, Wilson; where a rule can tell of any). Answers go to aux/samples.jsonl. On the
-    way the loss of some held-out pairs is told as validation/sample_loss.
+    way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out prompts were answered
+    from before training to its end is in aux/training_samples.jsonl.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -81,6 +85,21 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         losses = np.concatenate([loss for loss, _ in _losses(model, chat, watched, hardware)])
         return {"validation/sample_loss": float(losses.sum() / sum(len(one.response) for one in watched))}
 
+    def told(side: _Side) -> list[dict[str, Any]]:
+        found = []
+        for number, answer in enumerate(side.answers[: config.watched_prompts]):
+            text, reference = chat.decode(answer), references[number]
+            loss = round(float(side.losses[number] / side.tokens[number]), 4)
+            line: dict[str, Any] = {"prompt": heldout_rows[number]["prompt"], "text": text, "loss": loss}
+            found.append(line if reference is None else {**line, "verified": is_right(text, reference)})
+        return found
+
+    def answers_so_far() -> list[dict[str, Any]]:
+        quiet = Run(run.work_dir, run.launch)
+        watched = heldout[: config.watched_prompts]
+        return told(_measure(model, chat, watched, config, hardware, max_length, quiet, "model so far"))
+
+    at = {round(share * length) for share in _WATCHED_AT} - {0, length} if config.watched_prompts else set()
     done = fit(
         "sft",
         model,
@@ -89,7 +108,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         config,
         hardware,
         run,
-        [Watch(look, every, length, run)],
+        [Watch(look, every, length, run), InLoopAnswers(network, answers_so_far, at, run)],
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
@@ -98,6 +117,11 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
     right = {name: side.right(chat, references) for name, side in (("base", before), ("sft", after))}
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after, right)
+    first, last = (
+        [{"batch": batch, **row} for row in told(side)] for batch, side in ((0, before), (done.batches, after))
+    )
+    if first:
+        _write_lines(out_dir / "aux" / SAMPLES, [*first, *kept_answers(run.work_dir), *last])
     improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
     text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
     ends = {name: wilson(side.ended(chat), len(side.answers)) for name, side in (("base", before), ("sft", after))}
@@ -198,14 +222,20 @@ def _write_samples(
     after: _Side,
     right: Mapping[str, NDArray[np.float64]],
 ) -> None:
+    lines = []
+    for number, (row, base, tuned) in enumerate(zip(rows, before.answers, after.answers, strict=False)):
+        answers = {"base": chat.decode(base), "sft": chat.decode(tuned)}
+        line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": answers}
+        if row.get("verify"):
+            line["verified"] = {name: bool(each[number]) for name, each in right.items()}
+        lines.append(line)
+    _write_lines(path, lines)
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf8") as file:
-        for number, (row, base, tuned) in enumerate(zip(rows, before.answers, after.answers, strict=False)):
-            answers = {"base": chat.decode(base), "sft": chat.decode(tuned)}
-            line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": answers}
-            if row.get("verify"):
-                line["verified"] = {name: bool(each[number]) for name, each in right.items()}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 if __name__ == "__main__":

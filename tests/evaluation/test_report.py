@@ -16,6 +16,7 @@ import pytest
 
 from evaluation.artifacts import ancestors, read_artifacts
 from evaluation.config import ReportConfig
+from evaluation.page.benchmark_sections import answers_over_training
 from evaluation.page.charts import Line as PlotLine
 from evaluation.page.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
@@ -416,6 +417,32 @@ def test_curves_leave_out_what_is_not_finite(tmp_path: Path) -> None:
     rows = [{"step": 1, "values": {"train/loss": "nan"}}, {"step": 2, "values": {"train/loss": 2.0}}]
     (folders["sft"] / "aux/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert PipelineResults(folders).curve("sft", "train/loss") == [(2.0, 2.0)]
+
+
+def test_the_same_prompt_is_shown_as_it_was_answered_at_points_of_the_training(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    samples = PipelineResults(folders).get("sft").read_lines("aux/samples.jsonl")  # type: ignore[union-attr]
+    prompts = [line["prompt"] for line in samples[1:3]]
+    points = {0: 5.1, 9: 4.2, 27: 3.9, 90: 3.4}
+    lines = [
+        {"batch": batch, "prompt": prompt, "text": f"{HOSTILE} {batch}", "loss": loss}
+        for batch, loss in points.items()
+        for prompt in prompts
+    ]
+    path = folders["sft"] / "aux/training_samples.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = answers_over_training(PipelineResults(folders)).samples
+    assert [row["prompt"] for row in shown] == prompts
+    assert [(point["label"], point["score"]) for point in shown[0]["answers"][:4]] == [
+        ("base model", "loss 5.10"),
+        ("SFT model, batch 9", "loss 4.20"),
+        ("SFT model, batch 27", "loss 3.90"),
+        ("SFT model, batch 90", "loss 3.40"),
+    ]
+    (after,) = shown[0]["answers"][4:]
+    assert after["label"].startswith("RLHF model") and after["score"].startswith("reward")
+    page = render(ReportConfig(), folders)[0]
+    assert "over-training" in Page(page).ids and HOSTILE not in page
 
 
 def with_named_steps(root: Path) -> dict[str, Path]:

@@ -72,6 +72,13 @@ def test_sft_lowers_held_out_loss_and_ends_its_answers(tuned: tuple[Path, Any]) 
     assert len(lines) == 8
     assert lines[0].keys() == {"prompt", "reference", "answers"}
     assert lines[0]["answers"].keys() == {"base", "sft"}
+    watched = _lines(folder / "aux" / "training_samples.jsonl")
+    last = result.figures["batches"]
+    assert [line["batch"] for line in watched[::3]] == [0, round(0.1 * last), round(0.3 * last), last]
+    assert [line["prompt"] for line in watched] == [line["prompt"] for line in lines[:3]] * 4
+    for name, at in (("base", watched[:3]), ("sft", watched[-3:])):
+        assert [line["text"] for line in at] == [line["answers"][name] for line in lines[:3]]
+    assert watched[0]["loss"] > watched[3]["loss"] > watched[-3]["loss"]
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 4]
 
 
@@ -120,13 +127,14 @@ def test_looks_at_held_out_pairs_are_told_and_leave_the_weights_as_they_are(
     inputs = {"model": base_dir, "instructions": instructions_dir, "preferences": preferences_dir}
     config = {"duration": "4 batches", "max_length": 64, "optimizer": FAST, "evaluate_pairs": 4}
     told, trained = [], []
-    for every in ("50 %", "4 batches"):
+    for every, watched in (("50 %", 2), ("4 batches", 0)):
         out = tmp_path / every.split()[0]
         out.mkdir()
         with open_journal(tmp_path / f"{out.name}.jsonl") as file:
             run = Run(out / "work", journal=file)
             if stage == "sft":
                 sizes = {"global_batch_examples": 4, "answer_max_tokens": 4, "evaluate_every": every}
+                sizes["watched_prompts"] = watched
                 sft(SftConfig.model_validate(config | sizes), inputs, out, run)
             else:
                 sizes = {"global_batch_pairs": 4, "evaluate_every": every}

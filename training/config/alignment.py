@@ -58,6 +58,9 @@ class SftConfig(TrainerConfig):
     """How often the loss of held-out pairs is measured during training; the weights do not depend on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
     """Held-out pairs of each such measurement, the first of the file."""
+    watched_prompts: int = outside_identity(3, ge=0)
+    """Held-out prompts, the first of the file, whose answers the report shows before training, after 10 % and 30 % of
+    the batches, and at the end; 0: none. The weights do not depend on it."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """What leaves no room for a prompt; positions: of the model, where they are known."""
