@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringNames, DocstringPreferences
+from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences, DocstringSignatures
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments, SomeOf
 from infra.config import Config, StageConfig, outside_identity
 from infra.project import PROJECT
@@ -54,7 +54,9 @@ class IngestConfig(StageConfig):
         return [source.source(f"ingest.read.{i}") for i, source in enumerate(self.read)]
 
 
-InstructionSource = Annotated[DocstringInstructions | DocstringNames | FileInstructions, Field(discriminator="kind")]
+InstructionSource = Annotated[
+    DocstringInstructions | DocstringSignatures | FileInstructions, Field(discriminator="kind")
+]
 
 
 class InstructionsConfig(StageConfig):

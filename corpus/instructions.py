@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from corpus.config import InstructionsConfig
-from corpus.demo.config import DocstringInstructions, DocstringNames
-from corpus.demo.texts import instruction_pairs, name_pairs
+from corpus.demo.config import DocstringInstructions, DocstringSignatures
+from corpus.demo.texts import instruction_pairs, signature_pairs
 from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
@@ -32,10 +32,12 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
     return Result(figures, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out")
 
 
-def _pairs(source: DocstringInstructions | DocstringNames | FileInstructions, key: str) -> Iterator[Pair | Rejected]:
+def _pairs(
+    source: DocstringInstructions | DocstringSignatures | FileInstructions, key: str
+) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
         return islice(file_pairs(source, source.places(), key), source.limit)
-    return name_pairs(source) if isinstance(source, DocstringNames) else instruction_pairs(source)
+    return signature_pairs(source) if isinstance(source, DocstringSignatures) else instruction_pairs(source)
 
 
 def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:

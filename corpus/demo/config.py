@@ -78,12 +78,13 @@ class DocstringInstructions(DocstringPairs):
     """The prompt asks what a function does; the response is the summary sentence of its docstring."""
 
 
-class DocstringNames(InstalledPackages):
-    """The prompt asks which words the name of a function or class is made of; a rule tells whether an answer is right.
+class DocstringSignatures(InstalledPackages):
+    """The prompt asks for what stands in a signature: how many parameters, whether one is there, which is the first; a
+    rule tells whether an answer is right.
 
-    These are the public ones that have a docstring and whose name has two to five words, each name once."""
+    These are of public functions and classes that have a docstring, each signature once."""
 
-    kind: Literal["names"] = "names"
+    kind: Literal["signatures"] = "signatures"
     limit: int | None = Field(None, ge=2)
     """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
 

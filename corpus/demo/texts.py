@@ -6,9 +6,9 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 
-from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringNames, DocstringPreferences
+from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences, DocstringSignatures
 from corpus.demo.docstrings import Unparsed, group_of, read_docstrings
-from corpus.demo.names import read_names
+from corpus.demo.signatures import read_signatures
 from corpus.demo.summaries import Summary, read_summaries
 from corpus.documents import Document, is_heldout, make_document
 from corpus.pairs import Pair
@@ -47,9 +47,9 @@ def instruction_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected
             yield Pair({"prompt": item.prompt, "response": item.response}, item.source, item.group)
 
 
-def name_pairs(source: DocstringNames) -> Iterator[Pair | Rejected]:
+def signature_pairs(source: DocstringSignatures) -> Iterator[Pair | Rejected]:
     """A name, and the words that it is made of."""
-    for item in read_names(source):
+    for item in read_signatures(source):
         yield _rejected(item) if isinstance(item, Unparsed) else item
 
 

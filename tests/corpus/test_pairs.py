@@ -10,7 +10,7 @@ import pytest
 
 from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.demo.docstrings import Docstring
-from corpus.demo.names import name_of, words_of
+from corpus.demo.signatures import question_about, signature_of
 from corpus.demo.summaries import shortened, summary_of
 from corpus.documents import is_heldout
 from corpus.instructions import instructions
@@ -132,33 +132,37 @@ def test_alpaca_files_join_instruction_and_input(build, write, lines_of):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("signature", "shown", "parameters"),
     [
-        ("get_shuffle_seed", "get shuffle seed"),
-        ("HTTPServerError", "http server error"),
-        ("parseURLs", "parse urls"),
-        ("xAxis", "x axis"),
-        ("from_", "from"),
-        ("Conv2dBNReLU", "conv 2 d bn re lu"),
-        ("IDsOf_x__y", "ids of x y"),
+        ("pack.io.load(path, mode)", "load(path, mode)", ["path", "mode"]),
+        ("pack.Loader(*args, **kwargs)", "Loader(*args, **kwargs)", ["args", "kwargs"]),
+        ("pack.now()", "now()", []),
+        ("pack.Loader", "", []),
+        ("pack._load(path)", "", []),
+        ("pack.test_it(path)", "", []),
+        ("pack.größe_der(x)", "", []),
+        ("pack.many(a, b, c, d, e, f, g)", "", []),
     ],
 )
-def test_names_are_split_into_their_words(name, words):
-    assert " ".join(words_of(name)) == words
+def test_signatures_of_public_functions_are_asked_about(signature, shown, parameters):
+    assert signature_of(function("", signature)) == (shown, parameters)
 
 
-def test_private_names_tests_and_modules_are_not_asked_about():
-    assert name_of(function("", "pack.io.load_table(path)")) == "load_table"
-    for signature in ("pack._load_table", "pack.__init_table__()", "pack.TestTable", "pack.größe_der(x)"):
-        assert name_of(function("", signature)) is None
+def test_questions_are_answered_by_the_signature_in_them():
+    found = dict(question_about(f"f{i}(path, mode)", ["path", "mode"], ["axis", "name"]) for i in range(200))
+    assert set(found.values()) == {"2", "path", "Yes.", "No."}
+    for prompt, response in found.items():
+        if prompt.startswith("Does "):
+            assert (prompt.split("`")[3] in ("path", "mode")) == (response == "Yes.")
+    assert question_about("now()", [], ["axis"])[1] == "0"
 
 
 def test_verifiable_pairs_say_so_and_lie_mixed_with_the_others_in_the_heldout_file(build, lines_of, write):
     alone = build(instructions, InstructionsConfig(read=[DOCSTRINGS | {"limit": 600}], heldout_share=0.1))
-    names = {"kind": "names", "packages": ["networkx"], "limit": 300}
+    signatures = {"kind": "signatures", "packages": ["networkx"], "limit": 300}
     rows = "".join(json.dumps({"instruction": f"{i} + 1 =", "output": str(i + 1)}) + "\n" for i in range(300))
     sums = {"kind": "files", "paths": [write("sums.jsonl", rows)], "verify": "exact"}
-    read = [DOCSTRINGS | {"limit": 600}, names, sums]
+    read = [DOCSTRINGS | {"limit": 600}, signatures, sums]
     out = build(instructions, InstructionsConfig(read=read, heldout_share=0.1))
     train, heldout = (lines_of(out / f"{side}.jsonl") for side in ("train", "heldout"))
     assert [pair for pair in heldout if pair["source"].startswith("docstrings/")] == lines_of(alone / "heldout.jsonl")
@@ -166,11 +170,10 @@ def test_verifiable_pairs_say_so_and_lie_mixed_with_the_others_in_the_heldout_fi
     assert all(kinds[: len(kinds) // 3].count(kind) == pytest.approx(kinds.count(kind) / 3, abs=1) for kind in kinds)
     for pair in (*train, *heldout):
         assert pair.get("verify") == (None if pair["source"].startswith("docstrings/") else "exact")
-    asked = [pair for pair in (*train, *heldout) if pair["source"].startswith("names/")]
+    asked = [pair for pair in (*train, *heldout) if pair["source"].startswith("signatures/")]
     assert len(asked) == 300 and len({pair["prompt"].split("`")[1] for pair in asked}) == 300
-    assert all(pair["response"] == " ".join(words_of(pair["prompt"].split("`")[1])) for pair in asked)
-    answers = [{pair["response"] for pair in side if pair["source"].startswith("names/")} for side in (train, heldout)]
-    assert not answers[0] & answers[1]
+    sides = [{pair["prompt"].split("`")[1] for pair in side if "sig" in pair["source"]} for side in (train, heldout)]
+    assert not sides[0] & sides[1]
 
 
 def test_equal_prompts_stay_on_one_side_and_equal_pairs_are_counted(build, write, lines_of):
