@@ -177,7 +177,7 @@ class Store:
             if len(others) < len(current.files):
                 replace(current, files=others).rewrite(folder)
             (folder / AUX).mkdir(exist_ok=True)
-            hidden = folder / AUX / f".{name}.{os.getpid()}"
+            hidden = folder / AUX / f".{name}"  # of one name: what a kill left is written over
             hidden.write_bytes(data)
             sync(hidden)
             hidden.replace(folder / path)

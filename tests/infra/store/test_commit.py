@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.store.ancestry import locate
-from infra.store.manifest import SourceRecord
+from infra.store.manifest import Manifest, SourceRecord
 from infra.store.store import Store
 from tests.artifacts import Make
 
@@ -169,3 +169,49 @@ def test_every_kind_of_damage_is_named(store: Store, make: Make) -> None:
     (folder / "b").write_text("owt")
     found = [(item.path.name, item.what) for item in store.differences(folder, made)]
     assert found == [("a", "missing"), ("b", "changed")]
+
+
+def test_a_file_put_beside_is_known_and_moves_no_digest(store: Store, make: Make, tmp_path: Path) -> None:
+    made = make("rlhf", {"w": "1", "aux/log": "said"})
+    card = tmp_path / "CARD.md"
+    for text in ("a card", "another"):
+        card.write_text(text)
+        store.put_beside(made, card, "CARD.md")
+        found = store.find("rlhf", made.fingerprint)
+        assert found and found.digest == made.digest
+        assert {file.path: file.size for file in found.files}["aux/CARD.md"] == len(text)
+        assert store.verify(store.path(found), found) == []
+    (store.path(made) / "aux" / "CARD.md").write_text("changed")
+    assert [item.what for item in store.verify(store.path(found), found)] == ["changed"]
+
+
+@pytest.mark.parametrize("rewrites", [0, 1])
+def test_a_kill_while_a_file_is_put_beside_leaves_a_whole_artifact(
+    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewrites: int
+) -> None:
+    """It dies at the first or second writing of the manifest; the next time mends what verify tells of."""
+    made = make("rlhf", {"w": "1"})
+    card = tmp_path / "CARD.md"
+    card.write_text("a card")
+    store.put_beside(made, card, "CARD.md")
+    card.write_text("another")
+    write, left = Manifest.rewrite, [rewrites]
+
+    def killed(manifest: Manifest, folder: Path) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write(manifest, folder)
+
+    monkeypatch.setattr(Manifest, "rewrite", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.put_beside(made, card, "CARD.md")
+    monkeypatch.setattr(Manifest, "rewrite", write)
+    found = store.find("rlhf", made.fingerprint)
+    assert found and store.differences(store.path(found), found, read_all=True) == []
+    told = [(item.path.name, item.what) for item in store.verify(store.path(found), found)]
+    assert told == ([("CARD.md", "in no manifest")] if rewrites else [])
+    store.put_beside(made, card, "CARD.md")
+    mended = store.find("rlhf", made.fingerprint)
+    assert mended and store.verify(store.path(mended), mended) == []
+    assert (store.path(made) / "aux" / "CARD.md").read_text() == "another"
