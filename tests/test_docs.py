@@ -136,6 +136,11 @@ def test_every_command_but_completion_takes_json_as_the_readme_says() -> None:
     assert without == ["completion"]
 
 
+def test_every_command_is_told_of_in_the_readme_or_a_guide() -> None:
+    told = "\n".join(path.read_text(encoding="utf8") for path in (REPOSITORY / "README.md", *DOCS.glob("*.md")))
+    assert not [name for name in COMMANDS if not re.search(rf"(stemma |`){name}\b", told)]
+
+
 def literals() -> Iterator[str]:
     """Every text in the packages, with … where a value is put in."""
     for package in PACKAGES:

@@ -18,6 +18,7 @@ import psutil
 
 from infra.errors import ConfigError, Problem, StageError, stage_error
 from infra.process import end_group, group_alive, signal_group, started_at
+from infra.project import PROJECT
 from infra.servers.environment import server_environ
 from infra.servers.ports import reserved_port
 from infra.servers.settings import Settings, chosen, settings_of
@@ -132,6 +133,7 @@ class _Starter:
     def start(self) -> list[Service]:
         answering = _answering(self.root, self.known, self.settings)
         waiting: dict[str, Spec] = {}
+        kept = [service for service in self.known.values() if service.alive]
         with ExitStack() as ports:
             urls: dict[str, str] = {}
             for name in NAMES:
@@ -150,6 +152,8 @@ class _Starter:
                 # Recorded at once: whatever happens to us, `down` will find it.
                 record(self.root, self.known.values())
             self._wait(waiting)
+        if older := of_older_code([service for service in kept if service in self.known.values()]):
+            self.say(f"older than the code: {older}; `stemma down`, then `up`, starts them anew")
         return [self.known[name] for name in NAMES]
 
     def _still_wanted(self, service: Service, urls: dict[str, str]) -> bool:
@@ -215,6 +219,15 @@ class _Starter:
         return stage_error(
             "service_failed", name, f"{TITLES[name]} {how}; its last words: {last_lines(log)}", f"its log is {log}"
         )
+
+
+def of_older_code(running: Iterable[Service]) -> str:
+    """Those that were started before the code that all of them run, that of infra/ and of the environment, was
+    written, in words; empty if none was."""
+    code = [*(PROJECT / "infra").rglob("*.py"), PROJECT / "requirements.lock"]
+    changed = max(path.stat().st_mtime for path in code if path.exists())
+    older = [service for service in running if service.started < changed]
+    return ", ".join(TITLES[service.name] for service in older)
 
 
 def log_path(root: Path | str, name: str) -> Path:

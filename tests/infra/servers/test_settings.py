@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from infra.errors import ConfigError, StageError
 from infra.servers.database import Postgres, requested_database
 from infra.servers.ports import is_free
+from infra.servers.services import of_older_code
 from infra.servers.settings import Settings, chosen, settings_of
-from infra.servers.state import make_servers_folder
+from infra.servers.state import Service, make_servers_folder
 from tests.command import Answer, environment, stemma
 from tests.postgres import postgres
 
@@ -117,3 +119,10 @@ def test_a_database_that_cannot_hold_every_character_is_refused(tmp_path: Path) 
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(StageError, match=r"192\.0\.2\.1 is no address of this machine"):
         is_free(4200, "192.0.2.1")
+
+
+def test_servers_that_are_older_than_the_code_are_named() -> None:
+    """`up` keeps what runs, and says what a change of the code does not reach."""
+    now = time.time()
+    assert of_older_code([Service("mlflow", "", 1, now + 1), Service("worker", "", 1, now + 1)]) == ""
+    assert of_older_code([Service("mlflow", "", 1, now + 1), Service("relay", "", 1, 0.0)]) == "the lineage relay"
