@@ -100,18 +100,15 @@ def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offere
     field = page.locator("label", has_text="Min Characters").locator("input[type=number]")
     expect(field).to_have_value("100")
     field.fill("440")
-    submit(page, address)
+    flow_run = submit(page, address)
 
     expect(page.get_by_text("Completed").first).to_be_visible(timeout=PATIENCE_MS)
-
-    def offered() -> bool:
-        # What is told after the run's end the page shows when it is opened again.
-        page.reload()
-        page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts")).first.click()
-        expect(page.get_by_text("Stages of chronicle").first).to_be_visible()
-        return page.get_by_text("After clean").first.is_visible()
-
-    wait_until(offered)
+    # What is told after the run's end the page shows when it is opened again.
+    wait_until(lambda: any("After clean" in text for text in sheets(address, flow_run).values()))
+    page.reload()
+    page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts")).first.click()
+    expect(page.get_by_text("Stages of chronicle").first).to_be_visible()
+    expect(page.get_by_text("After clean").first).to_be_visible()
     settings = [
         json.loads(path.read_text())["config"]["min_characters"]
         for path in (folder / "store" / "clean").glob("*/manifest.json")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.lineage import migrations
 from infra.lineage.ledger import mlflow_run_id
 from infra.lineage.messages import (
     Input,
@@ -33,6 +32,7 @@ from infra.servers import state
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
+from tests.infra.lineage.relay_process import RelayProcess
 from tests.processes import wait_until
 
 BEGIN = 1_790_000_000.0
@@ -237,30 +237,6 @@ def mlflow_server(root: Path) -> Iterator[MlflowServer]:
     server.start()
     yield server
     server.stop()
-
-
-class RelayProcess:
-    """A real relay process. lock_timeout_s: how long it waits for a database that somebody else has locked."""
-
-    def __init__(self, root: Path, mode: str = "--follow", lock_timeout_s: float = migrations.LOCK_TIMEOUT_S) -> None:
-        self.log = root / "relay.log"
-        code = (
-            f"from infra.lineage import migrations; migrations.LOCK_TIMEOUT_S = {lock_timeout_s}\n"
-            "from infra.lineage.relay import main; main()"
-        )
-        with open(self.log, "ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(root), mode],
-                env=server_environ({}),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 @pytest.fixture

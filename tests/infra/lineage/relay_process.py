@@ -1,0 +1,52 @@
+"""A relay under test: a real process, forked from a server of the test worker that has imported MLflow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import cache
+from pathlib import Path
+
+from infra.forked import ForkServer
+from infra.lineage import migrations
+from infra.servers.environment import server_environ
+from tests.command import REPOSITORY
+
+_IMPORTS = ["infra.lineage.relay", "infra.lineage.delivery", "mlflow.store.tracking.sqlalchemy_store"]
+
+
+@cache
+def _server() -> ForkServer:
+    return ForkServer(server_environ({}))
+
+
+@cache
+def _line() -> tuple[int, int]:
+    """A pipe that breaks with the test worker."""
+    return os.pipe()
+
+
+class RelayProcess:
+    """lock_timeout_s: how long it waits for a database that somebody else has locked."""
+
+    def __init__(self, root: Path, mode: str = "--follow", lock_timeout_s: float = migrations.LOCK_TIMEOUT_S) -> None:
+        self.log = root / "relay.log"
+        arguments = [__name__, str(root), mode, str(lock_timeout_s)]
+        with open(self.log, "ab") as output:
+            self.process = _server().start(_IMPORTS, arguments, REPOSITORY, output.fileno(), _line()[0], lambda: False)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def main(root: str, mode: str, lock_timeout_s: str) -> int:
+    """The forked process."""
+    from infra.lineage import relay
+
+    migrations.LOCK_TIMEOUT_S = float(lock_timeout_s)
+    sys.argv = ["infra.lineage.relay", root, mode]
+    relay.main()
+    return 0
