@@ -245,4 +245,6 @@ CONTENDERS: dict[str, Callable[[Setting, Path, Pace], None]] = {
 
 if __name__ == "__main__":
     name, which, place = sys.argv[1:]
+    if not (tokens := Path(place) / f"{which}.npy").exists():
+        sys.exit(f"{tokens}: expected the tokens that bench_train.py writes")
     CONTENDERS[name](SETTINGS[which], Path(place), Pace(SETTINGS[which]))

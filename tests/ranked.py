@@ -115,31 +115,25 @@ def _rank(
 ) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
     processes = count // nodes
-    if count > 1:
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "LOCAL_RANK": str(rank % processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "NODE_RANK": str(rank // processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
     journal = Told()
     try:
         from infra.launch.config import LaunchConfig
+        from infra.launch.ranks import Node
         from infra.run import Run
         from training import config as configs
 
         function = getattr(importlib.import_module(f"training.{stage}"), stage)
         config_class = getattr(configs, "".join(word.capitalize() for word in stage.split("_")) + "Config")
 
-        if prepare is not None:
-            prepare(rank)
         where = {"device": "cpu", "threads": 1, "precision": "fp32", "processes": processes, "nodes": nodes}
         if trainer := os.environ.get(TRAINER):
             where["trainer"] = trainer
         config = LaunchConfig(**{**where, **launch})
+        if count > 1:
+            node = Node(rank // processes, "127.0.0.1", port)
+            os.environ |= node.rank_environment(config, rank % processes)
+        if prepare is not None:
+            prepare(rank)
         run = Run(out.parent / f"{out.name}.work", config, journal=journal if rank == 0 else None)  # type: ignore[arg-type]
         place = out if rank == 0 else out.parent / f"{out.name}.rank{rank}"
         place.mkdir(parents=True, exist_ok=True)

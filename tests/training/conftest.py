@@ -16,7 +16,7 @@ import torch
 from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.ranked import TRAINER
+from tests.ranked import TRAINER, Told
 
 if trainer := os.environ.get(TRAINER):
     LaunchConfig.model_fields["trainer"].default = trainer
@@ -33,17 +33,8 @@ VERBS = {
 SEQUENCE_LENGTH = 32
 
 
-class Journal:
-    """Stands where a run's journal file stands, and remembers the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-
-    def write(self, text: str) -> None:
-        self.lines.append(json.loads(text))
-
-    def flush(self) -> None:
-        """A file has this method."""
+class Journal(Told):
+    """A run's lines, and what is asked of them."""
 
     def events(self) -> list[str]:
         return [line["message"] for line in self.lines if line["kind"] == "event"]
