@@ -297,7 +297,8 @@ def data_uri(svg: str, legend: Sequence[tuple[str, str]] = ()) -> str:
         entries.append(f'<text x="{x + 12}" y="{height + 13}">{escape(label)}</text>')
         x += 28 + 6 * len(label)
     tall = height + (LEGEND_HEIGHT if legend else 0)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}" width="{width}" height="{tall}">'
+    size = f'viewBox="0 0 {width} {tall}" width="{width}" height="{tall}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {size}>'
     inner = svg.partition(">")[2].removesuffix("</svg>")
     whole = f"{head}<style>{STYLE}</style>{inner}{''.join(entries)}</svg>"
     return "data:image/svg+xml;base64," + base64.b64encode(whole.encode()).decode()

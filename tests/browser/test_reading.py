@@ -1,21 +1,35 @@
-"""The report as a reader sees it: nothing lies over another, nothing is cut, and every link leads somewhere."""
+"""The pages as a reader sees them: nothing lies over another, nothing is cut, and every link leads somewhere.
+
+Of Prefect's and MLflow's own pages this is asked of what we put into them: sheets with their charts and the card,
+links, descriptions. MLflow's page is not made for phones: its menu takes half of one.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from evaluation.config import ReportConfig
 from evaluation.report import render
+from infra.servers.http import post
 from tests.evaluation.pipeline import write_pipeline
+from tests.infra.lineage.conftest import MlflowServer
+from tests.processes import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = 1300, 375
+PATIENCE_MS = 90_000
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -65,6 +79,23 @@ PLATES = """() => {
 }"""
 
 
+SHEET_FAULTS = """() => {
+  const sheet = document.querySelector('article'), found = [], blocks = [...sheet.children];
+  if (document.documentElement.scrollWidth > innerWidth) found.push('the page is wider than the window');
+  if (sheet.scrollWidth > sheet.clientWidth + 1 && getComputedStyle(sheet).overflowX === 'visible')
+    found.push('the sheet is cut');
+  for (const picture of sheet.querySelectorAll('img'))
+    if (!picture.naturalWidth || picture.getBoundingClientRect().right > innerWidth) found.push(`cut: ${picture.alt}`);
+  blocks.slice(1).forEach((block, place) => {
+    if (block.getBoundingClientRect().top < blocks[place].getBoundingClientRect().bottom - 1)
+      found.push(`overlap: ${block.textContent.trim().slice(0, 40)}`);
+  });
+  return found;
+}"""
+
+NARROW = """svg => `<style>body{margin:0} div{width:343px} svg{width:100%;height:auto}</style><div>${svg}</div>`"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -102,5 +133,101 @@ def test_the_report_is_read_in_both_themes_and_at_phone_width(
             there = page.query_selector(link) if link.startswith("#") else (report.parent / link).exists()
             dead += [] if there else [link]
         assert dead == []
+    finally:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def sheets(built_full: Path) -> dict[str, tuple[str, str]]:
+    """Key → (address in the Prefect page, markdown), of a pipeline that was built."""
+    answer = json.loads((built_full / "answer.json").read_text())
+    server = answer["flow_run_url"].partition("/runs/")[0]
+    asked = {"flow_runs": {"id": {"any_": [answer["flow_run_id"]]}}, "artifacts": {"type": {"any_": ["markdown"]}}}
+    found = post(f"{server}/api/artifacts/filter", asked)
+    return {one["key"]: (f"{server}/artifacts/artifact/{one['id']}", one["data"]) for one in found}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_a_sheet_on_the_prefect_page_is_read_in_both_themes_and_at_phone_width(
+    browser: Browser, sheets: dict[str, tuple[str, str]], theme: Any, width: int
+) -> None:
+    """The sheets with the most in them: a training with its charts, and the card."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
+    # Prefect's page has a theme of its own.
+    context.add_init_script(f"localStorage.setItem('color-scheme', JSON.stringify('{theme}'))")
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    try:
+        for key in ("stage-pretrain", "stage-register"):
+            page.goto(sheets[key][0])
+            page.locator("article table").last.wait_for()
+            assert page.evaluate(SHEET_FAULTS) == []
+        page.goto(sheets["stage-pretrain"][0])
+        corner = Image.open(BytesIO(page.locator("article img").first.screenshot())).convert("L").getpixel((12, 30))
+        assert isinstance(corner, int)
+        assert corner < 64 if theme == "dark" else corner > 230
+    finally:
+        context.close()
+
+
+@pytest.mark.cluster
+def test_no_word_in_the_charts_of_the_sheets_lies_over_another(
+    browser: Browser, sheets: dict[str, tuple[str, str]]
+) -> None:
+    page = browser.new_page(viewport={"width": PHONE, "height": 900})
+    charts = 0
+    for _, text in sheets.values():
+        for encoded in re.findall(r"data:image/svg\+xml;base64,([^)]+)", text):
+            page.set_content(page.evaluate(NARROW, base64.b64decode(encoded).decode()))
+            assert page.evaluate(FAULTS) == []
+            assert page.evaluate(SMALLEST) >= 8
+            charts += 1
+    page.close()
+    assert charts > 10
+
+
+@pytest.fixture(scope="module")
+def mlflow(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """MLflow's page over the history of a pipeline that was built."""
+    root = tmp_path_factory.mktemp("mlflow") / "store"
+    with sqlite3.connect(built_full / "store" / "mlflow" / "mlflow.db") as database:
+        asked = "select count(*) from tags where key = 'mlflow.note.content' and value like '%[report](%'"
+        wait_until(lambda: database.execute(asked).fetchone()[0], timeout_s=180)
+    shutil.copytree(built_full / "store" / "mlflow", root / "mlflow")
+    server = MlflowServer(root)
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.stop()
+
+
+@pytest.mark.cluster
+def test_what_mlflow_shows_of_a_pipeline_leads_to_what_is_there(browser: Browser, mlflow: str) -> None:
+    found = post(f"{mlflow}/api/2.0/mlflow/runs/search", {"experiment_ids": ["1"], "max_results": 200})["runs"]
+    runs = {one["info"]["run_id"]: {tag["key"]: tag["value"] for tag in one["data"]["tags"]} for one in found}
+    (pipeline,) = [run for run, tags in runs.items() if tags.get("stemma.kind") == "pipeline"]
+    note = runs[pipeline]["mlflow.note.content"]
+    linked = re.findall(r"\]\(#/experiments/1/runs/(\w+)\?workflowType=machine_learning\)", note)
+    assert len(linked) > 10 and set(linked) <= runs.keys()
+    context = browser.new_context(viewport={"width": DESKTOP, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    try:
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            page.goto(f"{mlflow}/#/experiments/1/runs/{pipeline}?workflowType=machine_learning")
+            table = page.locator("table", has_text="key figure").first
+            table.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert page.get_by_text("Share usage data").count() == 0
+            page.reload()
+        page.goto(f"{mlflow}/#/models")
+        page.get_by_text("tiny", exact=True).first.click()
+        page.get_by_text("Version 1").first.click()
+        for section in ("Use", "Data", "Results"):
+            page.get_by_role("heading", name=section, exact=True).first.wait_for()
     finally:
         context.close()
