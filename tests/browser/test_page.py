@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from flows.journal import latest
 from infra.run import read_journal
@@ -80,6 +80,11 @@ def open_form(page: Page, address: str, stage: str) -> None:
     page.get_by_text("Custom run").first.click()
 
 
+def number(page: Page, title: str) -> Locator:
+    """The field of a key in the form: the innermost of the groups that have its title."""
+    return page.locator(".schema-form-property", has_text=title).last.locator("input[type=number]")
+
+
 def submit(page: Page, address: str) -> str:
     """Submits the form and opens the page of the flow run that this started, whose id it returns."""
     with page.expect_response(lambda response: response.url.endswith("/create_flow_run")) as created:
@@ -97,7 +102,7 @@ def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offere
     page = browser_page
 
     open_form(page, address, "clean")
-    field = page.locator("label", has_text="Min Characters").locator("input[type=number]")
+    field = number(page, "Min Characters")
     expect(field).to_have_value("100")
     field.fill("440")
     flow_run = submit(page, address)
@@ -123,7 +128,7 @@ def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behin
     folder, address = deployed
     root, page = folder / "store", browser_page
     open_form(page, address, "tokenizer")
-    page.locator("label", has_text="Vocab Size").locator("input[type=number]").fill("444")
+    number(page, "Vocab Size").fill("444")
     flow_run = submit(page, address)
     child = wait_until(lambda: running_stage(root, "tokenizer"))
     assert isinstance(child, psutil.Process)
