@@ -148,7 +148,9 @@ def sheets(built_full: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.cluster
-@pytest.mark.skip(reason="passed over servers of stemma up; the page of the tests' shared server is yet to be looked at")
+@pytest.mark.skip(
+    reason="passed over servers of stemma up; the page of the tests' shared server is yet to be looked at"
+)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_a_sheet_on_the_prefect_page_is_read_in_both_themes_and_at_phone_width(
