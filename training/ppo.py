@@ -48,6 +48,21 @@ def advantages_and_returns(
     return advantages, (advantages + values) * mask
 
 
+def leave_one_out(
+    scores: Tensor, logprobs: Tensor, reference: Tensor, mask: Tensor, kl_coef: float, group: int
+) -> Tensor:
+    """Advantages (B, T), the same at each token of an answer: its reward less the mean reward of the other answers to
+    its prompt (RLOO, Ahmadian et al. 2024, section 3.2).
+
+    scores (B,), of `group` answers to each prompt side by side; the reward is the score minus kl_coef times
+    log π/π_ref of the whole answer.
+    """
+    rewards = scores - kl_coef * ((logprobs - reference) * mask).sum(1)
+    grouped = rewards.view(-1, group)
+    others = (grouped.sum(1, keepdim=True) - grouped) / (group - 1)
+    return (grouped - others).view(-1, 1) * mask
+
+
 class PolicyLoss(NamedTuple):
     """The clipped loss, and the share of tokens whose ratio was outside the clip."""
 

@@ -48,13 +48,14 @@ from training.verify import references_of, right_answers
 
 
 class PolicyAndValue(Trainable):
-    """A policy and a value function of its own, begun from the reward model (InstructGPT, section 3.5).
+    """A policy and a value function of its own, begun from the reward model (InstructGPT, section 3.5): None where
+    several answers to a prompt are held against each other.
 
     A batch is a minibatch of `training.rollouts.Rollouts`.
     """
 
     def __init__(
-        self, policy: PreTrainedModel, value: Scorer, scale: RewardScale, config: RlhfConfig, hardware: Hardware
+        self, policy: PreTrainedModel, value: Scorer | None, scale: RewardScale, config: RlhfConfig, hardware: Hardware
     ):
         super().__init__()
         self.policy = policy
@@ -75,23 +76,27 @@ class PolicyAndValue(Trainable):
 
     def networks(self) -> dict[str, nn.Module]:
         """The two, which share no weights."""
-        return {"policy": self.policy, "value": self.value}
+        return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
 
     def values(self, ids: Tensor) -> Tensor:
         """Expected normalised reward (B, T) at each token of ids (B, T)."""
+        assert self.value is not None
         return self.scale(self.value.every_token(ids))
 
-    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and values (B, T) of the answers' tokens; probabilities at the sampling temperature."""
         logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._config.temperature)
-        return token_logprobs(logits, batch["tokens"]), self.values(batch["ids"]).gather(1, batch["places"])
+        values = self.values(batch["ids"]).gather(1, batch["places"]) if self.value is not None else None
+        return token_logprobs(logits, batch["tokens"]), values
 
-    def loss(self, outputs: tuple[Tensor, Tensor], batch: Any) -> dict[str, Tensor]:
+    def loss(self, outputs: tuple[Tensor, Tensor | None], batch: Any) -> dict[str, Tensor]:
         logprobs, values = outputs
         config, mask = self._config, batch["mask"]
         policy = policy_loss(logprobs, batch["logprobs"], batch["advantages"], mask, config.clip_ratio)
-        value = value_loss(values, batch["values"], batch["returns"], mask, config.clip_value)
         self.clip_share = float(policy.clip_share)
+        if values is None:
+            return {"policy": policy.loss, "total": policy.loss}
+        value = value_loss(values, batch["values"], batch["returns"], mask, config.clip_value)
         return {"policy": policy.loss, "value": value, "total": policy.loss + config.value_coef * value}
 
 
@@ -103,12 +108,8 @@ class _Ratios(Callback):
         self._run = run
 
     def batch_end(self, state: TrainState) -> None:
-        values = {
-            "rlhf/clip_share": self._model.clip_share,
-            "rlhf/policy_loss": state.losses["policy"],
-            "rlhf/value_loss": state.losses["value"],
-        }
-        self._run.metrics(values, state.clock.batch)
+        parts = {f"rlhf/{name}_loss": loss for name, loss in state.losses.items() if name != "total"}
+        self._run.metrics({"rlhf/clip_share": self._model.clip_share, **parts}, state.clock.batch)
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -156,7 +157,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
     scale = RewardScale(config.kl_coef)
-    model = PolicyAndValue(policy, copy.deepcopy(reward), scale, config, hardware).to(hardware.device)
+    value = copy.deepcopy(reward) if config.answers_per_prompt == 1 else None
+    model = PolicyAndValue(policy, value, scale, config, hardware).to(hardware.device)
     for scorer in scorers.values():
         scorer.eval().requires_grad_(False).to(hardware.device)
 
@@ -172,7 +174,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         policy,
         reference,
         reward,
-        model.values,
+        model.values if value is not None else None,
         scale,
         [one.ids for one in train],
         [one.right_answer for one in train],

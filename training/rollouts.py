@@ -25,6 +25,7 @@ from training.ppo import (
     entropy,
     exact_kl,
     kl_k1,
+    leave_one_out,
     masked_mean,
     token_rewards,
     whiten,
@@ -166,7 +167,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         policy: PreTrainedModel,
         reference: PreTrainedModel,
         reward: Scorer,
-        values: Callable[[Tensor], Tensor],
+        values: Callable[[Tensor], Tensor] | None,
         scale: RewardScale,
         prompts: Sequence[list[int]],
         references: Sequence[str | None],
@@ -176,7 +177,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         run: Run,
         judge: Scorer | None = None,
     ) -> None:
-        """judge: scores each round's answers beside `reward`; nothing is learnt from what it says."""
+        """values: None where several answers to a prompt are held against each other.
+        judge: scores each round's answers beside `reward`; nothing is learnt from what it says."""
         self._judge = judge
         self._policy = policy
         self._reference = reference
@@ -195,8 +197,11 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         config, round_number = self._config, self._round
         self._round += 1
         random = np.random.default_rng([config.seed, round_number])
-        enough = len(self._prompts) >= config.rollout_prompts
-        chosen = random.choice(len(self._prompts), config.rollout_prompts, replace=not enough)
+        enough = len(self._prompts) >= config.rollout_prompts // config.answers_per_prompt
+        chosen = random.choice(
+            len(self._prompts), config.rollout_prompts // config.answers_per_prompt, replace=not enough
+        )
+        chosen = chosen.repeat(config.answers_per_prompt)
         answers = generate(
             self._policy,
             [self._prompts[number] for number in chosen],
@@ -209,7 +214,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         rows = self._experience(answers, [self._references[number] for number in chosen], round_number)
         for _ in range(config.epochs):
             for part in np.split(random.permutation(len(chosen)), len(chosen) // config.minibatch_answers):
-                yield {name: value[torch.from_numpy(part)] for name, value in rows.items()}
+                yield _without_padding({name: value[torch.from_numpy(part)] for name, value in rows.items()})
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
         return {"round": self._round}
@@ -242,8 +247,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         penalised = scores - config.unfinished_penalty * (~answers.finished).float()
         logprobs, reference, entropies, values = self._look(batch)
         coefficient = float(self._scale.kl_coef)
-        rewards = token_rewards(penalised, logprobs, reference, batch.mask, coefficient)
-        advantages, returns = advantages_and_returns(rewards, values, batch.mask, config.gamma, config.gae_lambda)
+        learning: dict[str, Tensor] = {}
+        if values is None:
+            group = config.answers_per_prompt
+            advantages = leave_one_out(penalised, logprobs, reference, batch.mask, coefficient, group)
+        else:
+            rewards = token_rewards(penalised, logprobs, reference, batch.mask, coefficient)
+            advantages, returns = advantages_and_returns(rewards, values, batch.mask, config.gamma, config.gae_lambda)
+            learning = {"values": values, "returns": returns}
         kl = float((kl_k1(logprobs, reference) * batch.mask).sum(1).mean())
         if config.kl_target is not None:
             adapted = adapted_kl_coef(coefficient, kl, config.kl_target, config.rollout_prompts)
@@ -265,13 +276,12 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             "tokens": batch.tokens,
             "mask": batch.mask,
             "logprobs": logprobs,
-            "values": values,
             "advantages": whiten(advantages, batch.mask),
-            "returns": returns,
+            **learning,
         }
 
-    def _look(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Log-probabilities under policy and reference, the policy's entropies, and values, each (B, T)."""
+    def _look(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Log-probabilities under policy and reference, the policy's entropies, and values if any, each (B, T)."""
         pieces: list[tuple[Tensor, ...]] = []
         with measuring(self._policy), measuring(self._reference):
             for rows in torch.arange(len(batch.ids)).split(_BATCH):
@@ -282,12 +292,17 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
                     answer_logits(one, ids, places, self._hardware, self._config.temperature)
                     for one in (self._policy, self._reference)
                 )
-                found = (
-                    token_logprobs(ours, tokens),
-                    token_logprobs(theirs, tokens),
-                    entropy(ours),
-                    self._values(ids).gather(1, places),
-                )
+                found = [token_logprobs(ours, tokens), token_logprobs(theirs, tokens), entropy(ours)]
+                if self._values is not None:
+                    found.append(self._values(ids).gather(1, places))
                 pieces.append(tuple(value.cpu() for value in found))
-        first, second, third, fourth = (torch.cat(column) for column in zip(*pieces, strict=True))
-        return first, second, third, fourth * batch.mask
+        first, second, third, *values = (torch.cat(column) for column in zip(*pieces, strict=True))
+        return first, second, third, values[0] * batch.mask if values else None
+
+
+def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A minibatch without the columns that are padding in all of its rows."""
+    answer = int(rows["mask"].sum(1).max())
+    whole = int((rows["places"][:, 0] + rows["mask"].sum(1)).max()) + 1
+    shorter = {name: value[:, : whole if name == "ids" else answer] for name, value in rows.items()}
+    return shorter | {"places": shorter["places"].clamp(max=whole - 1)}

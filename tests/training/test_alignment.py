@@ -178,6 +178,21 @@ def test_ppo_moves_the_policy_towards_reward_and_says_how_far(
     assert lines[0]["answers"].keys() == lines[0]["rewards"].keys() == {"sft", "rlhf"}
 
 
+def test_answers_to_one_prompt_are_held_against_each_other_without_a_value_function(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    turned = tmp_path / "turned"
+    _turn(prompts["reward_model"], turned)
+    settings = {"rollouts": 12, "answers_per_prompt": 4, "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}}
+    config = RlhfConfig.model_validate(RLHF | settings)
+    figures = rlhf(config, prompts | {"reward_model": turned}, tmp_path / "out", run).figures
+    rewards = journal.metric("rlhf/reward")
+    assert sum(rewards[-4:]) > sum(rewards[:4]) and figures["reward_gain"] > 0
+    assert not journal.metric("rlhf/value_loss") and not journal.metric("train/grad_norm_value")
+    with pytest.raises(ValueError, match="answers_per_prompt to divide rollout_prompts"):
+        RlhfConfig.model_validate(RLHF | {"answers_per_prompt": 3})
+
+
 def test_a_judge_scores_the_same_answers_and_leaves_the_training_as_it_is(
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:

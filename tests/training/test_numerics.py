@@ -18,6 +18,7 @@ from training.ppo import (
     advantages_and_returns,
     exact_kl,
     kl_k1,
+    leave_one_out,
     policy_loss,
     token_rewards,
     value_loss,
@@ -95,6 +96,18 @@ def test_rewards_are_the_score_at_the_last_token_less_the_penalty_at_each() -> N
     rewards = token_rewards(t(scores), t(ours), t(theirs), t(mask), kl_coef=0.1).numpy()
     np.testing.assert_allclose(rewards.sum(1), scores - 0.1 * ((ours - theirs) * mask).sum(1))
     assert rewards[1, 3] == pytest.approx(-2.0 - 0.1 * (ours - theirs)[1, 3])
+
+
+def test_an_answer_is_held_against_the_mean_of_the_others_to_its_prompt() -> None:
+    random = np.random.default_rng(3)
+    scores, logprobs, reference = random.normal(size=6), random.normal(size=(6, 4)), random.normal(size=(6, 4))
+    mask = (np.arange(4) < np.array([4, 2, 1, 3, 4, 2])[:, None]).astype(float)
+    found = leave_one_out(t(scores), t(logprobs), t(reference), t(mask), kl_coef=0.2, group=3)
+    rewards = scores - 0.2 * ((logprobs - reference) * mask).sum(1)
+    for row in range(6):
+        prompt = row // 3 * 3
+        others = [rewards[other] for other in range(prompt, prompt + 3) if other != row]
+        assert np.allclose(found[row], (rewards[row] - np.mean(others)) * mask[row])
 
 
 def test_kl_estimates_agree_with_the_exact_divergence() -> None:

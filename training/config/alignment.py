@@ -100,6 +100,10 @@ class RlhfConfig(TrainerConfig):
     """Rounds of sampling answers and learning from them."""
     rollout_prompts: int = Field(512, ge=1)
     """Answers sampled in each round; batch size 512 in InstructGPT, appendix C.4."""
+    answers_per_prompt: int = Field(1, ge=1)
+    """Of each round, how many answers are to the same prompt. From two on an answer is held against the mean reward of
+    the others to its prompt, and no value function is trained (RLOO: Ahmadian et al. 2024, "Back to Basics", section
+    3.2; 2 and 4 there); the ratio stays clipped. 1 in PPO."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4."""
     epochs: int = Field(1, ge=1)
@@ -156,10 +160,10 @@ class RlhfConfig(TrainerConfig):
         return guard
 
     @model_validator(mode="after")
-    def _minibatches_divide(self) -> Self:
-        if self.rollout_prompts % self.minibatch_answers:
-            raise ValueError(
-                f"expected minibatch_answers to divide rollout_prompts: {self.minibatch_answers} does not divide "
-                f"{self.rollout_prompts}"
-            )
+    def _parts_divide(self) -> Self:
+        for key in ("minibatch_answers", "answers_per_prompt"):
+            if self.rollout_prompts % (part := getattr(self, key)):
+                raise ValueError(
+                    f"expected {key} to divide rollout_prompts: {part} does not divide {self.rollout_prompts}"
+                )
         return self
