@@ -130,8 +130,6 @@ def with_recipe(given: Mapping[str, Any]) -> Mapping[str, Any]:
     Sections are joined key by key; who names another model has none of the recipe's.
     """
     recipe = RECIPES.get(given.get("recipe") or "", {})
-    # An empty section sets nothing.
-    given = {key: one for key, one in given.items() if one is not None or not isinstance(recipe.get(key), Mapping)}
     filled = {**recipe, **given}
     for key in recipe.keys() & given.keys():
         before, after = recipe[key], given[key]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from evaluation.config import TaskByName
-from infra.config import Config, StageConfig, outside_identity
+from infra.config import Config, StageConfig, is_group, outside_identity
 from infra.errors import Problem
 from infra.sources import Source, SourcePath, expand
 from training.config.model import ModelConfig
@@ -79,7 +79,11 @@ class PretrainConfig(TrainerConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_recipe(cls, given: Any) -> Any:
-        return with_recipe(given) if isinstance(given, Mapping) and isinstance(given.get("recipe"), str) else given
+        if not isinstance(given, Mapping) or not isinstance(given.get("recipe"), str):
+            return given
+        # An empty group sets nothing, where null for a key that may be none takes the recipe's away.
+        groups = {name for name, field in cls.model_fields.items() if is_group(field.annotation)}
+        return with_recipe({key: one for key, one in given.items() if one is not None or key not in groups})
 
     @model_validator(mode="after")
     def _model_fits_the_objective(self) -> Self:
