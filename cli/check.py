@@ -37,7 +37,9 @@ def command(
     from flows.config import load
     from flows.graph import Selection, graph
     from flows.journal import latest
+    from flows.needs import check_hardware, refuse, stage_needs
     from flows.plan import plan
+    from infra.errors import ConfigError
     from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings))
@@ -45,15 +47,26 @@ def command(
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
+    if problems := check_hardware(pipeline):
+        raise ConfigError(*problems)
     rows = plan(nodes, store, selection.force, look=True)
     notes = rate_notes(nodes, rows)
+    found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
+    refuse(pipeline, nodes, found)
     shown = [
-        {**rows[name].as_json(), "needs": list(nodes[name].upstream), "note": notes.get(name, "")} for name in chosen
+        {
+            **rows[name].as_json(),
+            "needs": list(nodes[name].upstream),
+            "note": notes.get(name, ""),
+            "plan": found[name].as_json() if name in found else None,
+        }
+        for name in chosen
     ]
     document = {"status": "done", "config": str(config), "root": str(store.root), "stages": shown}
     if not as_json:
         never_run = next(latest(store.layout.runs, pipeline.name), None) is None
         _print(shown, store.root, needs, never_run)
+        _print_plans(shown)
         for row in filter(lambda row: row["note"], shown):
             click.echo(row["note"])
     return document, 0
@@ -69,6 +82,29 @@ def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool)
     columns = {"stage": "stage", "status": "would", "artifact": "artifact", "because": "because"}
     print_table(with_short_artifacts(rows), {**columns, **({"needs": "needs"} if needs else {})})
     click.echo(f"\n{len(builds)} to build, {len(rows) - len(builds)} to reuse in {root}")
+
+
+def _print_plans(rows: list[dict[str, Any]]) -> None:
+    """What training would take, a row a step."""
+    from evaluation.page.planning import dollars, hours
+
+    shown = [
+        {
+            "stage": row["stage"],
+            "on": f"{one['devices']} × {one['device']}",
+            "time": "by its data"
+            if one["hours"] is None
+            else f"{hours(one['hours'])} ({hours(one['hours_low'])} to {hours(one['hours_high'])})",
+            "cost": dollars(one["cost_usd"]) if one["cost_usd"] else "",
+            "memory": f"{one['memory_gb']:,.1f} of {one['memory_limit_gb']:,.0f} GB",
+            "disk": f"{one['disk_gb']:,.1f} GB",
+        }
+        for row in rows
+        if (one := row["plan"])
+    ]
+    if shown:
+        click.echo("\ntraining would take about")
+        print_table(shown, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
 
 
 @click.command("why")
@@ -103,7 +139,8 @@ def why(
         if planned is None or (planned.fingerprint and rows[-1]["fingerprint"] == planned.fingerprint):
             document = {"status": "done", "run_id": journal.run_id, "stage": stage, **_account(rows[-1])}
             if not as_json:
-                click.echo(f"{stage} was {document['did']} in run {journal.run_id}: {document['why']}")
+                did = "failed" if document["did"] == "failed" else f"was {document['did']}"
+                click.echo(f"{stage} {did} in run {journal.run_id}: {document['why']}")
             return document, 0
     if planned is not None:
         account = {**planned.as_json(), "headline": "", "status": _WOULD[planned.status]}
@@ -120,11 +157,14 @@ _WOULD = {"build": "built", "reuse": "reused"}
 
 
 def _account(row: dict[str, Any]) -> dict[str, Any]:
+    from tasks.explain import NEVER_BUILT
+
     match row["status"]:
         case "reused":
             reason = f"nothing that bears on it changed; its artifact {row['fingerprint']} was there and whole"
         case "built":
-            reason = "; ".join(row["because"])
+            # `check` says it of what is yet to be built.
+            reason = "; ".join(row["because"]).replace(NEVER_BUILT, "the store had none to reuse")
         case _:
             reason = row["headline"]
     return {"did": row["status"], "why": reason, "because": row["because"], "fingerprint": row["fingerprint"]}

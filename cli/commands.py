@@ -9,6 +9,7 @@ import click
 
 COMMANDS = {
     "init": ("cli.init", "Look at files of text and write a config for them."),
+    "plan": ("cli.plan", "What a training needs and costs: size, layout, memory, time, money."),
     "run": ("cli.run", "Run a pipeline: build what is missing, reuse the rest."),
     "check": ("cli.check", "Say what a run would build and reuse, and why; start nothing."),
     "status": ("cli.status", "What runs now, and what is built of a pipeline."),
@@ -29,6 +30,10 @@ COMMANDS = {
     "pause": ("cli.deploy:pause", "Keep a pipeline from running by itself."),
     "resume": ("cli.deploy:resume", "Let a pipeline run by itself again."),
     "chat": ("cli.chat", "Talk to a model."),
+    "promote": ("cli.promote", "Make a registered model the one to use."),
+    "rollback": ("cli.promote:rollback", "Go back to the model that was promoted before."),
+    "eval": ("cli.eval", "Score models on benchmarks, side by side."),
+    "mirror": ("cli.mirror", "Put a benchmark's data where its task finds them without a network."),
     "serve": ("cli.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
     "completion": ("cli.completion", "Print the script that completes commands in a shell."),
 }

@@ -27,7 +27,7 @@ from cli.output import as_json
     type=click.Choice(["auto", "own", "vllm"]),
     default="auto",
     show_default=True,
-    help="vllm: one model, for many users; auto takes it where it is installed and a GPU is there.",
+    help="vllm: one model, for many users, on loopback; auto takes it where it is installed and a GPU is there.",
 )
 @root_option
 @as_json
@@ -44,14 +44,20 @@ def command(
     if engine == "vllm" and len(found) > 1:
         raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
     from infra.servers.credentials import credentials
-    from infra.servers.ports import reserved_port
-    from infra.servers.settings import Settings, chosen
+    from infra.servers.ports import HOST, reserved_port
+    from infra.servers.settings import Settings, chosen, is_loopback
 
     settings, known = chosen(Settings(), host), credentials()
+    # Its API key guards /v1 and little else: /invocations answers anybody (vLLM's docs, "Security").
+    if engine == "vllm" and not is_loopback(settings.host):
+        raise click.UsageError(
+            f"vLLM would answer without its API key at {settings.host}, beside /v1: leave --host at {HOST} and put a "
+            "proxy before it that passes /v1 on, or leave --engine out"
+        )
     with reserved_port(port or 8000, asked_for=port is not None, host=settings.host) as free:
         url = f"http://{settings.page}:{free}"
         names = ", ".join(found)
-        if engine == "vllm" or (engine == "auto" and len(found) == 1 and _vllm_fits()):
+        if engine == "vllm" or (engine == "auto" and len(found) == 1 and is_loopback(settings.host) and _vllm_fits()):
             key = known.password if known else secrets.token_hex(16)
             click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
             _become_vllm(*next(iter(found.items())), settings.host, free, key)

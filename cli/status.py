@@ -65,7 +65,6 @@ def _pipeline(config: Path, settings: dict[str, str], root: Path) -> dict[str, A
     from flows.graph import graph
     from flows.journal import latest
     from flows.plan import plan
-    from infra.process import started_at
     from infra.store.store import Store
 
     pipeline = load(config, settings)
@@ -79,7 +78,7 @@ def _pipeline(config: Path, settings: dict[str, str], root: Path) -> dict[str, A
         now = {line["stage"]: line for line in lines if line["kind"] == "stage"}
         progress = {line["stage"]: line for line in lines if line["kind"] == "progress"}
         result = last.result()
-        alive = result is None and started_at(lines[0]["pid"]) is not None
+        alive = result is None and last.works()
         run = {
             "run_id": last.run_id,
             "status": result["status"] if result else "running" if alive else "lost",

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences, DocstringSignatures
+from corpus.demo.config import (
+    DocstringDocuments,
+    DocstringInstructions,
+    DocstringLengths,
+    DocstringPreferences,
+    DocstringSignatures,
+    DocstringStyle,
+)
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments, SomeOf
 from infra.config import Config, StageConfig, outside_identity
 from infra.project import PROJECT
@@ -55,7 +62,7 @@ class IngestConfig(StageConfig):
 
 
 InstructionSource = Annotated[
-    DocstringInstructions | DocstringSignatures | FileInstructions, Field(discriminator="kind")
+    DocstringInstructions | DocstringSignatures | DocstringLengths | FileInstructions, Field(discriminator="kind")
 ]
 
 
@@ -73,7 +80,7 @@ class InstructionsConfig(StageConfig):
         return [source.source(f"instructions.read.{i}") for i, source in enumerate(self.read)]
 
 
-PreferenceSource = Annotated[DocstringPreferences | FilePreferences, Field(discriminator="kind")]
+PreferenceSource = Annotated[DocstringPreferences | DocstringStyle | FilePreferences, Field(discriminator="kind")]
 
 
 class PreferencesConfig(StageConfig):

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from corpus.config import InstructionsConfig
-from corpus.demo.config import DocstringInstructions, DocstringSignatures
-from corpus.demo.texts import instruction_pairs, signature_pairs
+from corpus.demo.config import DocstringInstructions, DocstringLengths, DocstringSignatures
+from corpus.demo.texts import instruction_pairs, verifiable_pairs
 from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
@@ -33,11 +33,13 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
 
 
 def _pairs(
-    source: DocstringInstructions | DocstringSignatures | FileInstructions, key: str
+    source: DocstringInstructions | DocstringSignatures | DocstringLengths | FileInstructions, key: str
 ) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
         return islice(file_pairs(source, source.places(), key), source.limit)
-    return signature_pairs(source) if isinstance(source, DocstringSignatures) else instruction_pairs(source)
+    if isinstance(source, DocstringInstructions):
+        return instruction_pairs(source)
+    return verifiable_pairs(source)
 
 
 def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:

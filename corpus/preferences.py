@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corpus.config import PreferencesConfig
-from corpus.demo.config import DocstringPreferences
-from corpus.demo.texts import preference_pairs
+from corpus.demo.config import DocstringPreferences, DocstringStyle
+from corpus.demo.texts import preference_pairs, style_pairs
 from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
@@ -41,10 +41,12 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
 
 
 def _pairs(
-    config: PreferencesConfig, source: DocstringPreferences | FilePreferences, key: str
+    config: PreferencesConfig, source: DocstringPreferences | DocstringStyle | FilePreferences, key: str
 ) -> Iterator[Pair | Rejected]:
     if isinstance(source, FilePreferences):
         return islice(file_pairs(source, source.places(), key), source.limit)
+    if isinstance(source, DocstringStyle):
+        return style_pairs(source)
     return preference_pairs(source, config.heldout_share, config.seed)
 
 

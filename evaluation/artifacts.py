@@ -52,6 +52,13 @@ class Artifact:
         figures = self.manifest.result.get("figures", {})
         return {name: float(value) for name, value in figures.items()}
 
+    @property
+    def algorithm(self) -> str:
+        """How an `rlhf` artifact was aligned: `PPO`, or `RLOO` where several answers to a prompt were held against each
+        other."""
+        answers = self.manifest.config.get("answers_per_prompt", 1) if self.manifest else 1
+        return "RLOO" if answers > 1 else "PPO"
+
     @cached_property
     def branch(self) -> Branch | None:
         """The state of another training that this one went on from; None for all other artifacts."""

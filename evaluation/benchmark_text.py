@@ -45,11 +45,12 @@ def benchmark_text(config: BenchmarkTextConfig, inputs: Mapping[str, Path], out_
 
 
 def _items(config: BenchmarkTextConfig, run: Run) -> Iterator[Item]:
+    mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
     for index, task in enumerate(config.tasks or ()):
         if task.kind == "lm_eval":
             from evaluation.harness import task_texts
 
-            yield from (Item(name, item, texts) for name, item, texts in task_texts(index, task, run))
+            yield from (Item(name, item, texts) for name, item, texts in task_texts(index, task, run, mirror))
         else:
             yield from _task_items(task)
     if config.prompts:

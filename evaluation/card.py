@@ -188,6 +188,9 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
             "the share of sentence pairs whose stereotyping member is likelier (after Nangia et al. 2020); memorised "
             "is what greedy decoding recites of the training text from its start (Carlini et al. 2022).",
         ]
+    if broken := sum(not verdict.passed for verdict in verdicts):
+        said = f"**This model was refused.** It broke {broken} of {len(verdicts)} gates and is recorded as rejected."
+        lines += ["", said]
     lines += ["", "Gates:" if verdicts else "No gates were set."]
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"

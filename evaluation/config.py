@@ -25,16 +25,18 @@ FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class BenchmarkTask(Config):
-    """One benchmark: a task of the project's own, a file of questions, or a task in lm-eval's own YAML.
+    """One benchmark: a task of the project's own, one of lm-eval's by name, a file of questions, or a task in a YAML of
+    lm-eval's kind.
 
-    In YAML the project's own tasks are named by a plain string: `tasks: [minimal_pairs, cloze]`.
+    In YAML the project's own tasks and lm-eval's are named by a plain string: `tasks: [minimal_pairs, arc_easy]`.
     """
 
     name: str = Field(pattern=IDENTIFIER)
     """The name in results and the report. For kind lm_eval: the task or group as its YAML names it."""
     kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "lm_eval"] = "project"
     """multiple_choice: which of several answers follows the query. cloze: is the last word (or `continuation`) what
-    the model would say itself. minimal_pairs: is the good sentence the likelier one. lm_eval: as its YAML says.
+    the model would say itself. minimal_pairs: is the good sentence the likelier one. lm_eval: as its YAML says; without
+    `path` it is the task that lm-eval itself has of this name, with data from `tasks_mirror`.
     """
     path: SourcePath | None = None
     """A JSON-lines file; for kind lm_eval a YAML file or a folder of them."""
@@ -67,25 +69,44 @@ class BenchmarkTask(Config):
                 )
             if self.path is not None:
                 raise ValueError("a task with `path` needs `kind`: multiple_choice, cloze, minimal_pairs or lm_eval")
-        elif self.path is None:
+        elif self.path is None and self.kind != "lm_eval":
             raise ValueError(f"a task of kind {self.kind} needs `path`")
+        elif self.path is None:
+            from evaluation.lm_tasks import known_tasks, unknown_name
+
+            if self.name not in known_tasks():
+                raise ValueError(f"lm-eval has no task {self.name!r}; {unknown_name(self.name, PROJECT_TASKS)}")
         return self
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is one of lm-eval's own, whose data lie in a mirror."""
+        return self.kind == "lm_eval" and self.path is None
 
 
 def _named(task: Any) -> Any:
-    return {"name": task} if isinstance(task, str) else task
+    if not isinstance(task, str):
+        return task
+    return {"name": task} if task in PROJECT_TASKS else {"name": task, "kind": "lm_eval"}
 
 
-TaskByName = Annotated[BenchmarkTask, BeforeValidator(_named, json_schema_input_type=ProjectTask | BenchmarkTask)]
+TaskByName = Annotated[BenchmarkTask, BeforeValidator(_named, json_schema_input_type=ProjectTask | str | BenchmarkTask)]
+
+
+MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
+"""How files of a mirror end that hold questions."""
 
 
 class BenchmarksConfig(StageConfig):
     tasks: tuple[TaskByName, ...] = Field(
         (BenchmarkTask(name="minimal_pairs"), BenchmarkTask(name="cloze")), min_length=1
     )
-    """The project's own tasks by name, or tasks of yours by file."""
+    """The project's own tasks and lm-eval's by name, or tasks of yours by file."""
+    tasks_mirror: SourcePath | None = None
+    """The folder with the data of lm-eval's own tasks, as `stemma mirror TASK FROM --mirror DIR` fills it."""
     num_fewshot: int = Field(0, ge=0, le=64)
-    """Solved examples that stand before each question, drawn from the same file; 0 is zero-shot."""
+    """Solved examples that stand before each question, drawn from the same file; of lm-eval's own tasks, from a split
+    that is not scored. 0 is zero-shot."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many items of each task; all by default."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -104,12 +125,27 @@ class BenchmarksConfig(StageConfig):
             raise ValueError(f"each task needs a name of its own; given twice: {', '.join(twice)}")
         return tasks
 
+    @model_validator(mode="after")
+    def _mirror_where_needed(self) -> BenchmarksConfig:
+        named = [task.name for task in self.tasks if task.built_in]
+        if named and self.tasks_mirror is None:
+            raise ValueError(
+                f"{', '.join(named)}: expected minimal_pairs or cloze; tasks of lm-eval's own need `tasks_mirror`, the "
+                "folder with their data"
+            )
+        return self
+
     def sources(self) -> list[Source]:
-        """The files of every task: what its `path` names, and the data files that an lm-eval YAML names."""
+        """The files of every task: what its `path` names, the data files that a YAML of lm-eval's kind names, and those
+        of the mirror."""
         found = []
         for index, task in enumerate(self.tasks):
             key = f"benchmarks.tasks.{index}.path"
-            if task.kind == "project":
+            if task.built_in:
+                found.append(
+                    Source(f"benchmarks.tasks.{index}", mirrored_files(Path(str(self.tasks_mirror)), task.name))
+                )
+            elif task.kind == "project":
                 found.append(Source(key, (DATA_DIR / f"{task.name}.jsonl",)))
             elif task.kind == "lm_eval":
                 found.append(Source(key, lm_eval_files(Path(str(task.path)))))
@@ -128,6 +164,16 @@ def lm_eval_files(path: Path) -> tuple[Path, ...]:
     for config in sorted(child for child in files if child.suffix != ".py"):
         files.update(expand(str(config.parent / name) for name in _data_files(config)))
     return tuple(sorted(files))
+
+
+def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
+    """The files that a task of lm-eval's own reads from a mirror, and its definition; of a group all of the mirror."""
+    from evaluation.lm_tasks import dataset_of
+
+    found = dataset_of(task)
+    folder = mirror / found[1] if found else mirror
+    data = sorted(path for path in folder.rglob("*") if path.suffix in MIRRORED and path.is_file())
+    return (*((found[0],) if found else ()), *(data or [folder]))
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -220,6 +266,8 @@ class BenchmarkTextConfig(StageConfig):
 
     tasks: tuple[TaskByName, ...] | None = None
     """Benchmarks; by default those of the section benchmarks."""
+    tasks_mirror: SourcePath | None = None
+    """The folder with the data of lm-eval's own tasks; by default that of the section benchmarks."""
     prompts: SourcePath | None = None
     """A file of prompts as in safety.toxicity; by default the one that the section safety uses."""
     pairs: SourcePath | None = None
@@ -229,11 +277,15 @@ class BenchmarkTextConfig(StageConfig):
         """The files of every task and probe."""
         found = [
             replace(source, key=source.key.replace("benchmarks.", "benchmark_text.", 1))
-            for source in (BenchmarksConfig(tasks=self.tasks).sources() if self.tasks else [])
+            for source in (self._of_tasks().sources() if self.tasks else [])
         ]
         found += [Source("benchmark_text.prompts", (Path(self.prompts),))] if self.prompts else []
         found += [Source("benchmark_text.pairs", (Path(self.pairs),))] if self.pairs else []
         return found
+
+    def _of_tasks(self) -> BenchmarksConfig:
+        # Validated once the mirror of the benchmarks is known.
+        return BenchmarksConfig.model_construct(tasks=self.tasks or (), tasks_mirror=self.tasks_mirror)
 
     def filled(self, benchmarks: Sequence[BenchmarksConfig], safety: Sequence[SafetyConfig]) -> BenchmarkTextConfig:
         """With what the pipeline's benchmarks and safety stages will ask in place of what is not set."""
@@ -245,6 +297,7 @@ class BenchmarkTextConfig(StageConfig):
         return self.model_copy(
             update={
                 "tasks": self.tasks or tuple(asked) or None,
+                "tasks_mirror": self.tasks_mirror or next((one.tasks_mirror for one in benchmarks), None),
                 "prompts": self.prompts or prompts,
                 "pairs": self.pairs or pairs,
             }

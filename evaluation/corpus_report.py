@@ -14,15 +14,21 @@ from evaluation.config import CorpusReportConfig
 from evaluation.corpus_page import text_sections as text
 from evaluation.corpus_page import token_sections as tokens
 from evaluation.corpus_page.corpus import Corpus
-from evaluation.corpus_page.opening import opening
-from evaluation.page.parts import render_page
+from evaluation.page.parts import Opening, render_page
 from evaluation.page.verdicts import Claim
+from evaluation.page.words import compact, count, language, percent, size
 from evaluation.pipeline_results import PipelineResults
 from evaluation.report import facts
 from infra.run import Result, Run
 
 FACTS = "facts.json"
 PAGE = Path("aux") / "corpus_report.html"
+
+TOKENS_A_PARAMETER = 20
+"""Hoffmann et al. 2022 (Chinchilla), section 3."""
+READINGS = 4
+"""Reading a text up to four times is almost as good as as much new text (Muennighoff et al. 2023, section 5)."""
+NAMED = 3
 
 
 def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -38,9 +44,9 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     claims = []
     for id in corpus.artifacts:
         if verdict := corpus.json(id, "verdict.json"):
-            count, suite = len(verdict["expectations"]), verdict["suite"]
+            asked, suite = len(verdict["expectations"]), verdict["suite"]
             held = sum(one["success"] for one in verdict["expectations"])
-            message = f"{held} of {count} expectations hold of {verdict['rows']:,} rows (suite {suite})"
+            message = f"{held} of {asked} expectations hold of {verdict['rows']:,} rows (suite {suite})"
             claims.append(Claim("holds" if verdict["success"] else "fails", id.replace("_", " "), message))
     made = [
         text.sources(corpus),
@@ -64,6 +70,44 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     documents, text_bytes = corpus.totals(corpus.chain[-1]) if corpus.chain else (0, 0)
     figures = {"documents": documents, "text_bytes": text_bytes}
     return Result(figures, f"{documents:,} documents, {text_bytes / 1e6:.1f} MB after {len(corpus.chain)} stages")
+
+
+def opening(corpus: Corpus) -> Opening | None:
+    """How much text and how many tokens there are, in which language, and for what model.
+
+    None where no documents are among the stages.
+    """
+    if not corpus.chain:
+        return None
+    documents, text_bytes = corpus.totals(corpus.chain[-1])
+    meta = corpus.json("shard", "meta.json")
+    said = []
+    if meta:
+        tokens = meta["train_tokens"]
+        said.append(
+            f"{tokens:,} tokens to train on and {meta['validation_tokens']:,} to validate with, at "
+            f"{meta['train_bytes'] / tokens:.2f} bytes a token."
+        )
+        once = tokens / TOKENS_A_PARAMETER
+        said.append(
+            f"That fits a model of about {compact(once)} parameters by Chinchilla's {TOKENS_A_PARAMETER} tokens a "
+            f"parameter, or of {compact(READINGS * once)} where the text is read {READINGS} times, beyond which "
+            "repeating helps little (Muennighoff et al. 2023)."
+        )
+    left = f"{count(documents, 'document')} with {size(text_bytes)} of text{_languages(corpus)}"
+    read, read_bytes = corpus.totals(corpus.chain[0])
+    of = f", {percent(text_bytes / read_bytes)} of the {size(read_bytes)} that were read" if read and read_bytes else ""
+    said.append(f"They come from {left}{of}." if meta else f"{left}{of}.")
+    return Opening(said)
+
+
+def _languages(corpus: Corpus) -> str:
+    found = list(corpus.languages.items())
+    if not found:
+        return " in a language that nobody named"
+    named = [language(code) + ("" if share > 0.995 else f" ({percent(share)})") for code, share in found[:NAMED]]
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f" in {', '.join(named)}{more}"
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
             "gate_refused",
             f"register.gates.{index}",
             f"{verdict.gate.figure} is {verdict.value:g}, expected {verdict.bound}",
-            "the model is not registered; better it, or move the gate if the bound is wrong",
+            "the model is recorded as rejected; better it, or move the gate if the bound is wrong",
         )
         for index, verdict in enumerate(verdicts)
         if not verdict.passed

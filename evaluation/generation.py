@@ -8,6 +8,7 @@ batch: for 128 prompts of the demo's SFT model 1.6 times as fast as `generate`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,9 @@ def generate(
         suppress_tokens=model.generation_config.suppress_tokens if model.generation_config else None,
         **drawn,
     )
+    # Only so are no defaults of the model's own taken for what is not said here, whichever version of transformers.
+    model = copy(model)
+    model.generation_config = config
     continuations: list[list[int]] = [[] for _ in prompts]
     done = 0
     with seeded(sampling.seed, model.device):
@@ -66,7 +70,6 @@ def generate(
                     attention_mask=torch.ones_like(ids),
                     generation_config=config,
                     stopping_criteria=StoppingCriteriaList([_Told(on_token, done)]),
-                    use_model_defaults=False,
                 )
                 for number, row in zip(batch, out[:, length:].tolist(), strict=True):
                     end = next((place for place, token in enumerate(row) if token in stops), len(row))

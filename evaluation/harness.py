@@ -1,4 +1,4 @@
-"""The one place that calls lm-eval: our tasks in its format, its model class reporting to our run, its output off."""
+"""Where a pipeline's benchmarks call lm-eval: our tasks in its format, data sets kept with the run, its output off."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import datasets
 import lm_eval
 from datasets.exceptions import DatasetGenerationError
 from jinja2 import TemplateError
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
 from evaluation.config import BenchmarksConfig, BenchmarkTask
+from evaluation.harness_model import ReportingHFLM
 from evaluation.language_model import LoadedModel, load_model
+from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
 from evaluation.task_file import as_file_task, check_rows
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.run import Run
 
 BOOTSTRAP_ITERATIONS = 1000
@@ -40,12 +40,18 @@ def evaluate(config: BenchmarksConfig, model: Path, run: Run) -> dict[str, Any]:
 
 def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[str, Any]:
     """The same for a model in memory."""
-    with _quiet(), _own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
+    with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
-        loaded = [found for index, task in enumerate(config.tasks) for found in _load(index, task, config.num_fewshot)]
+        mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
+        loaded = [
+            found for index, task in enumerate(config.tasks) for found in _load(index, task, config.num_fewshot, mirror)
+        ]
         tasks = TaskManager(include_defaults=False).load(loaded)
-        for task in tasks["tasks"].values():
+        built_in = {task.name for task in config.tasks if task.built_in}
+        for name, task in tasks["tasks"].items():
             _set_fewshot(task, config)
+            if name in built_in and (problem := shots_problem(task, config.num_fewshot, "benchmarks.num_fewshot")):
+                raise StageError(problem)
         # lm-eval's simple_evaluate would do the same, and then ask git, pip and the drivers about this machine.
         found = lm_eval.evaluate(
             lm=harness_model, task_dict=tasks, limit=config.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS
@@ -53,11 +59,13 @@ def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[
     return dict(found or {})
 
 
-def task_texts(index: int, task: BenchmarkTask, run: Run) -> Iterator[tuple[str, str, list[str]]]:
+def task_texts(
+    index: int, task: BenchmarkTask, run: Run, mirror: Path | None = None
+) -> Iterator[tuple[str, str, list[str]]]:
     """(task, number, texts) of every item of a task or group in lm-eval's own YAML: its question with each answer that
     counts as right. Raises StageError naming the task whose file lm-eval cannot read."""
-    with _quiet(), _own_cache(run.work_dir / "datasets"):
-        tasks = TaskManager(include_defaults=False).load(_load(index, task, 0))["tasks"]
+    with quiet(), own_cache(run.work_dir / "datasets"):
+        tasks = TaskManager(include_defaults=False).load(_load(index, task, 0, mirror))["tasks"]
         for name, found in sorted(tasks.items()):
             for number, row in enumerate(found.eval_docs):
                 yield name, str(number), _item_texts(found, row)
@@ -84,36 +92,6 @@ def _set_fewshot(task: Any, config: BenchmarksConfig) -> None:
     elif own is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=config.seed)
-
-
-class ReportingHFLM(HFLM):
-    """lm-eval's Hugging Face model, which reports each batch to the run instead of drawing bars."""
-
-    def __init__(self, run: Run, model: Any, tokenizer: Any, batch_size: int) -> None:
-        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-        self._run, self._done, self._requests = run, 0, 0
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        self._done, self._requests = 0, len(requests)
-        return super().loglikelihood(requests, disable_tqdm=True)
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        self._done, self._requests = 0, len(requests)
-        return super().generate_until(requests, disable_tqdm=True)
-
-    def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
-        self._count(inps)
-        return super()._model_call(inps, *args, **kwargs)
-
-    def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
-        self._count(context)
-        return super()._model_generate(context, *args, **kwargs)
-
-    def _count(self, batch: Any) -> None:
-        self._run.stop_if_cancelled()
-        # Requests that share a context are answered by one row, so that the last batches may come early.
-        self._done = min(self._requests, self._done + batch.shape[0])
-        self._run.progress(self._done, self._requests, "requests")
 
 
 def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
@@ -160,8 +138,10 @@ def _jinja(expression: str) -> str:
     return "{{" + expression + "}}"
 
 
-def _load(index: int, task: BenchmarkTask, num_fewshot: int) -> list[Any]:
+def _load(index: int, task: BenchmarkTask, num_fewshot: int, mirror: Path | None) -> list[Any]:
     """The lm-eval tasks or groups of one entry of the config, their data read."""
+    if task.built_in:
+        return load_named([task.name], mirror, f"benchmarks.tasks.{index}")
     if task.kind not in {"project", "lm_eval"}:
         check_rows(task)
     try:
@@ -191,7 +171,7 @@ def _load_from_yaml(task: BenchmarkTask) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _own_cache(folder: Path) -> Iterator[None]:
+def own_cache(folder: Path) -> Iterator[None]:
     """Keeps prepared data sets with the run's unfinished work instead of the user's home."""
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = folder
@@ -202,7 +182,7 @@ def _own_cache(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """lm-eval and datasets print bars, warnings and whole configs; errors still come as exceptions."""
     names = ("lm_eval", "datasets", "transformers")
     levels = {name: logging.getLogger(name).level for name in names}

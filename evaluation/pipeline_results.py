@@ -181,8 +181,13 @@ class PipelineResults:
         ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
         return ordered[:count]
 
+    def algorithm(self, id: str) -> str:
+        """How an alignment was done: `PPO` or `RLOO`."""
+        found = self.get(id)
+        return found.algorithm if found else "PPO"
+
     def scores(self, id: str, key: str, role: str) -> list[float]:
-        """What the answers of one of the two models of a PPO step scored, in the order of its held-out prompts.
+        """What the answers of one of the two models of an alignment scored, in the order of its held-out prompts.
 
         key: `rewards` of the reward model, `judge` of the judge. role: sft or rlhf. Empty where they are not known.
         """
@@ -201,7 +206,7 @@ class PipelineResults:
         ]
 
     def judges(self) -> set[str]:
-        """The reward models that judge a PPO and train none."""
+        """The reward models that judge an alignment and train none."""
         alignments = self.steps("rlhf")
         judging = {one for id in alignments for one in self.input_steps(id, "judge")}
         return judging - {one for id in alignments for one in self.input_steps(id, "reward_model")}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evaluation.config import RegisterConfig
-from infra.errors import GateRefused
+from infra.errors import GateRefused, Problem
 from infra.run import Result, Run
 
 
@@ -18,7 +18,8 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     """Judges the model by the gates and writes MODEL_CARD.md and registration.json.
 
     inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its step's name.
-    Raises infra.errors.GateRefused naming every figure that broke its bound, its value and the bound.
+    A model that breaks a gate is recorded as rejected, with every figure that broke its bound, its value and the bound;
+    it has a card all the same, which says so.
     """
     from evaluation.artifacts import read_artifacts
     from evaluation.card import model_card
@@ -31,8 +32,7 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     names = {model.stage, model.manifest.step or model.stage} if model.manifest else {model.stage}
     figures |= {f"{name}.{figure}": value for name in names for figure, value in model.figures.items()}
     verdicts = judge(config.gates, figures)
-    if problems := refusals(verdicts):
-        raise GateRefused(*problems)
+    reasons = refusals(verdicts)
     card = model_card(config, name, model, artifacts, verdicts)
     (out_dir / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     registration = {
@@ -42,15 +42,28 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
         "digest": model.manifest.digest if model.manifest else None,
         "figures": {key: value for key, value in sorted(figures.items()) if not key.startswith("model.")},
         "gates": [verdict.as_json() for verdict in verdicts],
+        "status": "rejected" if reasons else "registered",
+        "reasons": [reason.as_json() for reason in reasons],
     }
     text = json.dumps(registration, indent=1, sort_keys=True, ensure_ascii=False)
     (out_dir / "registration.json").write_text(text + "\n", encoding="utf-8")
     held = f"{len(verdicts)} gates kept" if verdicts else "no gates set"
+    if reasons:
+        held = f"refused: {'; '.join(reason.message for reason in reasons)}"
     run.event("judged", f"{name}: {held}")
-    return Result({"gates": float(len(verdicts))}, f"{name}, {held}")
+    return Result({"gates": float(len(verdicts)), "gates_refused": float(len(reasons))}, f"{name}, {held}")
+
+
+def register_or_refuse(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """As `register`, for whoever runs it alone. Raises GateRefused for a rejected model, once its card is written."""
+    result = register(config, inputs, out_dir, run)
+    record = json.loads((out_dir / "registration.json").read_text(encoding="utf-8"))
+    if record["reasons"]:
+        raise GateRefused(*(Problem(**reason) for reason in record["reasons"]))
+    return result
 
 
 if __name__ == "__main__":
     from infra.alone import main
 
-    main(register, RegisterConfig)
+    main(register_or_refuse, RegisterConfig)

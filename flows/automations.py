@@ -16,8 +16,9 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 
 from flows.notices import NOTICE, Channel, channels, save_block, switched_off
 
-MISSED_BEATS_S = 75
-"""A flow run beats every 30 s, the least that Prefect allows, for as long as its process lives."""
+MISSED_BEATS_S = 120
+"""A flow run beats every 30 s, the least that Prefect allows, for as long as its process lives. On a busy machine some
+come late, or wait until the server reads them."""
 
 LOST = "stemma: mark runs whose process is gone"
 NOTICE_NAME = "stemma: tell by "
@@ -62,7 +63,7 @@ def _lost_runs() -> Automation:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"its process is gone: no sign of life for {MISSED_BEATS_S} s; run it again",
+                message=f"no sign of life from its process for {MISSED_BEATS_S} s; run it again",
             )
         ],
     )

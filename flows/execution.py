@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from flows.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.plan import locate_upstream
 from flows.stop import Stop
 from flows.verdict import verdict
-from infra.errors import Cancelled, Problem, StemmaError
+from infra.errors import Cancelled, GateRefused, Problem, StemmaError
 from infra.lineage import messages
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
@@ -156,7 +157,14 @@ class PipelineRun:
         return {up: self.manifests[up] for up in self.nodes[name].requires}
 
     def blockers_of(self, name: str) -> list[str]:
-        return [up for up in self.nodes[name].upstream if up not in self.manifests]
+        """What keeps a stage from its turn: an artifact that is not there, or a model that its gates refused. A page
+        tells of such a model all the same."""
+        is_page = self.nodes[name].stage.makes == "page"
+        return [
+            up
+            for up in self.nodes[name].upstream
+            if up not in self.manifests or (not is_page and isinstance(self.errors.get(up), GateRefused))
+        ]
 
     def forced(self, name: str) -> bool:
         return name in self.selection.force
@@ -171,6 +179,8 @@ class PipelineRun:
 
     def done(self, name: str, done: Done) -> None:
         self.manifests[name] = done.manifest
+        if self.nodes[name].stage.registers and (reasons := refused_by(done.path)):
+            self.errors[name] = GateRefused(*reasons)
         self.journal.row(
             StageRow(
                 name,
@@ -277,6 +287,15 @@ class PipelineRun:
     def _trouble(self, message: str) -> None:
         said = {"kind": "event", "time": time.time(), "name": "page", "message": message}
         self.journal.message(self.config.name, said)
+
+
+def refused_by(registration: Path) -> list[Problem]:
+    """What a registration says of the gates that refused its model; nothing for one that was taken."""
+    path = registration / "registration.json"
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text(encoding="utf8"))
+    return [Problem(**reason) for reason in found.get("reasons", [])] if found.get("status") == "rejected" else []
 
 
 def page_lost() -> Problem:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from flows.journal import HAS_ARTIFACT, RunJournal
 from infra.errors import Problem, stage_error
-from infra.process import started_at
 from infra.store.ancestry import ancestry, artifact_member, locate
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Input, Manifest
@@ -222,8 +221,8 @@ def _is_whole(begun: dict) -> bool:
 
 def _in_use(store: Store) -> Iterator[Place]:
     """What runs that have not ended came to so far, what is being built again, and what builds in progress read."""
-    for journal, begun in _journals(store):
-        if journal.result() is None and _goes_on(journal, begun):
+    for journal, _ in _journals(store):
+        if journal.result() is None and _goes_on(journal):
             rows = [line for line in journal.read() if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
             yield from (place for row in rows if (place := _place(store, row)))
     for key in store.being_built():
@@ -235,10 +234,9 @@ def _in_use(store: Store) -> Iterator[Place]:
                 yield folder, manifest
 
 
-def _goes_on(journal: RunJournal, begun: dict) -> bool:
+def _goes_on(journal: RunJournal) -> bool:
     """True if the run's process lives here, or may live elsewhere: its journal was written to within a day."""
-    here = begun.get("pid") and started_at(begun["pid"]) is not None
-    return bool(here) or time.time() - journal.path.stat().st_mtime < STALE_S
+    return journal.works() or time.time() - journal.path.stat().st_mtime < STALE_S
 
 
 def _inputs_of_build(work: Path) -> list[Path]:

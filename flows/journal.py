@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from infra.process import start_ticks, this_machine
 from infra.run import read_journal
 from infra.store.store import is_full
 from infra.tables import damaged, read_state
@@ -89,7 +90,8 @@ class RunJournal:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
         self._reserved.take()
-        self._write({"kind": "begin", "pid": os.getpid(), **facts})
+        process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "machine": this_machine()}
+        self._write({"kind": "begin", **process, **facts})
 
     def row(self, row: StageRow) -> None:
         """The new status of a stage."""
@@ -124,6 +126,14 @@ class RunJournal:
         except (FileNotFoundError, ValueError):
             return {}
         return line if isinstance(line, dict) else {}
+
+    def works(self) -> bool:
+        """True while the process that runs it lives, on this machine: of another's nothing can be said."""
+        last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)
+        if last is None or last.get("machine", this_machine()) != this_machine():
+            return False
+        started = start_ticks(last.get("pid", 0))
+        return started is not None and last.get("start_ticks", started) == started
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, None while it goes on. Raises StageError `damaged_state`."""

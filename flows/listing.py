@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from flows.journal import RunJournal
-from infra.process import started_at
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -23,15 +23,16 @@ def runs(store: Store) -> Iterator[dict[str, Any]]:
         begun, result = journal.begun(), journal.result()
         if not begun:
             continue
-        rows = result["stages"] if result else []
-        alive = result is None and started_at(begun["pid"]) is not None
+        alive = result is None and journal.works()
+        so_far = {line["stage"]: line for line in journal.read() if line["kind"] == "stage"} if not result else {}
+        rows = result["stages"] if result else list(so_far.values())
         yield {
             "run_id": journal.run_id,
             "pipeline": begun.get("pipeline", ""),
             "config": begun.get("config", ""),
             "status": result["status"] if result else "running" if alive else "lost",
             "started": datetime.fromtimestamp(begun["time"], UTC).isoformat(timespec="seconds"),
-            "seconds": result.get("seconds") if result else None,
+            "seconds": result.get("seconds") if result else round(time.time() - begun["time"], 3) if alive else None,
             "built": sum(row["status"] == "built" for row in rows),
             "reused": sum(row["status"] == "reused" for row in rows),
         }

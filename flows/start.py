@@ -164,7 +164,7 @@ def _follow(
 
     from flows.page_queue import is_unreachable
 
-    cancelling, message, away = False, "", False
+    cancelling, message, away, taken_for_dead = False, "", False, False
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
@@ -183,7 +183,12 @@ def _follow(
             else:
                 away = False
             asked_at = time.monotonic()
-            if state is not None and state.is_final():
+            if state is not None and state.is_crashed() and journal.works():
+                # Its signs of life come late where the machine is busy, and the server gave up waiting for them.
+                if not taken_for_dead:
+                    tell(f"the Prefect page calls the run crashed ({state.message}), but its process works on")
+                taken_for_dead = True
+            elif state is not None and state.is_final():
                 return journal.result() or _lost(request, f"{state.name}: {state.message or 'no message'}")
             if state is not None and state.name != message and state.name in WAITS:
                 message = state.name

@@ -13,6 +13,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 interrupt_received = threading.Event()
 """Set once one came: some libraries swallow the exception."""
+_listening = False
 
 
 class Interrupted(KeyboardInterrupt):
@@ -21,13 +22,15 @@ class Interrupted(KeyboardInterrupt):
 
 def listen() -> None:
     """From now on an interrupt raises Interrupted, SIGTERM too."""
+    global _listening
+    _listening = True
     for number in NUMBERS:
         signal.signal(number, _raise)
 
 
 def ignore() -> None:
-    """From now on nothing comes between the command and its answer."""
-    for number in NUMBERS:
+    """From now on nothing comes between the command and its answer, where the process is the command's own."""
+    for number in NUMBERS if _listening else ():
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -43,6 +43,8 @@ from tasks.warm_start import WarmStart
 
 RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy", "lm-eval")
 CARD = "MODEL_CARD.md"
+REASON_LENGTH = 4000
+"""MLflow takes tags of models of 5,000 characters."""
 LOW_DISK_BYTES = 200_000_000
 
 
@@ -195,7 +197,10 @@ def _end_of(
     if node.stage.registers:
         model = inputs[node.stage.registers]
         tags = {"stage": model.stage, "pipeline": context.pipeline}
-        tags |= {"gates": f"{manifest.result['figures'].get('gates', 0):.0f} kept"}
+        gates, broken = (int(manifest.result["figures"].get(key, 0)) for key in ("gates", "gates_refused"))
+        tags |= {"status": "rejected" if broken else "registered", "gates": f"{gates - broken} kept"}
+        if broken:
+            tags |= {"gates": f"{broken} of {gates} broken", "reason": str(manifest.result["headline"])[:REASON_LENGTH]}
         of_model = {one.step or one.stage: one for one in inputs.values() if model.digest in _read_by(one)}
         figures = pipeline_figures({name: one.result.get("figures", {}) for name, one in of_model.items()})
         tags |= {name: f"{value:.4g}" for name, value in figures.items()}

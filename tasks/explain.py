@@ -14,6 +14,8 @@ from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of
 from tasks.stage import Node
 
+NEVER_BUILT = "never built here"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -65,7 +67,7 @@ def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
     """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
     ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].finished)
     if not ranked:
-        return [Change("none", "never built here")]
+        return [Change("none", NEVER_BUILT)]
     fewest = min(reversed(ranked), key=lambda pair: len(pair[0]))
     return fewest[0] or [Change("none", "its artifact is gone")]
 

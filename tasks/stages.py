@@ -218,7 +218,7 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "rlhf",
-            about="The instruction-tuned model, aligned by PPO against the reward model.",
+            about="The instruction-tuned model, aligned by PPO or RLOO against the reward model.",
             version=4,
             config=RlhfConfig,
             section=True,
@@ -258,7 +258,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=2,
+            version=3,
             config=RegisterConfig,
             section=True,
             function="evaluation.register:register",

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import yaml
 
-from infra.forked import NotForkedError
+from infra.forked import ForkServer, NotForkedError
 from tests.forked import CommandServer, ForkedCommand
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -44,6 +44,11 @@ class Answer:
 @cache
 def _server() -> CommandServer:
     return CommandServer(environment())
+
+
+def stage_server() -> ForkServer:
+    """That of this test worker for the stages of commands, and for trainings that tests start themselves."""
+    return _server().stages
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def prefect_url() -> Iterator[str]:
-    """A real Prefect server for this test worker."""
-    with private_prefect_server() as url:
+    """A real Prefect server for this test worker, with its page."""
+    with private_prefect_server(page=True) as url:
         yield url
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +82,25 @@ def _text(path: Path) -> str:
 
 
 class CommandServer:
-    """Forks commands that are to run in an environment like `environment`, and shares one server for their stages."""
+    """Forks commands that are to run in an environment like `environment`.
+
+    stages: the server that their stages share.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = _as_at_import(environment)
-        self._stages = ForkServer(_environment_of_stages(self._environment))
+        self.stages = ForkServer(_environment_of_stages(self._environment))
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-commands-")
-        known = Path(self._folder.name) / "stages.json"
-        known.write_text(json.dumps((self._stages.requests, self._stages.environment)))
-        self._server = ForkServer({**self._environment, _STAGES: str(known)}, [self._stages.requests])
-        self._server.expect(_COMMAND)
         self._line, self._ours = os.pipe()
         atexit.register(self.close)
+
+    @cached_property
+    def _server(self) -> ForkServer:
+        known = Path(self._folder.name) / "stages.json"
+        known.write_text(json.dumps((self.stages.requests, self.stages.environment)))
+        server = ForkServer({**self._environment, _STAGES: str(known)}, [self.stages.requests])
+        server.expect(_COMMAND)
+        return server
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether a command with this environment may be forked."""
@@ -113,8 +121,9 @@ class CommandServer:
         return ForkedCommand(process, folder)
 
     def close(self) -> None:
-        self._server.close()
-        self._stages.close()
+        if "_server" in vars(self):
+            self._server.close()
+        self.stages.close()
         self._folder.cleanup()
 
 

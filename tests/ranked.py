@@ -4,22 +4,21 @@ takes longer than the training."""
 from __future__ import annotations
 
 import importlib
-import multiprocessing
+import json
 import os
 import socket
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from tests.command import stage_server
+from tests.forked_call import ForkedCall
 
 PATIENCE_S = 240
 TRAINER = "STEMMA_TEST_TRAINER"
 """Names the loop (`launch.trainer`) for tests that name none; `make test-newer` sets it."""
-WITH_IMPORTS_DONE = multiprocessing.get_context("forkserver")
-WITH_IMPORTS_DONE.set_forkserver_preload(["training.pretrain", "training.backends.composer", "tests.ranked"])
-"""Its processes are forked from one that has imported what a training needs."""
+_IMPORTS = ["training.pretrain", "training.backends.composer", "tests.ranked"]
 
 # What a rank does before it trains: anything that a test breaks on purpose.
 Prepare = Callable[[int], None]
@@ -55,43 +54,33 @@ def train_in_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks: list[tuple[BaseProcess, Connection]] = []
-    for rank in range(count):
-        ours, theirs = WITH_IMPORTS_DONE.Pipe()
-        arguments = (
-            theirs,
-            stage,
-            rank,
-            count,
-            nodes,
-            port,
-            dict(settings),
-            dict(inputs),
-            out,
-            dict(launch or {}),
-            prepare,
-            dict(environment or {}),
-        )
-        process = WITH_IMPORTS_DONE.Process(target=_rank, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        ranks.append((process, ours))
-    errors: dict[int, str] = {}
+    launch = {**({"trainer": os.environ[TRAINER]} if TRAINER in os.environ else {}), **(launch or {})}
     told: list[dict[str, Any]] = []
+    errors: dict[int, str] = {}
+    ranks: list[ForkedCall] = []
     try:
-        for rank, (process, pipe) in enumerate(ranks):
-            errors[rank], lines = pipe.recv() if pipe.poll(PATIENCE_S) else ("no answer", [])
+        for rank in range(count):
+            given = (stage, rank, count, nodes, port, settings, inputs, out, launch, prepare, environment or {})
+            ranks.append(training_process(_rank, *given))
+        for rank, process in enumerate(ranks):
+            if process.wait(PATIENCE_S) is None:
+                errors[rank] = "no answer"
+                continue
+            errors[rank], lines = process.returned()
             told = told or lines
-            process.join(PATIENCE_S)
     except EOFError:
         errors[len(errors)] = "died"
     finally:
-        for process, _ in ranks:
+        for process in ranks:
             process.kill()
-            process.join()
     if any(errors.values()):
         raise RankFailed(errors)
     return told
+
+
+def training_process(function: Callable[..., Any], *arguments: Any) -> ForkedCall:
+    """The call of a function in a process that has imported what a training needs; whoever starts it kills it."""
+    return ForkedCall(stage_server(), _IMPORTS, function, *arguments)
 
 
 def pretrain_in_ranks(count: int, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
@@ -100,19 +89,19 @@ def pretrain_in_ranks(count: int, *arguments: Any, **options: Any) -> list[dict[
 
 
 def _rank(
-    pipe: Connection,
     stage: str,
     rank: int,
     count: int,
     nodes: int,
     port: int,
-    settings: dict[str, Any],
-    inputs: dict[str, Path],
+    settings: Mapping[str, Any],
+    inputs: Mapping[str, Path],
     out: Path,
-    launch: dict[str, Any],
+    launch: Mapping[str, Any],
     prepare: Prepare | None,
-    environment: dict[str, str],
-) -> None:
+    environment: Mapping[str, str],
+) -> tuple[str, list[dict[str, Any]]]:
+    """The forked process: its traceback, "" where it ended well, and what it told."""
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
     processes = count // nodes
     journal = Told()
@@ -126,8 +115,6 @@ def _rank(
         config_class = getattr(configs, "".join(word.capitalize() for word in stage.split("_")) + "Config")
 
         where = {"device": "cpu", "threads": 1, "precision": "fp32", "processes": processes, "nodes": nodes}
-        if trainer := os.environ.get(TRAINER):
-            where["trainer"] = trainer
         config = LaunchConfig(**{**where, **launch})
         if count > 1:
             node = Node(rank // processes, "127.0.0.1", port)
@@ -138,9 +125,9 @@ def _rank(
         place = out if rank == 0 else out.parent / f"{out.name}.rank{rank}"
         place.mkdir(parents=True, exist_ok=True)
         function(config_class.model_validate(settings), inputs, place, run)
-        pipe.send(("", journal.lines))
     except BaseException:
-        pipe.send((traceback.format_exc(), journal.lines))
+        return traceback.format_exc(), journal.lines
+    return "", journal.lines
 
 
 class Told:
@@ -150,8 +137,6 @@ class Told:
         self.lines: list[dict[str, Any]] = []
 
     def write(self, text: str) -> None:
-        import json
-
         self.lines.append(json.loads(text))
 
     def flush(self) -> None:

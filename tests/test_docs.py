@@ -73,7 +73,9 @@ def test_the_shown_run_and_check_are_those_of_the_quickstart(built_data: Path) -
     said = typed("check", config, "--root", store, "--set", "tokenizer.vocab_size=420").splitlines()
     assert check.split("\n")[0].split() == said[0].split()
     summary = r"\d+ to build, \d+ to reuse in \S+"
-    assert re.fullmatch(summary, said[-1]) and re.fullmatch(summary, check.splitlines()[-1])
+    counts, training = check.split("\n\n")[1:]
+    assert re.fullmatch(summary, said[-1]) and re.fullmatch(summary, counts)
+    assert training.split("\n")[1].split() == ["stage", "on", "time", "cost", "memory", "disk"]
     assert run.split("\n")[0].split() == ["stage", "status", "seconds", "key", "figure"]
 
 

@@ -14,9 +14,8 @@ import torch
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import ranks
+from training.planner.devices import peak_of
 
-# Dense bf16 peak of one device in FLOP/s, from the makers' data sheets.
-_PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "L40S": 362e12, "A10G": 70e12}
 _PROBE_SIZE = 1024
 _PROBE_S = 0.3
 
@@ -53,8 +52,7 @@ class Hardware:
         """Peak FLOP/s of the device: a GPU's from its data sheet (bf16), a CPU's as its matrix products reach it."""
         if self.device.type == "cpu":
             return _measured_peak(self.compute)
-        name = torch.cuda.get_device_name(self.device)
-        return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
+        return peak_of(torch.cuda.get_device_name(self.device))
 
 
 @cache

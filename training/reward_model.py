@@ -37,6 +37,7 @@ from training.norms import last_stack
 from training.train_state import TokenCount, Trainable
 
 _BATCH = 32
+MOST_SOURCES = 10
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,11 @@ def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Sc
 def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
 
-    Figures on `preferences/heldout.jsonl`: heldout_accuracy (pairs put in the right order, Wilson interval),
-    heldout_pairs, p_value (one-sided exact binomial against chance), margin (mean chosen minus rejected score,
-    bootstrap interval), heldout_loss (chance is 0.693). On the way loss and accuracy on some held-out pairs are told as
-    validation/sample_loss and validation/sample_accuracy.
+    Figures on `preferences/heldout.jsonl`: heldout_accuracy (pairs put in the right order, Wilson interval), the same
+    for each source where there are two to ten (heldout_accuracy_of_docstrings), heldout_pairs, p_value (one-sided exact
+    binomial against chance), margin (mean chosen minus rejected score, bootstrap interval), heldout_loss (chance is
+    0.693). On the way loss and accuracy on some held-out pairs are told as validation/sample_loss and
+    validation/sample_accuracy.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -148,7 +150,8 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     model = RewardModel(scorer).to(hardware.device)
     keys = ("prompt", "chosen", "rejected")
     train = pairs_of(chat, read_rows(inputs["preferences"] / "train.jsonl", keys), max_length)
-    heldout = pairs_of(chat, read_rows(inputs["preferences"] / "heldout.jsonl", keys, config.heldout_limit), max_length)
+    asked = read_rows(inputs["preferences"] / "heldout.jsonl", keys, config.heldout_limit)
+    heldout = pairs_of(chat, asked, max_length)
 
     def collate(pairs: Sequence[Pair]) -> dict[str, Tensor]:
         return pair_batch(pairs, chat.pad)
@@ -189,6 +192,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     p_value = binomial_p_value(right, len(margins), alternative="greater")
     figures = {
         **accuracy.as_figures("heldout_accuracy"),
+        **_by_source(asked, margins),
         "heldout_pairs": float(len(margins)),
         "p_value": p_value,
         **bootstrap(margins, seed=config.seed).as_figures("margin"),
@@ -198,6 +202,20 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     }
     headline = f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
     return Result(figures, done.headline(headline))
+
+
+def _by_source(rows: Sequence[Mapping[str, str]], margins: NDArray[np.float64]) -> dict[str, float]:
+    """The accuracy of each source's pairs, by the first part of their `source`: those of one are easier than another's.
+
+    Nothing where there is one source, or so many that their intervals would say little.
+    """
+    sources = np.array([row.get("source", "").split("/")[0] for row in rows])
+    names = sorted(set(sources) - {""})
+    figures: dict[str, float] = {}
+    for name in names if 2 <= len(names) <= MOST_SOURCES else ():
+        right = margins[sources == name] > 0
+        figures |= wilson(int(right.sum()), len(right)).as_figures(f"heldout_accuracy_of_{name}")
+    return figures
 
 
 def pairs_of(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int) -> list[Pair]:

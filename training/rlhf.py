@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from evaluation.statistics import bootstrap, bootstrap_ratio, gain_at_equal_length, wilson
+from evaluation.statistics import (
+    Interval,
+    bootstrap,
+    bootstrap_ratio,
+    gain_at_equal_length,
+    share_of_clusters,
+    wilson,
+)
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from training.attention import choose_attention
@@ -44,7 +51,7 @@ from training.rollouts import (
     token_logprobs,
 )
 from training.train_state import Loader, TokenCount, Trainable, TrainState
-from training.verify import references_of, right_answers
+from training.verify import Rule, right_answers, rules_of
 
 
 class PolicyAndValue(Trainable):
@@ -120,14 +127,15 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     of it between answers of one length, by least squares over the prompts, with its bootstrap interval) and
     reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
     next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
-    answer_tokens_rlhf, ends_share_sft, ends_share_rlhf (Wilson). Answers and rewards go to aux/samples.jsonl.
+    answer_tokens_rlhf, ends_share_sft, ends_share_rlhf. Of several answers to a prompt (`heldout_answers`) the mean
+    counts. Answers and rewards go to aux/samples.jsonl.
 
     With the input `judge`, a second reward model that trains nothing, each round's mean score by it is told as
     rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. Raises StageError where it is the reward model itself.
 
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
-    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers, Wilson),
+    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
     verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
     """
     hardware = prepare(run.launch)
@@ -177,7 +185,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         model.values if value is not None else None,
         scale,
         [one.ids for one in train],
-        [one.right_answer for one in train],
+        [one.rule for one in train],
         chat,
         config,
         hardware,
@@ -194,7 +202,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
 
-    prompts = [one.ids for one in heldout]
+    each = config.heldout_answers
+    prompts = [one.ids for one in heldout for _ in range(each)]
     answers = {
         name: generate(one, prompts, chat, config, hardware, seed=config.seed)
         for name, one in (("sft", reference), ("rlhf", policy))
@@ -202,15 +211,17 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     scores = _scores(reward, answers, chat, hardware)
     judged = _scores(judge, answers, chat, hardware) if judge else {}
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
-    references = [one.right_answer for one in heldout]
-    right = {name: right_answers([chat.decode(ids) for ids in side.ids], references) for name, side in answers.items()}
-    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, chat, answers, scores, judged, right)
-    ruled = np.array([reference is not None for reference in references])
+    rules = [one.rule for one in heldout for _ in range(each)]
+    right = {name: right_answers([chat.decode(ids) for ids in side.ids], rules) for name, side in answers.items()}
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout, chat, answers, scores, judged, right, each)
+    ruled = np.array([one.rule is not None for one in heldout])
     lengthening = np.array(
         [len(a) - len(b) for a, b in zip(answers["rlhf"].ids, answers["sft"].ids, strict=True)], float
     )
+    scores, judged, right = ({name: _means(x, each) for name, x in one.items()} for one in (scores, judged, right))
+    kl, lengths, lengthening = (_means(x, each) for x in (kl, lengths, lengthening))
     by_model = _score_figures("reward", scores, lengthening, ~ruled, config.seed)
-    by_rule = _verified_figures(right, ruled, config.seed)
+    by_rule = _verified_figures(right, ruled, each, config.seed)
     by_judge = _score_figures("judge", judged, lengthening, ~ruled, config.seed) if judged else {}
     divergence = bootstrap(kl, seed=config.seed)
     figures = {
@@ -219,12 +230,12 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         **by_rule,
         **divergence.as_figures("kl_to_sft"),
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
-        "heldout_prompts": float(len(prompts)),
+        "heldout_prompts": float(len(heldout)),
         "batches": float(done.batches),
     }
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
-        figures |= wilson(int(side.finished.sum()), len(side.ids)).as_figures(f"ends_share_{name}")
+        figures |= _share(_means(side.finished.double().numpy(), each), each).as_figures(f"ends_share_{name}")
     told = ("reward_gain", "reward_gain_equal_length", "judge_gain", "verified_gain", "kl_to_sft")
     run.metrics({f"rlhf/{name}": figures[name] for name in told if name in figures}, done.batches)
     said = []
@@ -248,7 +259,7 @@ def _same_weights(one: Scorer, other: Scorer) -> bool:
 def _scores(
     scorer: Scorer, answers: Mapping[str, Completions], chat: Chat, hardware: Hardware
 ) -> dict[str, NDArray[np.float64]]:
-    """Raw scores (prompts,) of the answers of each model."""
+    """Raw scores (answers,) of the answers of each model."""
     return {name: scores_of(scorer, side, chat, hardware).double().numpy() for name, side in answers.items()}
 
 
@@ -262,7 +273,7 @@ def _score_figures(
     """What the reward model or the judge (`by`) says of the prompts `of` that no rule judges; nothing where these are
     fewer than two.
 
-    scores: of each model's answers (prompts,). lengthening (prompts,): tokens by which the policy's answers are longer.
+    scores: mean of each model's answers (prompts,). lengthening (prompts,): tokens by which the policy's are longer.
     """
     if of.sum() < 2:
         return {}
@@ -274,23 +285,40 @@ def _score_figures(
     return {**figures, f"{by}_per_token": per_token}
 
 
-def _verified_figures(right: Mapping[str, NDArray[np.float64]], of: NDArray[np.bool_], seed: int) -> dict[str, float]:
-    """How many answers are right of the prompts that a rule judges; nothing where there are none."""
+def _means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
+    """The mean (prompts,) over the `each` answers to a prompt, which follow one another in values (answers,)."""
+    means: NDArray[np.float64] = values.reshape(-1, each).mean(1)
+    return means
+
+
+def _share(shares: NDArray[np.float64], each: int) -> Interval:
+    """The share of all answers, from that of each prompt's `each` answers (prompts,): answers to one may be alike."""
+    counts = np.rint(shares * each)
+    return wilson(int(counts.sum()), len(counts)) if each == 1 else share_of_clusters(counts, each)
+
+
+def _verified_figures(
+    right: Mapping[str, NDArray[np.float64]], of: NDArray[np.bool_], each: int, seed: int
+) -> dict[str, float]:
+    """How many answers are right of the prompts that a rule judges; nothing where there are none.
+
+    right: share of right answers (prompts,) of `each` to a prompt.
+    """
     if not of.any():
         return {}
     figures = bootstrap(right["rlhf"][of] - right["sft"][of], seed=seed).as_figures("verified_gain")
-    for name, each in right.items():
-        figures |= wilson(int(each[of].sum()), int(of.sum())).as_figures(f"verified_{name}")
+    for name, shares in right.items():
+        figures |= _share(shares[of], each).as_figures(f"verified_{name}")
     return {**figures, "verified_prompts": float(of.sum())}
 
 
 class _Prompt(NamedTuple):
-    """A prompt with its ids, the response beside it, and that again where a rule holds answers against it."""
+    """A prompt with its ids, the response beside it, and the rule that tells a right answer, if any."""
 
     text: str
     ids: list[int]
     response: str
-    right_answer: str | None
+    rule: Rule | None
 
 
 def _short(chat: Chat, path: Path, room: int) -> list[_Prompt]:
@@ -298,8 +326,8 @@ def _short(chat: Chat, path: Path, room: int) -> list[_Prompt]:
     rows = read_rows(path, ("prompt",))
     encoded = chat.prompts([row["prompt"] for row in rows], max_tokens=1_000_000)
     return [
-        _Prompt(row["prompt"], ids, row.get("response", ""), right_answer)
-        for row, ids, right_answer in zip(rows, encoded, references_of(rows, str(path)), strict=True)
+        _Prompt(row["prompt"], ids, row.get("response", ""), rule)
+        for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]
 
@@ -312,22 +340,24 @@ def _write_samples(
     scores: Mapping[str, Any],
     judged: Mapping[str, Any],
     right: Mapping[str, Any],
+    each: int,
 ) -> None:
-    """A line a prompt: answers and rewards by model, and under `judge` the judge's scores where there is one."""
+    """A line a prompt, with the first of its `each` answers: answers and rewards by model, and under `judge` the
+    judge's scores where there is one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf8") as file:
-        for number, one in enumerate(heldout):
+        for number, one in zip(range(0, each * len(heldout), each), heldout, strict=True):
             line: dict[str, Any] = {
                 "prompt": one.text,
                 "reference": one.response,
                 "answers": {name: chat.decode(side.ids[number]) for name, side in answers.items()},
             }
-            if one.right_answer is None:
+            if one.rule is None:
                 line["rewards"] = {name: round(float(values[number]), 4) for name, values in scores.items()}
                 if judged:
                     line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
             else:
-                line["verified"] = {name: bool(each[number]) for name, each in right.items()}
+                line["verified"] = {name: bool(values[number]) for name, values in right.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 

@@ -32,7 +32,7 @@ from training.ppo import (
 )
 from training.reward_model import Scorer
 from training.sampling import sample
-from training.verify import right_answers
+from training.verify import Rule, right_answers
 
 _BATCH = 64
 
@@ -170,7 +170,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         values: Callable[[Tensor], Tensor] | None,
         scale: RewardScale,
         prompts: Sequence[list[int]],
-        references: Sequence[str | None],
+        rules: Sequence[Rule | None],
         chat: Chat,
         config: RlhfConfig,
         hardware: Hardware,
@@ -186,7 +186,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._values = values
         self._scale = scale
         self._prompts = prompts
-        self._references = references
+        self._rules = rules
         self._chat = chat
         self._config = config
         self._hardware = hardware
@@ -211,7 +211,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             seed=int(random.integers(2**62)),
         )
         self._run.stop_if_cancelled()
-        rows = self._experience(answers, [self._references[number] for number in chosen], round_number)
+        rows = self._experience(answers, [self._rules[number] for number in chosen], round_number)
         for _ in range(config.epochs):
             for part in np.split(random.permutation(len(chosen)), len(chosen) // config.minibatch_answers):
                 yield _without_padding({name: value[torch.from_numpy(part)] for name, value in rows.items()})
@@ -222,16 +222,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._round = state["round"]
 
-    def _experience(
-        self, answers: Completions, references: Sequence[str | None], round_number: int
-    ) -> dict[str, Tensor]:
+    def _experience(self, answers: Completions, rules: Sequence[Rule | None], round_number: int) -> dict[str, Tensor]:
         """Everything the loss needs, by name, each (B, …) on the CPU.
 
-        references: the right answer where a rule rewards in place of the reward model, else None.
+        rules: what rewards in place of the reward model; None where that does.
         """
         config, batch = self._config, Batch.of(answers, self._chat.pad)
         raw = scores_of(self._reward, answers, self._chat, self._hardware)
-        right = torch.from_numpy(right_answers([self._chat.decode(ids) for ids in answers.ids], references)).float()
+        right = torch.from_numpy(right_answers([self._chat.decode(ids) for ids in answers.ids], rules)).float()
         ruled = ~right.isnan()
         learnt = raw[~ruled]
         if config.normalise_reward and not self._scale.known and len(learnt) > 1:

@@ -11,6 +11,7 @@ import json
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,7 @@ class _Message(BaseModel):
     content: str | list[_Part]
 
 
-class _Asked(BaseModel):
+class _Asked(BaseModel, ABC):
     """What both kinds of requests share. What is not known here is refused, since it would be ignored in silence."""
 
     model_config = ConfigDict(extra="forbid")
@@ -59,8 +60,9 @@ class _Asked(BaseModel):
     user: str | None = None
     stream_options: dict[str, bool] | None = None
 
+    @abstractmethod
     def talk(self, folder: Path) -> Talk:
-        raise NotImplementedError
+        """The answer of the model in `folder`, as it comes."""
 
 
 class _Chat(_Asked):

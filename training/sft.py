@@ -30,7 +30,7 @@ from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
 from training.sampling import sample
-from training.verify import is_right, references_of, right_answers
+from training.verify import Rule, right_answers, rules_of
 
 _BATCH = 32
 _WATCHED_AT = (0.1, 0.3)
@@ -65,7 +65,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         chat.conversations([row["prompt"] for row in part], [row["response"] for row in part], max_length)
         for part in (rows, heldout_rows)
     )
-    references = references_of(heldout_rows, str(inputs["instructions"] / "heldout.jsonl"))[: config.answers_limit]
+    rules = rules_of(heldout_rows, str(inputs["instructions"] / "heldout.jsonl"))[: config.answers_limit]
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
     lengths = [len(one.ids) for one in train]
@@ -88,10 +88,10 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     def told(side: _Side) -> list[dict[str, Any]]:
         found = []
         for number, answer in enumerate(side.answers[: config.watched_prompts]):
-            text, reference = chat.decode(answer), references[number]
+            text, rule = chat.decode(answer), rules[number]
             loss = round(float(side.losses[number] / side.tokens[number]), 4)
             line: dict[str, Any] = {"prompt": heldout_rows[number]["prompt"], "text": text, "loss": loss}
-            found.append(line if reference is None else {**line, "verified": is_right(text, reference)})
+            found.append(line if rule is None else {**line, "verified": rule.allows(text)})
         return found
 
     def answers_so_far() -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     done.leave(out_dir)
 
     after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
-    right = {name: side.right(chat, references) for name, side in (("base", before), ("sft", after))}
+    right = {name: side.right(chat, rules) for name, side in (("base", before), ("sft", after))}
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after, right)
     first, last = (
         [{"batch": batch, **row} for row in told(side)] for batch, side in ((0, before), (done.batches, after))
@@ -158,8 +158,8 @@ class _Side:
     def ended(self, chat: Chat) -> int:
         return sum(answer[-1:] == [chat.end] for answer in self.answers)
 
-    def right(self, chat: Chat, references: Sequence[str | None]) -> NDArray[np.float64]:
-        return right_answers([chat.decode(answer) for answer in self.answers], references)
+    def right(self, chat: Chat, rules: Sequence[Rule | None]) -> NDArray[np.float64]:
+        return right_answers([chat.decode(answer) for answer in self.answers], rules)
 
 
 def _verified_figures(name: str, right: NDArray[np.float64]) -> dict[str, float]:

@@ -79,15 +79,35 @@ class DocstringInstructions(DocstringPairs):
 
 
 class DocstringSignatures(InstalledPackages):
-    """The prompt asks for what stands in a signature: how many parameters, whether one is there, which is the first; a
-    rule tells whether an answer is right.
+    """The prompt asks for what stands in a signature; a rule tells whether an answer is right.
 
     These are of public functions and classes that have a docstring, each signature once."""
 
     kind: Literal["signatures"] = "signatures"
+    questions: tuple[Literal["count", "first", "has"], ...] = Field(("count", "first", "has"), min_length=1)
+    """What is asked: how many parameters there are, which is the first, whether one is there. A model of a few million
+    parameters learns the first two within minutes, and answers the third at chance."""
+    limit: int | None = Field(None, ge=2)
+    """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
+
+
+class DocstringLengths(InstalledPackages):
+    """The prompt asks to describe a function or class in so many words ("in 4 to 6 words"); the response is the summary
+    sentence of its docstring, and a rule counts the words of an answer."""
+
+    kind: Literal["lengths"] = "lengths"
     limit: int | None = Field(None, ge=2)
     """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
 
 
 class DocstringPreferences(DocstringPairs):
     """The true summary of a function against the summary of another one in the same package, of similar length."""
+
+
+class DocstringStyle(InstalledPackages):
+    """A function's summary as a command ("Return the path.") against the same one as a description ("Returns the
+    path."): PEP 257 asks for the command."""
+
+    kind: Literal["pep257"] = "pep257"
+    limit: int | None = Field(None, ge=2)
+    """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""

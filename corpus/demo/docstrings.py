@@ -14,11 +14,8 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -28,10 +25,6 @@ TOPICS = "pydoc_data"
 OWN_DISTRIBUTION = "stemma"
 # Vendored copies are another package's text again; tests hold next to no prose.
 SKIPPED_FOLDERS = {"test", "tests", "testing", "_vendor", "_vendored_packages", "vendor", "vendored", "third_party"}
-PROCESSES = 2
-# Below this, starting processes takes longer than the parsing.
-SEQUENTIAL_BYTES = 6_000_000
-CHUNK_BYTES = 1_500_000
 
 Kind = Literal["module", "class", "function", "topic"]
 
@@ -120,23 +113,6 @@ def content_digest(packages: Iterable[str] | None = None, exclude: Iterable[str]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def read_docstrings(
-    packages: Iterable[str] | None = None, exclude: Iterable[str] = ()
-) -> Iterator[Docstring | Unparsed]:
-    """Every docstring of the selected packages once: inherited copies of a text are left out.
-
-    Two processes parse ahead by a few chunks; the order is that of `installed_files`, whatever the machine.
-    """
-    seen: set[bytes] = set()
-    for item in _parsed(installed_files(packages, exclude)):
-        if isinstance(item, Docstring):
-            key = hashlib.sha256(item.text.encode()).digest()[:12]
-            if key in seen:
-                continue
-            seen.add(key)
-        yield item
-
-
 def parse_file(file: InstalledFile) -> list[Docstring | Unparsed]:
     """All docstrings of one file, in the order of the source."""
     try:
@@ -160,41 +136,6 @@ def parse_file(file: InstalledFile) -> list[Docstring | Unparsed]:
         for name, kind, signature, text in _walk(tree, "")
         if _is_unicode(text)
     ]
-
-
-def _parsed(files: list[InstalledFile]) -> Iterator[Docstring | Unparsed]:
-    if sum(file.size for file in files) <= SEQUENTIAL_BYTES:
-        for file in files:
-            yield from parse_file(file)
-        return
-    # Spawned, since the process that runs a stage has threads, and a forked copy of their locks may never open.
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        ahead: deque[Future[list[Docstring | Unparsed]]] = deque()
-        chunks = _chunks(files)
-        try:
-            for chunk in chunks:
-                ahead.append(pool.submit(_parse_files, chunk))
-                if len(ahead) > 2 * PROCESSES:
-                    yield from ahead.popleft().result()
-            while ahead:
-                yield from ahead.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _parse_files(files: list[InstalledFile]) -> list[Docstring | Unparsed]:
-    return [item for file in files for item in parse_file(file)]
-
-
-def _chunks(files: Iterable[InstalledFile]) -> Iterator[list[InstalledFile]]:
-    chunk: list[InstalledFile] = []
-    for file in files:
-        chunk.append(file)
-        if sum(file.size for file in chunk) >= CHUNK_BYTES:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Kind, str, str]]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corpus.demo.config import DocstringSignatures
-from corpus.demo.docstrings import Docstring, Unparsed, read_docstrings
+from corpus.demo.docstrings import Docstring, Unparsed
+from corpus.demo.parsing import read_docstrings
 from corpus.demo.summaries import MAX_SIGNATURE_CHARACTERS
 from corpus.pairs import Pair
 
@@ -22,7 +23,7 @@ _RECENT = 64
 
 def read_signatures(config: DocstringSignatures) -> Iterator[Pair | Unparsed]:
     """A pair for each signature of the selected packages' public functions and classes, up to `config.limit`, none
-    twice; which of three questions is asked depends on the signature alone.
+    twice; which of `config.questions` is asked depends on the signature alone.
 
     The group of a pair is the signature without its modules, so that `a.fit(x, y)` lies on the same side as
     `b.fit(x, y)`.
@@ -37,7 +38,8 @@ def read_signatures(config: DocstringSignatures) -> Iterator[Pair | Unparsed]:
         if not signature or signature in seen:
             continue
         seen.add(signature)
-        prompt, response = question_about(signature, parameters, [name for name in recent if name not in parameters])
+        others = [name for name in recent if name not in parameters]
+        prompt, response = question_about(signature, parameters, others, config.questions)
         recent.extend(name for name in parameters if name not in recent)
         yield Pair({"prompt": prompt, "response": response}, f"signatures/{item.source}", signature, verify="exact")
         if len(seen) == config.limit:
@@ -61,16 +63,18 @@ def signature_of(item: Docstring) -> tuple[str, list[str]]:
     return (signature, [parameter.lstrip("*") for parameter in parameters]) if is_asked else ("", [])
 
 
-def question_about(signature: str, parameters: list[str], others: list[str]) -> tuple[str, str]:
+def question_about(
+    signature: str, parameters: list[str], others: list[str], questions: Sequence[str]
+) -> tuple[str, str]:
     """Prompt and response: how many parameters there are, whether one is there, or which is the first.
 
-    others: names that the signature does not have.
+    others: names that the signature does not have. questions: of these one is asked; of no parameters only their count.
     """
     choice = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:4], "big")
-    kind, choice = choice % 3, choice // 3
-    if kind == 0 or not parameters or not others:
+    question, choice = questions[choice % len(questions)], choice // len(questions)
+    if question == "count" or not parameters or not others:
         return f"How many parameters does `{signature}` take?", str(len(parameters))
-    if kind == 1:
+    if question == "first":
         return f"What is the first parameter of `{signature}`?", parameters[0]
     is_there, choice = choice % 2 == 0, choice // 2
     names = parameters if is_there else others

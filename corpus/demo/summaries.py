@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from corpus.demo.config import DocstringPairs
-from corpus.demo.docstrings import Docstring, Unparsed, first_sentence, group_of, read_docstrings
+from corpus.demo.docstrings import Docstring, Kind, Unparsed, first_sentence, group_of
+from corpus.demo.parsing import read_docstrings
 
 MAX_SIGNATURE_CHARACTERS = 90
 MIN_WORDS = 4
@@ -34,9 +35,12 @@ CLASS_PROMPTS = (
 class Summary:
     """One question about a function or class and its answer.
 
-    group: the key of the split, that of the whole docstring, so its text and this pair lie on the same side.
+    kind: "function" or "class". signature: as it stands in the prompt. group: the key of the split, that of the whole
+    docstring, so its text and this pair lie on the same side.
     """
 
+    kind: Kind
+    signature: str
     prompt: str
     response: str
     group: str
@@ -60,7 +64,15 @@ def read_summaries(config: DocstringPairs) -> Iterator[Summary | Unparsed]:
         if response is None or (pattern := _pattern(response)) in seen:
             continue
         seen.add(pattern)
-        yield Summary(prompt_for(item), response, group_of(item.text), item.package, f"docstrings/{item.source}")
+        yield Summary(
+            item.kind,
+            shortened(item.signature),
+            prompt_for(item),
+            response,
+            group_of(item.text),
+            item.package,
+            f"docstrings/{item.source}",
+        )
         taken += 1
         if taken == config.limit:
             return

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from corpus.demo.config import DocstringDocuments, DocstringInstructions, DocstringPreferences, DocstringSignatures
-from corpus.demo.docstrings import Unparsed, group_of, read_docstrings
+from corpus.demo.config import (
+    DocstringDocuments,
+    DocstringInstructions,
+    DocstringLengths,
+    DocstringPairs,
+    DocstringPreferences,
+    DocstringSignatures,
+    DocstringStyle,
+)
+from corpus.demo.docstrings import Unparsed, group_of
+from corpus.demo.lengths import length_pair
+from corpus.demo.parsing import read_docstrings
 from corpus.demo.signatures import read_signatures
+from corpus.demo.style import style_pair
 from corpus.demo.summaries import Summary, read_summaries
 from corpus.documents import Document, is_heldout, make_document
 from corpus.pairs import Pair
@@ -47,8 +58,11 @@ def instruction_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected
             yield Pair({"prompt": item.prompt, "response": item.response}, item.source, item.group)
 
 
-def signature_pairs(source: DocstringSignatures) -> Iterator[Pair | Rejected]:
-    """A name, and the words that it is made of."""
+def verifiable_pairs(source: DocstringSignatures | DocstringLengths) -> Iterator[Pair | Rejected]:
+    """Questions that a signature answers, or descriptions in so many words."""
+    if isinstance(source, DocstringLengths):
+        yield from _of_summaries(source, length_pair)
+        return
     for item in read_signatures(source):
         yield _rejected(item) if isinstance(item, Unparsed) else item
 
@@ -65,6 +79,26 @@ def preference_pairs(source: DocstringPreferences, heldout_share: float, seed: i
         if other is not None:
             fields = {"prompt": summary.prompt, "chosen": summary.response, "rejected": other.response}
             yield Pair(fields, summary.source, summary.group)
+
+
+def style_pairs(source: DocstringStyle) -> Iterator[Pair | Rejected]:
+    """What a function does, its summary as a command, and the same as a description."""
+    yield from _of_summaries(source, style_pair)
+
+
+def _of_summaries(
+    source: DocstringLengths | DocstringStyle, pair_of: Callable[[Summary], Pair | None]
+) -> Iterator[Pair | Rejected]:
+    """What `pair_of` makes of each summary, up to `source.limit` pairs; None leaves a summary out."""
+    taken = 0
+    for item in read_summaries(DocstringPairs(packages=source.packages, exclude_packages=source.exclude_packages)):
+        if isinstance(item, Unparsed):
+            yield _rejected(item)
+        elif pair := pair_of(item):
+            yield pair
+            taken += 1
+            if taken == source.limit:
+                return
 
 
 def _rejected(item: Unparsed) -> Rejected:

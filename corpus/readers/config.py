@@ -130,7 +130,8 @@ class HuggingFaceDocuments(TextOptions):
         return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
 
 
-Verify = Literal["exact"]
+RULE = r"exact|words:\d+-\d+"
+Verify = Annotated[str, Field(pattern=rf"^({RULE})$")]
 """The rule by which an answer is known to be right: it equals the response."""
 
 
@@ -151,8 +152,8 @@ class FileInstructions(PairFiles):
     response_field: str = "output"
     """JSON key of the response."""
     verify: Verify | None = None
-    """exact: an answer to these prompts is right if it equals the response, as with numbers. PPO then rewards what is
-    right instead of what the reward model prefers. null: no rule can tell."""
+    """exact: an answer to these prompts is right if it equals the response, as with numbers. words:4-6: if it has four
+    to six words. PPO then rewards what is right instead of what the reward model prefers. null: no rule can tell."""
 
 
 class FilePreferences(PairFiles):

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from corpus.config import DataKind
 from corpus.documents import count_documents, read_documents
-from corpus.readers.config import Verify
+from corpus.readers.config import RULE
 from corpus.sources import read_sources, source_name
 from infra.errors import stage_error
 
@@ -76,7 +76,7 @@ def _pairs(kind: str, data: Path, max_rows: int) -> tuple[DataFrame, int]:
     rows = pd.DataFrame([pair for pair in pairs if _is_sampled(pair["id"], max_rows, len(pairs))], columns=columns)
     rows = rows.assign(train_rows=len(sides["train"]), heldout_rows=len(sides["heldout"]))
     if kind == "instructions":
-        is_known = rows["verify"].isin(get_args(Verify)) & (rows["response"].str.strip() != "")
+        is_known = rows["verify"].astype(str).str.fullmatch(RULE) & (rows["response"].str.strip() != "")
         return rows.assign(
             prompt_differs=rows["prompt"].str.strip() != rows["response"].str.strip(),
             answer_like=rows["response"].map(is_answer_like),

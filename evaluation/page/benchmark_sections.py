@@ -134,8 +134,9 @@ def answers(pipeline: PipelineResults, count: int) -> Section:
         ]
         rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
     lead = (
-        f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; where PPO ran, its "
-        "model and the one that it began with are as sampled for its measurement, with the reward model's score. "
+        f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; after an "
+        "alignment, its model and the one that it began with are as sampled for its measurement, with the reward "
+        "model's score. "
         "✓ and ✗ stand where a rule can check the answer."
         if rows
         else ""
@@ -149,12 +150,12 @@ def _mark(verified: Mapping[str, bool], name: str) -> str:
 
 
 def answers_over_training(pipeline: PipelineResults) -> Section:
-    """The same held-out prompts as each instruction tuning answered them on the way, and as the PPO after it does."""
+    """The same held-out prompts as each instruction tuning answered them on the way, and the alignment after it."""
     rows = [row for id in pipeline.steps("sft") for row in _over_training(pipeline, id)]
     lead = (
         "The first held-out prompts, not chosen by anyone, as the model answered them at several points of its "
         "training. The loss is that of the reference answer, in nats a token. Answers are greedy, but for those after "
-        "PPO, which are as sampled for its measurement. ✓ and ✗ stand where a rule can check the answer."
+        "alignment, which are as sampled for its measurement. ✓ and ✗ stand where a rule can check the answer."
         if rows
         else ""
     )

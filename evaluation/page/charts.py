@@ -110,7 +110,9 @@ def line_chart(
     ys += [level.value for level in levels]
     y_ticks = ticks(min(0.0, *ys) if from_zero else min(ys), max(ys), 5)
     x_ticks = [tick for tick in ticks(min(xs), max(xs), 5) if min(xs) <= tick <= max(xs)]
-    left, right, top, bottom = 52, 12, 26, 34
+    # Digits are up to 8 wide where a phone's style enlarges them.
+    left = max(52, 12 + 8 * max(len(y_format(tick)) for tick in y_ticks))
+    right, top, bottom = 12, 26, 34
     y_low, y_high = y_ticks[0], y_ticks[-1]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
 
@@ -133,7 +135,7 @@ def line_chart(
             f'<text class="tick" x="{x}" y="{height - bottom + 15}" text-anchor="middle">{compact(tick)}</text>'
         )
     parts.append(f'<text class="axis" x="{width - right}" y="{height - 6}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text class="axis" x="{left - 44}" y="11">{escape(y_label)}</text>')
+    parts.append(f'<text class="axis" x="8" y="11">{escape(y_label)}</text>')
     for level in levels:
         y = f"{down(level.value):.1f}"
         parts.append(f'<line class="level" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')

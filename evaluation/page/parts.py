@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,11 +88,12 @@ def render_page(
     sections: Sequence[Section],
     claims: Sequence[Any] = (),
     opening: Opening | None = None,
+    script: str = "",
 ) -> str:
     """A self-contained HTML page; everything in it that is not Markup is escaped.
 
     facts: names and values below the title. opening and claims (`evaluation.page.verdicts.Claim`) head the page.
-    Sections that say nothing are left out.
+    Sections that say nothing are left out. script: JavaScript of the page's own, the only one that may run in it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -102,6 +105,8 @@ def render_page(
         claims=claims,
         opening=opening,
         sections=[section for section in sections if section],
+        script=Markup(script),
+        script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
     )
     return page + "\n"

@@ -1,4 +1,4 @@
-"""Pretraining, instruction tuning, reward model and PPO: their curves and what they show."""
+"""Pretraining, instruction tuning, reward model and alignment: their curves and what they show."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         # Two models' scores have no common scale.
         points = {key: _standardised(pipeline, id, key, of) for key, of in (("rewards", reward), ("judge", judge))}
         lines = [Line("reward", points["rewards"], "rlhf"), Line("judge", points["judge"], "validation")]
-        legend = [("reward model, which PPO pleases", "rlhf"), ("judge, which trains nothing", "validation")]
+        legend = [("reward model, which is learnt from", "rlhf"), ("judge, which trains nothing", "validation")]
         unit = f"standard deviations above the {start}"
     chart = line_chart(
         "reward",
@@ -364,7 +364,7 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         judged = ["judge's score"] if "judge_gain" in figures else []
         columns = ["model", "reward", *judged, "tokens an answer", "answers that end"]
         tables.append(Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns)))))
-    return Section(*titled("alignment", "Alignment by PPO", id, "rlhf"), "", drawn, tables)
+    return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), "", drawn, tables)
 
 
 def _standardised(

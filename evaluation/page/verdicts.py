@@ -46,7 +46,7 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
     for stage, claim_of in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
         for id in pipeline.steps(stage):
             if id in judges:
-                continue  # it promises nothing; what it finds is part of PPO's claim
+                continue  # it promises nothing; what it finds is part of the alignment's claim
             claim = claim_of(pipeline, id)
             found.append(_named(claim, stage, id if id != stage else "") if claim else None)
     for id in pipeline.steps("rlhf"):
@@ -146,10 +146,11 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
     state = _beyond(accuracy, 0.5)
     said = {
         "holds": "significantly better than chance",
-        "undecided": "which cannot be told from chance (50 %), so that what PPO gains by it means little",
+        "undecided": "which cannot be told from chance (50 %), so that what is gained by it means little",
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
     text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {said}."
+    text += _by_source(pipeline.figures(id))
     text += on_the_way(pipeline.sampled(id))
     right = percent(accuracy.value, 0)
     title = {
@@ -162,6 +163,15 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
         title = f"The reward model is a little better than guessing: right in {right} of pairs"
         text += f" Two people agree on about {percent(HUMAN_AGREEMENT, 0)} of such pairs."
     return Claim(state, title, text)
+
+
+def _by_source(figures: dict[str, float]) -> str:
+    """The accuracy of each source's pairs, where there are several."""
+    key = "heldout_accuracy_of_"
+    sources = [name for name in figures if name.startswith(key) and not name.endswith(("_low", "_high"))]
+    found = [(name.removeprefix(key), interval_of(figures, name)) for name in sources]
+    said = [f"{percent(one.value)} {between_percent(one)} of {name}" for name, one in found if one]
+    return f" By source: {', '.join(said)}." if said else ""
 
 
 def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -180,29 +190,29 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
         text += (
             f", at a KL divergence from the SFT model of {fixed(divergence.value)} nats an answer {between(divergence)}"
         )
-    level = interval_of(figures, "reward_gain_equal_length")
+    level, by = interval_of(figures, "reward_gain_equal_length"), pipeline.algorithm(id)
     if level:
         text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"
     text += f".{_effect(pipeline, id, 'rewards', gain)}{_lengths(figures)}"
     title = {
-        "holds": f"PPO raised the reward by {fixed(gain.value)}",
-        "undecided": "No change of the reward by PPO is shown",
-        "fails": f"PPO lowered the reward by {fixed(-gain.value)}",
+        "holds": f"{by} raised the reward by {fixed(gain.value)}",
+        "undecided": f"No change of the reward by {by} is shown",
+        "fails": f"{by} lowered the reward by {fixed(-gain.value)}",
     }[state]
     judged, confirmed = _judge(pipeline, id)
     if state == "holds":
         spread, rewarding = _spread(pipeline, id, "rewards"), _claim_of(pipeline, id, "reward_model")
         if level and level.low <= 0:
-            state, title = "slight", f"PPO raised the reward by {fixed(gain.value)}, by length as far as can be told"
+            state, title = "slight", f"{by} raised the reward by {fixed(gain.value)}, by length as far as can be told"
         elif gain.value < SLIGHT_REWARD * spread:
-            state, title = "slight", f"PPO raised the reward a little, by {fixed(gain.value)}"
+            state, title = "slight", f"{by} raised the reward a little, by {fixed(gain.value)}"
         if rewarding is not None and rewarding.state != "holds":
             state = "slight"
             text += f" What it is worth depends on the reward model. {rewarding.title}."
         if judged and not confirmed:
             state, title = (
                 "slight",
-                f"PPO raised the reward by {fixed(gain.value)}, only by its own reward model's count",
+                f"{by} raised the reward by {fixed(gain.value)}, only by its own reward model's count",
             )
     right, was_right = interval_of(figures, "verified_rlhf"), interval_of(figures, "verified_sft")
     if right is not None and was_right is not None:
@@ -215,17 +225,18 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
 
 
 def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
-    """Whether PPO made more answers right where a rule can tell; no claim where it can of none."""
+    """Whether alignment made more answers right where a rule can tell; no claim where it can of none."""
     figures = pipeline.figures(id)
     gain, before, after = (interval_of(figures, f"verified_{name}") for name in ("gain", "sft", "rlhf"))
     if gain is None or before is None or after is None:
         return None
     state = _beyond(gain, 0)
+    by = pipeline.algorithm(id)
     change = f"from {percent(before.value)} to {percent(after.value)}"
     title = {
-        "holds": f"Verified answers rose {change} by PPO",
-        "undecided": f"No change of verified answers by PPO is shown: {change}",
-        "fails": f"Verified answers fell {change} by PPO",
+        "holds": f"Verified answers rose {change} by {by}",
+        "undecided": f"No change of verified answers by {by} is shown: {change}",
+        "fails": f"Verified answers fell {change} by {by}",
     }[state]
     text = (
         f"A rule checks the answers to {figures.get('verified_prompts', math.nan):,.0f} of the held-out prompts. Of "
@@ -290,7 +301,7 @@ def _spread(pipeline: PipelineResults, id: str, key: str) -> float:
 
 
 def _claim_of(pipeline: PipelineResults, id: str, name: str) -> Claim | None:
-    """The claim of a reward model that this PPO was given as the input `name`."""
+    """The claim of a reward model that this alignment was given as the input `name`."""
     return next((_reward_model(pipeline, other) for other in pipeline.input_steps(id, name)), None)
 
 

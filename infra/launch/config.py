@@ -16,6 +16,9 @@ class LaunchConfig(Config):
     """Machines that train together."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """auto takes a GPU where there is one."""
+    hardware: str | None = None
+    """The device that `stemma check` plans for, such as a100-80 or h100 (training/planner/devices.py): a step that it
+    does not hold is refused. By default the one of the machine at hand, which refuses nothing."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is bf16 where the device computes in it natively, else fp32; fp16 has a dynamic loss scale."""
     microbatch: int | Literal["auto"] = "auto"

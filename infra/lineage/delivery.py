@@ -33,6 +33,7 @@ from infra.lineage.messages import (
     Output,
     PipelineFinished,
     PipelineStarted,
+    PromoteModel,
     RegisterModel,
     StageFinished,
     StageReused,
@@ -91,6 +92,8 @@ class Delivery:
                 self._pipeline_finished(message)
             case RegisterModel():
                 self._registry.register(self._known(message.build_id), message)
+            case PromoteModel():
+                self._registry.promote(message)
             case _:
                 raise TypeError(f"no delivery for {type(message).__name__}")
 

@@ -172,6 +172,16 @@ class RegisterModel(Message):
     card: str = ""
 
 
+@dataclass(frozen=True)
+class PromoteModel(Message):
+    """The version of `name` whose files have this digest gets the alias `promoted`."""
+
+    kind = "promote_model"
+    name: str
+    digest: str
+    time: float = 0.0
+
+
 _CLASSES: dict[str, type[Message]] = {
     cls.kind: cls
     for cls in (
@@ -182,6 +192,7 @@ _CLASSES: dict[str, type[Message]] = {
         StageReused,
         PipelineFinished,
         RegisterModel,
+        PromoteModel,
     )
 }
 

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from infra.files import link_or_copy
 from infra.lineage import page
 from infra.lineage.ledger import DeliveredRun, Ledger
-from infra.lineage.messages import RegisterModel
+from infra.lineage.messages import PromoteModel, RegisterModel
 from infra.lineage.tracking import artifacts_folder
 
 
@@ -69,6 +69,8 @@ def _replace(source: Path, target: Path, put: Callable[[Path, Path], object]) ->
 VERSIONS_TAG = "mlflow.modelVersions"
 NEWEST = "newest"
 """The alias of the version that was registered last: `models:/NAME@newest`. MLflow keeps `latest` for itself."""
+PROMOTED = "promoted"
+"""The alias of the version that `stemma promote` chose: `models:/NAME@promoted`."""
 CARD = "README.md"
 """The model card's name among a model's files, as the Hugging Face hub has it."""
 
@@ -108,6 +110,9 @@ class Registry:
             version = known[0]
             if card and version.description != said:  # measured anew since
                 self._client.update_model_version(message.name, str(version.version), said)
+            for key in ("status", "reason", "gates"):  # judged anew since, by other gates
+                if (value := message.tags.get(key)) is not None and version.tags.get(key) != value:
+                    self._client.set_model_version_tag(message.name, str(version.version), key, value)
         else:
             version = self._client.create_model_version(
                 message.name,
@@ -118,12 +123,20 @@ class Registry:
                 model_id=model_id,
                 await_creation_for=0,
             )
-        self._client.set_registered_model_alias(message.name, NEWEST, str(version.version))
+        if message.tags.get("status") != "rejected":
+            self._client.set_registered_model_alias(message.name, NEWEST, str(version.version))
         # MLflow's server writes this link by itself; without a server nobody does.
         linked = json.loads(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
         if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
             linked.append({"name": message.name, "version": version.version})
             self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(linked)})
+
+    def promote(self, message: PromoteModel) -> None:
+        """Moves the alias `promoted` to the version of these bytes, in one call; nothing where MLflow has none."""
+        versions = self._client.search_model_versions(f"name = '{quoted(message.name)}'")
+        known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
+        if known:
+            self._client.set_registered_model_alias(message.name, PROMOTED, str(known[0].version))
 
     def delete_twin_versions(self, pipeline: DeliveredRun) -> None:
         """Of versions that a request which timed out made twice, one that has an alias stays, else the first.

@@ -26,6 +26,7 @@ from infra.servers.state import make_servers_folder, write_private
 
 FIRST_VISIT = {
     "mlflow.workflowType_v1": "machine_learning",
+    "mlflow.home.getting-started.collapsed_v1": True,
     "mlflow.assistant.panelOpen_v1": False,
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
     "mlflow.settings.telemetry.enabled_v1": False,
@@ -35,6 +36,23 @@ FIRST_VISIT = {
 }
 """What MLflow's page remembers in the browser of whoever has been there: training shown instead of chatbots, the
 assistant closed, no usage data sent, its notices read. It has no setting of the server for any of them (3.17.2)."""
+
+_REMEMBER = """for (const [key, value] of Object.entries(%s))
+  if (localStorage.getItem(key) === null) localStorage.setItem(key, value);"""
+
+_FOLD_MENU = """
+if (innerWidth < 700) {
+  const menu = '[data-component-id="mlflow_header.toggle_sidebar_button"]';
+  const fold = new MutationObserver(() => {
+    const button = document.querySelector(menu);
+    if (button) { fold.disconnect(); button.click(); }
+  });
+  fold.observe(document, {childList: true, subtree: true});
+}"""
+"""The menu takes half of a phone, and the page does not remember that it was folded."""
+
+_NO_ASSISTANT = "<style>[data-assistant-ui] {display: none !important}</style>"
+"""Its button floats over the page, and it asks a model of somebody else's about the user's runs."""
 
 CHECKED_ANEW_EVERY_S = 60
 """A password's check costs tens of milliseconds: a right one is remembered for so long."""
@@ -70,13 +88,13 @@ def serve(root: Path, host: str, port: int) -> None:
 
 
 class FirstVisit:
-    """Puts FIRST_VISIT into browsers that come for the first time; what somebody has set there stays."""
+    """Puts FIRST_VISIT into browsers that come for the first time; what somebody has set there stays. Takes the
+    assistant away, and folds the menu on a phone."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         settings = json.dumps({key: json.dumps(value) for key, value in FIRST_VISIT.items()})
-        keep = "if (localStorage.getItem(key) === null) localStorage.setItem(key, value);"
-        self._script = f"<script>for (const [key, value] of Object.entries({settings})) {keep}</script>".encode()
+        self._head = f"{_NO_ASSISTANT}<script>{_REMEMBER % settings}{_FOLD_MENU}</script>".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
@@ -95,7 +113,7 @@ class FirstVisit:
             body.extend(message.get("body", b""))
             if message.get("more_body"):
                 return
-            page = bytes(body).replace(b"<head>", b"<head>" + self._script, 1)
+            page = bytes(body).replace(b"<head>", b"<head>" + self._head, 1)
             kept = [(name, value) for name, value in begun[0]["headers"] if name.lower() != b"content-length"]
             await send({**begun[0], "headers": [*kept, (b"content-length", str(len(page)).encode())]})
             await send({"type": "http.response.body", "body": page})

@@ -22,35 +22,36 @@ from infra.servers.specs import prefect_server_variables
 from infra.tail import last_lines
 
 START_TIMEOUT_S = 180.0
-_WITHOUT = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
-"""What nobody asks a private server for: the page, and the kinds of blocks that it offers."""
+_WITHOUT_BLOCKS = {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
+"""What nobody asks a private server for: the kinds of blocks that it offers."""
 
 
 @contextmanager
-def private_prefect_server() -> Iterator[str]:
-    """The API URL of a Prefect server of our own, without page or past, on a free port; gone after the block.
+def private_prefect_server(page: bool = False) -> Iterator[str]:
+    """The API URL of a Prefect server of our own, without a past, on a free port; gone after the block.
 
+    page: whether it serves Prefect's page too, which nobody opens on the server of one run.
     It also goes when this process dies, by SIGKILL too. Raises StageError `service_failed` if it does not start.
     """
-    with starting_prefect_server() as (url, wait):
+    with starting_prefect_server(page) as (url, wait):
         wait()
         yield url
 
 
 @contextmanager
-def starting_prefect_server() -> Iterator[tuple[str, Callable[[], None]]]:
+def starting_prefect_server(page: bool = False) -> Iterator[tuple[str, Callable[[], None]]]:
     """`private_prefect_server` while it still starts, and what waits until it answers: there are imports to do."""
     port = any_free_port()
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _parent_pipe() as line:
         home = Path(folder)
         log = home / "server.log"
-        variables = prefect_server_variables(home, url) | _WITHOUT | {PARENT_FD: str(line)}
+        wanted = _WITHOUT_BLOCKS | {"PREFECT_SERVER_UI_ENABLED": str(page).lower(), PARENT_FD: str(line)}
         command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "infra.process", *command],
-                env=server_environ(variables),
+                env=server_environ(prefect_server_variables(home, url) | wanted),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -7,7 +7,9 @@
 <root>/.state/                          hash book and leases; can be thrown away when nothing runs
 <root>/runs/<run id>/                   the journal and result of each pipeline run
 <root>/mlflow, lineage, servers         the tracking store, its outbox, and the servers' state
+<root>/promotions.json                  which registered models are promoted
 <root>/comparisons/                     pages that `stemma compare` wrote
+<root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from infra.tables import unwritable
 
 FORMAT = 1
 MARKER = "format"
-RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons"})
+RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "tasks_mirror"})
 MANIFEST = "manifest.json"
 AUX = "aux"
-_OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json"}
+_OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json", "promotions.json", ".promotions.json"}
 """What may stand in a root before its format does: `up` starts servers there before anything is built."""
 _OF_THE_DISK = {"lost+found"}
 

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from cli.commands import stemma
 from flows.compare import compare
 from flows.compared import find
+from flows.journal import RunJournal, StageRow
+from flows.listing import runs
 from infra.store.reference import resolve
 from infra.store.store import Store
 from tests.artifacts import make_artifact
@@ -35,7 +37,13 @@ def root(tmp_path: Path) -> Path:
 def test_check_of_an_empty_store_is_one_line(tmp_path: Path, root: Path) -> None:
     found = typed("check", write_config(tmp_path / "config.yaml", full_config()), "--root", root)
     assert found.exit_code == 0
-    assert found.stdout.splitlines() == [f"nothing of this is built yet: all 27 stages would be built in {root}"]
+    lines = found.stdout.splitlines()
+    assert lines[:3] == [
+        f"nothing of this is built yet: all 27 stages would be built in {root}",
+        "",
+        "training would take about",
+    ]
+    assert [line.split()[0] for line in lines[4:]] == ["pretrain", "sft", "reward_model", "rlhf"]
 
 
 def test_check_of_a_pipeline_that_never_ran_does_not_compare_it_with_others(built_data: Path, tmp_path: Path) -> None:
@@ -75,7 +83,8 @@ def test_check_reads_the_first_record_of_every_source(tmp_path: Path, root: Path
 
 def test_why_answers_for_the_settings_that_are_named(built_data: Path) -> None:
     named = ("why", built_data / "config.yaml", "tokenizer", "--root", built_data / "store")
-    assert "tokenizer was built in run" in typed(*named, "--set", "tokenizer.vocab_size=400").stdout
+    told = typed(*named, "--set", "tokenizer.vocab_size=400").stdout
+    assert "tokenizer was built in run" in told and told.endswith(": the store had none to reuse\n")
     told = typed(*named, "--set", "tokenizer.vocab_size=420").stdout
     assert told == ("tokenizer would be built, no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
 
@@ -163,6 +172,16 @@ def test_ls_lists_models_by_the_names_that_commands_take(family: Path) -> None:
     assert all(resolve(Store(family, reading=True), name) for name in names)
     assert "held-out loss 4.84 → 3.37" in found.stdout and "4 models" in found.stdout
     assert typed("ls", "--root", family / "nowhere").stdout.startswith("no runs in")
+
+
+def test_ls_counts_what_a_run_that_still_works_has_built(root: Path) -> None:
+    journal = RunJournal(root / "runs", "20261123-070000-000000-1f2e3d")
+    journal.begin(pipeline="chronicle")
+    for stage, status in (("ingest", "reused"), ("clean", "running"), ("clean", "built"), ("shard", "running")):
+        journal.row(StageRow(stage, status))  # type: ignore[arg-type]
+    (root / "format").write_text("1\n")
+    (row,) = runs(Store(root, reading=True))
+    assert (row["status"], row["built"], row["reused"]) == ("running", 1, 1) and row["seconds"] < 3600
 
 
 def test_open_names_a_file_that_can_be_opened_in_a_folder_with_spaces(family: Path) -> None:

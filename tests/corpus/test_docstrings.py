@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from corpus.config import IngestConfig
-from corpus.demo import docstrings
+from corpus.demo import parsing
 from corpus.demo.docstrings import (
     Docstring,
     InstalledFile,
@@ -19,8 +19,8 @@ from corpus.demo.docstrings import (
     group_of,
     installed_files,
     parse_file,
-    read_docstrings,
 )
+from corpus.demo.parsing import read_docstrings
 from corpus.documents import read_documents
 from corpus.ingest import ingest
 
@@ -80,11 +80,31 @@ def test_packages_are_not_imported():
     assert ("altair" in sys.modules) == before
 
 
-def test_two_processes_give_what_one_gives(monkeypatch):
+def test_two_processes_give_what_one_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "one"))
     alone = list(read_docstrings(["click", "jinja2"]))
-    monkeypatch.setattr(docstrings, "SEQUENTIAL_BYTES", 0)
-    monkeypatch.setattr(docstrings, "CHUNK_BYTES", 100_000)
+    monkeypatch.setenv("HOME", str(tmp_path / "two"))
+    monkeypatch.setattr(parsing, "SEQUENTIAL_BYTES", 0)
+    monkeypatch.setattr(parsing, "CHUNK_BYTES", 100_000)
     assert list(read_docstrings(["click", "jinja2"])) == alone
+
+
+def test_what_was_parsed_is_kept_and_what_is_damaged_is_parsed_again(tmp_path, monkeypatch):
+    def fails(file):
+        raise AssertionError(f"{file.name} was parsed again")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    first = list(read_docstrings(["click"]))
+    with monkeypatch.context() as patched:
+        patched.setattr(parsing, "parse_file", fails)
+        assert list(read_docstrings(["click"])) == first
+    (kept,) = tmp_path.rglob("*.json")
+    kept.write_text("[[")
+    assert list(read_docstrings(["click"])) == first
+    home = tmp_path / "file"
+    home.write_text("a home that nothing can be kept in")
+    monkeypatch.setenv("HOME", str(home))
+    assert list(read_docstrings(["click"])) == first
 
 
 def test_no_text_comes_twice_and_order_does_not_follow_the_request():

@@ -11,11 +11,13 @@ import pytest
 from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.demo.docstrings import Docstring
 from corpus.demo.signatures import question_about, signature_of
+from corpus.demo.style import both_moods
 from corpus.demo.summaries import shortened, summary_of
 from corpus.documents import is_heldout
 from corpus.instructions import instructions
 from corpus.preferences import preferences, split_dialogues
 from infra.errors import StageError
+from training.verify import rules_of
 
 DOCSTRINGS = {"kind": "docstrings", "packages": ["click", "jinja2", "networkx"]}
 
@@ -149,12 +151,54 @@ def test_signatures_of_public_functions_are_asked_about(signature, shown, parame
 
 
 def test_questions_are_answered_by_the_signature_in_them():
-    found = dict(question_about(f"f{i}(path, mode)", ["path", "mode"], ["axis", "name"]) for i in range(200))
+    def asked(*questions):
+        return dict(question_about(f"f{i}(path, mode)", ["path", "mode"], ["axis"], questions) for i in range(200))
+
+    found = asked("count", "first", "has")
     assert set(found.values()) == {"2", "path", "Yes.", "No."}
     for prompt, response in found.items():
         if prompt.startswith("Does "):
             assert (prompt.split("`")[3] in ("path", "mode")) == (response == "Yes.")
-    assert question_about("now()", [], ["axis"])[1] == "0"
+    assert set(asked("count", "first").values()) == {"2", "path"}
+    assert question_about("now()", [], ["axis"], ["first"])[1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "command", "description"),
+    [
+        ("Returns the path.", "Return the path.", "Returns the path."),
+        ("Try it again.", "Try it again.", "Tries it again."),
+        ("Matches a name.", "Match a name.", "Matches a name."),
+        ("Display all of it.", "Display all of it.", "Displays all of it."),
+    ],
+)
+def test_a_summary_is_told_as_a_command_and_as_a_description(sentence, command, description):
+    assert both_moods(sentence) == (command, description)
+    assert both_moods("The path.") is None
+
+
+def test_style_pairs_differ_in_their_first_word_and_lie_on_the_side_of_their_docstring(build, lines_of):
+    read = [DOCSTRINGS | {"limit": 400}, {"kind": "pep257", "packages": ["networkx"], "limit": 120}]
+    out = build(preferences, PreferencesConfig(read=read, heldout_share=0.1))
+    sides = [lines_of(out / f"{side}.jsonl") for side in ("train", "heldout")]
+    style = [pair for side in sides for pair in side if pair["source"].startswith("pep257/")]
+    assert len(style) == 120
+    for pair in style:
+        assert pair["chosen"].split()[1:] == pair["rejected"].split()[1:] and "class `" not in pair["prompt"]
+        assert pair["rejected"].split()[0].startswith(pair["chosen"].split()[0][:-1])
+    prompts = [{pair["prompt"] for pair in side} for side in sides]
+    assert not prompts[0] & prompts[1]
+
+
+def test_descriptions_are_asked_for_in_as_many_words_as_their_docstring_has(build, lines_of):
+    lengths = {"kind": "lengths", "packages": ["networkx"], "limit": 200}
+    out = build(instructions, InstructionsConfig(read=[lengths], heldout_share=0.1))
+    pairs = [pair for side in ("train", "heldout") for pair in lines_of(out / f"{side}.jsonl")]
+    assert len(pairs) == 200 and {pair["verify"] for pair in pairs} == {"words:4-6", "words:7-9", "words:10-14"}
+    for pair, rule in zip(pairs, rules_of(pairs, "pairs"), strict=True):
+        low, high = pair["verify"].removeprefix("words:").split("-")
+        assert f" in {low} to {high} words." in pair["prompt"] and rule.allows(pair["response"])
+        assert not rule.allows("Too few.") and not rule.allows("word " * 15)
 
 
 def test_verifiable_pairs_say_so_and_lie_mixed_with_the_others_in_the_heldout_file(build, lines_of, write):

@@ -161,7 +161,7 @@ def test_an_unknown_rule_and_a_verifiable_answer_that_is_missing_are_refused(tmp
     validate(config, {"data": tmp_path / "good"}, tmp_path, Run(tmp_path / "work"))
     for name in ("rule", "empty"):
         message = refused(tmp_path / name, tmp_path / name, config)
-        assert "the rule is known (exact), found: 1 of 43" in message, message
+        assert "the rule is known (exact, words:LOW-HIGH), found: 1 of 43" in message, message
 
 
 def test_a_folder_of_something_else_is_named(build, tmp_path):

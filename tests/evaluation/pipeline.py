@@ -292,3 +292,10 @@ WRITERS = {
     "pretrain": _pretrain, "instructions": _pairs, "preferences": _pairs, "sft": _sft, "reward_model": _reward_model,
     "rlhf": _rlhf, "benchmarks": _benchmarks, "safety": _safety, "register": _register,
 }  # fmt: skip
+
+
+def with_figures(folder: Path, **figures: float) -> None:
+    """Changes figures in the manifest of a folder that `write_pipeline` made."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["result"]["figures"] |= figures
+    (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from evaluation.config import RegisterConfig
 from evaluation.gates import Verdict, judge
-from evaluation.register import register
+from evaluation.register import register, register_or_refuse
 from infra.errors import GateRefused, StageError
 from infra.run import Run
 from tests.evaluation.pipeline import write_pipeline
@@ -62,13 +62,16 @@ def test_a_refusing_gate_names_figure_value_and_bound(inputs: dict[str, Path], o
         {"figure": "reward_model.heldout_accuracy", "at_least": 0.8},
     )
     with pytest.raises(GateRefused) as refused:
-        register(config, inputs, out, run)
+        register_or_refuse(config, inputs, out, run)
     messages = [problem.message for problem in refused.value.problems]
     assert messages == [
         "pretrain.validation_loss is 4.312, expected at most 4",
         "reward_model.heldout_accuracy is 0.714, expected at least 0.8",
     ]
-    assert refused.value.exit_code == 3 and not list(out.iterdir())
+    record = json.loads((out / "registration.json").read_text())
+    assert refused.value.exit_code == 3 and record["status"] == "rejected"
+    assert [reason["message"] for reason in record["reasons"]] == messages
+    assert "It broke 2 of 3 gates and is recorded as rejected." in (out / "MODEL_CARD.md").read_text()
 
 
 def test_a_gate_on_an_unknown_figure_names_the_nearest(inputs: dict[str, Path], out: Path, run: Run) -> None:

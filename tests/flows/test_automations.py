@@ -113,7 +113,7 @@ def test_a_run_whose_worker_and_processes_died_is_marked_told_and_can_be_run_aga
         process.kill()
     run_id = journal.begun()["flow_run_id"]
     try:
-        wait_until(lambda: _state(told.page, run_id) == "CRASHED", timeout_s=180)
+        wait_until(lambda: _state(told.page, run_id) == "CRASHED", timeout_s=240)
         wait_until(lambda: told.posted("/slack", "crashed"), timeout_s=60)
     finally:
         follower.kill()
@@ -128,5 +128,5 @@ def _service(told: Told, name: str) -> dict[str, Any]:
 
 
 def _state(page: str, run_id: str) -> str:
-    (found,) = post(f"{page}/api/flow_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}})
+    (found,) = post(f"{page}/api/flow_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}}, timeout_s=60)
     return str(found["state_type"])

@@ -39,7 +39,7 @@ def without(pipeline: Path, stage: str) -> tuple[Path, Path]:
 
 
 def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
-    cold_env: dict[str, str], data_pipeline: Path
+    cold_env: dict[str, str], env: dict[str, str], data_pipeline: Path
 ) -> None:
     stage = "clean"
     config, store = without(data_pipeline, stage)
@@ -53,11 +53,11 @@ def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(
     assert not list(store.glob(f"{stage}/*"))
     assert list((store / ".work" / stage).iterdir()), "what was done so far waits for whoever continues it"
 
-    second = stemma("run", config, "--root", store, env=cold_env)
+    second = stemma("run", config, "--root", store, env=env)
     assert second.code == 0, second.document["errors"]
     assert second.with_status("built") == {stage}
     assert "taking over from" in second.stderr
-    assert stemma("run", config, "--root", store, env=cold_env).with_status("built") == set()
+    assert stemma("run", config, "--root", store, env=env).with_status("built") == set()
 
 
 def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
@@ -110,7 +110,7 @@ def test_a_killed_stage_is_tried_again(cold_env: dict[str, str], data_pipeline: 
 
 
 def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(
-    cold_env: dict[str, str], data_pipeline: Path
+    cold_env: dict[str, str], env: dict[str, str], data_pipeline: Path
 ) -> None:
     config, store = without(data_pipeline, "clean")
     answer = killed_once(config, store, cold_env, "--set", "launch.retries=0")
@@ -118,7 +118,7 @@ def test_a_stage_killed_too_often_is_named_and_the_next_run_builds_it(
     assert answer.statuses() == {"ingest": "reused", "validate": "reused", "clean": "failed", "tokenizer": "skipped"}
     (problem,) = answer.document["errors"]
     assert (problem["code"], problem["path"]) == ("killed", "clean")
-    second = stemma("run", config, "--root", store, env=cold_env)
+    second = stemma("run", config, "--root", store, env=env)
     assert second.with_status("built") == {"clean"}
 
 
@@ -136,7 +136,9 @@ def test_a_kill_for_want_of_memory_is_named_and_tried_again(cold_env: dict[str, 
     assert "trying again" in answer.stderr
 
 
-def test_ctrl_c_cancels_and_ends_every_process(cold_env: dict[str, str], config: Path, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_and_ends_every_process(
+    cold_env: dict[str, str], env: dict[str, str], config: Path, tmp_path: Path
+) -> None:
     store = tmp_path / "store"
     process = start("run", config, "--root", store, env=cold_env)
     child = wait_until(lambda: running_stage(store, "ingest"))
@@ -147,7 +149,7 @@ def test_ctrl_c_cancels_and_ends_every_process(cold_env: dict[str, str], config:
 
     assert (answer.code, answer.document["status"]) == (130, "cancelled")
     assert gone(child)
-    assert stemma("run", config, "--root", store, "--until", "ingest", env=cold_env).code == 0
+    assert stemma("run", config, "--root", store, "--until", "ingest", env=env).code == 0
 
 
 def test_ctrl_c_ends_every_rank_and_the_next_run_continues_where_they_saved(

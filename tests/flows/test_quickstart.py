@@ -40,5 +40,6 @@ def test_the_quickstart_keeps_its_promises(run: Callable[..., Answer], tmp_path:
     assert rlhf["reward_gain_low"] > 0
     assert rlhf["reward_gain_equal_length_low"] > 0
     assert rlhf["judge_gain_low"] > 0
+    assert rlhf["verified_gain_low"] > 0
     assert sft["verified_sft_low"] > sft["verified_base_high"]
     assert rlhf["kl_to_sft_high"] < 20

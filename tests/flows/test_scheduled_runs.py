@@ -94,7 +94,7 @@ class House:
             now = [self.client.read_flow_run(run.id) for run in runs]
             return now if all(run.state and run.state.is_final() for run in now) else None
 
-        return wait_until(all_final)  # type: ignore[return-value]
+        return wait_until(all_final, timeout_s=400)  # type: ignore[return-value]  # each starts as a new process
 
     def ask(self, *arguments: str | Path) -> Answer:
         return stemma(*arguments, "--root", self.root, env=self.env)

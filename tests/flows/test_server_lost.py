@@ -6,21 +6,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
+import prefect
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed
 
+from flows.config import PipelineConfig
+from flows.graph import Selection
+from flows.journal import RunJournal
+from flows.start import Request, _follow
 from infra.process import signal_group
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
 from infra.servers.specs import prefect_server_variables
-from tests.command import environment, finish, start, stemma, write_config
+from tests.command import REPOSITORY, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config, short_config
 from tests.processes import COLD, running_stage, wait_until
 
@@ -156,6 +165,29 @@ def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixt
         maintain_concurrency_lease(uuid4(), 300, raise_on_lease_renewal_failure=True),
     ):
         assert wait_until(lambda: LOST in caplog.text)
+
+
+def test_a_run_whose_signs_of_life_came_late_is_followed_to_its_end(prefect_url: str, tmp_path: Path) -> None:
+    """Of a server that has too much to do some never come: it takes the run for dead."""
+    living, dead = RunJournal(tmp_path, "living"), RunJournal(tmp_path, "dead")
+    living.begin()
+    begin = f"from flows.journal import *; RunJournal(Path({str(tmp_path)!r}), 'dead').begin()"
+    subprocess.run([sys.executable, "-c", begin], check=True, cwd=REPOSITORY)
+    request = Request(PipelineConfig(name="late"), Selection(), tmp_path, False, "late.yaml")
+    told: list[str] = []
+
+    def followed(journal: RunJournal) -> dict[str, Any]:
+        with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+            run = client.create_flow_run(prefect.Flow(print, name="late"), state=Crashed(message="no sign of life"))
+            return _follow(request, journal, client, run.id, threading.Event(), told.append)
+
+    assert [error["code"] for error in followed(dead)["errors"]] == ["run_lost"] and not told
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(followed, living)
+        wait_until(lambda: told)
+        living.end({"status": "done", "stages": []})
+        assert answer.result(60)["status"] == "done"
+    assert len(told) == 1 and "its process works on" in told[0]
 
 
 def keys(client: SyncPrefectClient) -> set[str]:

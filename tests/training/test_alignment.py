@@ -25,6 +25,7 @@ from training.reward_model import load_scorer, reward_model
 from training.rlhf import rlhf
 from training.rollouts import Completions, RewardScale, Rollouts, scores_of
 from training.sft import sft
+from training.verify import Rule
 
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
 
@@ -183,11 +184,16 @@ def test_answers_to_one_prompt_are_held_against_each_other_without_a_value_funct
 ) -> None:
     turned = tmp_path / "turned"
     _turn(prompts["reward_model"], turned)
-    settings = {"rollouts": 12, "answers_per_prompt": 4, "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}}
+    rate = {"learning_rate": 1.0e-3, "weight_decay": 0.0}
+    settings = {"rollouts": 12, "answers_per_prompt": 4, "heldout_answers": 3, "optimizer": rate}
     config = RlhfConfig.model_validate(RLHF | settings)
     figures = rlhf(config, prompts | {"reward_model": turned}, tmp_path / "out", run).figures
     rewards = journal.metric("rlhf/reward")
     assert sum(rewards[-4:]) > sum(rewards[:4]) and figures["reward_gain"] > 0
+    lines = _lines(tmp_path / "out" / "aux" / "samples.jsonl")
+    assert figures["heldout_prompts"] == len(lines) == 8 and len({line["prompt"] for line in lines}) == 8
+    # Three answers to each prompt count, of which the file has the first.
+    assert figures["heldout_reward_rlhf"] == pytest.approx(sum(line["rewards"]["rlhf"] for line in lines) / 8, abs=1.0)
     assert not journal.metric("rlhf/value_loss") and not journal.metric("train/grad_norm_value")
     with pytest.raises(ValueError, match="answers_per_prompt to divide rollout_prompts"):
         RlhfConfig.model_validate(RLHF | {"answers_per_prompt": 3})
@@ -250,7 +256,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     rows = _lines(prompts["prompts"] / "heldout.jsonl")
     talks = chat.conversations([row["prompt"] for row in rows], [row["response"] for row in rows], 64)
     answers = Completions([one.prompt for one in talks], [one.response for one in talks], torch.ones(8).bool())
-    references = [None, rows[1]["response"], "Wrong.", *[None] * 5]
+    rules = [None, Rule("exact", rows[1]["response"]), Rule("exact", "Wrong."), *[None] * 5]
     scale = RewardScale(0.0)
     config = RlhfConfig.model_validate(RLHF | {"gamma": 1.0, "gae_lambda": 1.0, "kl_coef": 0.0, "verified_reward": 3})
 
@@ -258,8 +264,8 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
         return torch.zeros(ids.shape)
 
     asked = [one.prompt for one in talks]
-    rollouts = Rollouts(policy, policy, reward, no_values, scale, asked, references, chat, config, hardware, run)
-    returns = rollouts._experience(answers, references, 0)["returns"][:, 0]
+    rollouts = Rollouts(policy, policy, reward, no_values, scale, asked, rules, chat, config, hardware, run)
+    returns = rollouts._experience(answers, rules, 0)["returns"][:, 0]
     raw = scores_of(reward, answers, chat, hardware)
     learnt = raw[[0, 3, 4, 5, 6, 7]]
     assert float(scale.mean) == pytest.approx(float(learnt.mean())) and float(scale.spread) == pytest.approx(

@@ -189,6 +189,15 @@ def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(name: str
     assert len({len(answer) for answer in ours}) > 1
 
 
+def test_what_a_model_says_of_generation_leaves_its_answers_as_they_are() -> None:
+    network = _network("llama")
+    plain = generate(network, [[5, 6, 7, 8]], Sampling(8, temperature=0), ())
+    assert network.generation_config is not None
+    network.generation_config.update(repetition_penalty=50.0, no_repeat_ngram_size=1)
+    assert generate(network, [[5, 6, 7, 8]], Sampling(8, temperature=0), ()) == plain
+    assert network.generation_config.repetition_penalty == 50.0
+
+
 @pytest.mark.parametrize("model_type", ["recurrent_gemma", "bloom"])
 def test_a_family_that_is_not_proven_answers_as_generate_has_it(model_type: str) -> None:
     """A recurrent state cannot be selected from by rows, and bloom takes no positions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def _die_at_the_first_checkpoint(rank: int) -> None:
 
     def die(self: Checkpointer, state: Any) -> Path:
         path = write(self, state)
-        os._exit(9)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # with what watches over its shared memory
         return path
 
     Checkpointer.write = die  # type: ignore[method-assign]

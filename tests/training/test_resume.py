@@ -25,7 +25,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from tests.points import points_of
 from tests.processes import wait_until
-from tests.ranked import WITH_IMPORTS_DONE
+from tests.ranked import PATIENCE_S, training_process
 from training.config import PretrainConfig
 from training.loaders import PackedShards
 from training.pretrain import pretrain
@@ -168,10 +168,11 @@ def test_each_point_is_told_once_whenever_it_is_killed(
     settings = SETTINGS | {"duration": f"{SHORT} batches", "evaluate_every": "5 batches", "sample_prompts": ["Sort"]}
     jobs = [("unbroken", "", 0), *(("broken", how, at) for how, at in kills), ("broken", "", 0)]
     for name, how, at in jobs:
-        child = WITH_IMPORTS_DONE.Process(target=_train_and_die, args=(tmp_path / name, settings, inputs, how, at))
-        child.start()
-        child.join()
-        assert child.exitcode == (-signal.SIGKILL if how else 0), (how, at)
+        child = training_process(_train_and_die, tmp_path / name, settings, inputs, how, at)
+        try:
+            assert child.wait(PATIENCE_S) == (-signal.SIGKILL if how else 0), (how, at)
+        finally:
+            child.kill()
     lines = {name: read_journal(tmp_path / name / "journal.jsonl") for name in ("broken", "unbroken")}
     assert points_of(lines["broken"]) == points_of(lines["unbroken"])
     assert [step for step, _ in points_of(lines["broken"])["train/loss"]] == list(range(1, SHORT + 1))
@@ -197,17 +198,14 @@ def _ended_by(with_signal: signal.Signals, at: int, inputs: dict[str, Path], fol
         words += ["--launch", f"{name}={value}"]
     journal = folder / "broken.jsonl"
     journal.touch()
-    process = WITH_IMPORTS_DONE.Process(target=_as_a_program, args=(words, journal))
-    process.start()
-    assert process.pid is not None
+    process = training_process(_as_a_program, words, journal)
     try:
-        wait_until(lambda: f'"step": {at},' in journal.read_text() or process.exitcode is not None, timeout_s=300)
-        assert process.exitcode is None, journal.read_text()[-2000:]
+        wait_until(lambda: f'"step": {at},' in journal.read_text() or process.poll() is not None, timeout_s=300)
+        assert process.poll() is None, journal.read_text()[-2000:]
         os.kill(process.pid, with_signal)
-        process.join(60)
+        process.wait(60)
     finally:
         process.kill()
-        process.join()
     return [
         json.loads(line) for line in journal.read_text().splitlines() if line.startswith("{") and line.endswith("}")
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -12,14 +13,17 @@ from typing import Any
 
 import pytest
 import uvicorn
+from playwright.sync_api import expect, sync_playwright
 
 from infra.servers.credentials import Credentials
 from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
+from tests.command import environment, stemma
 from tests.processes import wait_until
 from training.chat_session import answer, continuation
 from training.serving import app, vllm_command
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KNOWN = Credentials("ada", "a long password")
 
 
@@ -115,6 +119,31 @@ def test_the_page_runs_its_own_script_alone(url: str) -> None:
     assert page.count("<script") == page.count("<script nonce=") == 1 and "http" not in page
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_enter_asks_both_models(url: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        known = {"username": KNOWN.user, "password": KNOWN.password}
+        page = browser.new_page(http_credentials=known)  # type: ignore[arg-type]
+        page.set_default_timeout(90_000)
+        page.goto(url)
+        page.locator("textarea").fill("What is a list?")
+        page.keyboard.press("Shift+Enter")
+        assert page.locator("textarea").input_value() == "What is a list?\n"
+        page.keyboard.press("Enter")
+        expect(page.locator("textarea")).to_have_value("", timeout=90_000)
+        assert page.locator(".turns").count() == 2 and all(box.inner_text() for box in page.locator(".turns").all())
+        browser.close()
+
+
 def test_vllm_is_called_with_one_model_and_no_foreign_pages(tmp_path: Path) -> None:
     command = vllm_command(tmp_path, "sft/12", "127.0.0.1", 8000)
     assert command[:3] == ["vllm", "serve", str(tmp_path)] and command[-2:] == ["--allowed-origins", "[]"]
+
+
+def test_vllm_whose_key_guards_not_all_of_it_is_no_door_to_other_machines(base_dir: Path) -> None:
+    env = environment(STEMMA_AUTH=f"{KNOWN.user}:{KNOWN.password}")
+    answer = stemma("serve", base_dir, "--engine", "vllm", "--host", "0.0.0.0", env=env)
+    assert answer.code == 2
+    (error,) = answer.document["errors"]
+    assert "would answer without its API key" in error["message"] and "proxy" in error["message"] + error["fix"]

@@ -144,6 +144,8 @@ class RlhfConfig(TrainerConfig):
     """Not for PPO, whose loss is no measure of its success: the KL penalty holds it."""
     heldout_prompts: int = Field(256, ge=2)
     """Held-out prompts that both policies answer at the end, the first of the file."""
+    heldout_answers: int = Field(1, ge=1)
+    """Answers to each of them, of which the mean counts: more take chance out of the measurement."""
     checkpoint_every: Length = outside_identity("50 batches")
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
 

@@ -1,0 +1,168 @@
+"""stemma eval MODEL …: benchmarks of any models, side by side."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.chat import writing_model
+from cli.completion import artifacts
+from cli.options import names, root_of, root_option
+from cli.output import as_json, print_table
+from infra.servers.environment import OFFLINE, QUIET
+
+MIRROR = click.option(
+    "--mirror",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder with the tasks' data, as `stemma mirror` makes it; by default tasks_mirror/ in the store.",
+)
+
+
+@click.command("eval")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
+@click.option("--tasks", multiple=True, required=True, metavar="TASK,…", help="Tasks or groups by lm-eval's names.")
+@click.option(
+    "--num-fewshot", "shots", multiple=True, metavar="N,…", help="Solved examples before each question, e.g. 0,1,5."
+)
+@click.option("--limit", type=click.IntRange(1), help="Only the first so many items of each task.")
+@MIRROR
+@click.option("--seed", type=int, default=1234, show_default=True, help="Draws the few-shot examples.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Requests a forward pass of what is not multiple choice; more are faster and move likelihoods by rounding.",
+)
+@click.option("--chat-template", is_flag=True, help="Ask as the models' chat templates say.")
+@root_option
+@as_json
+def command(
+    models: tuple[str, ...],
+    tasks: tuple[str, ...],
+    shots: tuple[str, ...],
+    limit: int | None,
+    mirror: Path | None,
+    seed: int,
+    batch_size: int,
+    chat_template: bool,
+    root: Path | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Score each MODEL on lm-eval's tasks, offline, with standard errors, and say which differences are more than
+    chance.
+
+    MODEL is a Hugging Face folder with safetensors, an artifact such as sft/1f2e, or a stage id such as rlhf for its
+    newest. Differences are taken in the order given: of base, tuned and aligned model they are the alignment tax.
+    """
+    store = root_of(root)
+    numbers = _numbers(shots)
+    folders = _folders(models, store)
+    asked = tuple(dict.fromkeys(names(tasks)))
+    if not asked:
+        raise click.UsageError("--tasks wants at least one name, e.g. --tasks arc_easy,piqa")
+    os.environ.update(QUIET | OFFLINE)
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from infra.run import Run
+
+    place = mirror.absolute() if mirror else store / "tasks_mirror"
+    options = EvalOptions(
+        asked,
+        numbers,
+        limit,
+        place,
+        seed,
+        batch_size=batch_size,
+        chat_template=chat_template,
+    )
+    with tempfile.TemporaryDirectory(prefix="stemma-eval-") as work:
+        done = evaluate_models(folders, options, Run(Path(work)), lambda text: click.echo(text, err=True))
+    document: dict[str, Any] = {
+        "status": "done",
+        "models": [
+            {"model": one.name, "path": str(one.path), "results": one.results, "calibration": one.calibration}
+            for one in done.models
+        ],
+        "comparisons": done.comparisons,
+    }
+    if not as_json:
+        _print(document)
+    return document, 0
+
+
+def _numbers(shots: tuple[str, ...]) -> tuple[int, ...]:
+    found = names(shots)
+    if wrong := [one for one in found if not one.isdecimal()]:
+        raise click.UsageError(f"--num-fewshot wants numbers from 0, e.g. 0,1,5, not {', '.join(wrong)}")
+    return tuple(sorted({int(one) for one in found}))
+
+
+def _folders(models: tuple[str, ...], root: Path) -> dict[str, Path]:
+    """The models' folders by the names they were given. Raises ConfigError with every problem at once."""
+    from infra.errors import ConfigError, Problem, StemmaError
+
+    found: dict[str, Path] = {}
+    problems: list[Problem] = []
+    for model in models:
+        try:
+            found[model] = writing_model(model, root).absolute()
+        except StemmaError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*problems)
+    return found
+
+
+def _print(document: dict[str, Any]) -> None:
+    """One table of all tasks and shots, a column a model."""
+    columns = {one["model"]: one["model"] for one in document["models"]}
+    rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    for one in document["models"]:
+        for row in one["results"]:
+            key = (row["task"], row["metric"], row["filter"], row["num_fewshot"])
+            metric = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
+            line = rows.setdefault(
+                key, {"task": row["task"], "metric": metric, "shots": row["num_fewshot"], "n": row["n"]}
+            )
+            line[one["model"]] = _with_error(row["value"], row["stderr"])
+    shown = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
+    print_table(shown, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
+    if document["comparisons"]:
+        click.echo("\nover the same items")
+        _print_comparisons(document["comparisons"])
+
+
+def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
+    """Differences over the same items; Holm's p-value says which are more than chance among so many."""
+    rows = [
+        {
+            "models": f"{row['second']} − {row['first']}",
+            "task": row["task"],
+            "metric": row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})",
+            "shots": row["num_fewshot"],
+            "difference": f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})",
+            "p": f"{row['p_holm']:.3g}",
+            "so": _in_words(row),
+        }
+        for row in comparisons
+    ]
+    columns = {"models": "models", "task": "task", "metric": "metric", "shots": "shots"}
+    print_table(rows, {**columns, "difference": "difference, 95 % interval", "p": "p (Holm)", "so": "so"})
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    if not row["significant"]:
+        return "no difference is shown"
+    if row["higher_is_better"] is None:
+        return "differs"
+    return "better" if (row["difference"] > 0) == row["higher_is_better"] else "worse"
+
+
+def _with_error(value: float | None, stderr: float | None) -> str:
+    if value is None:
+        return "not a number"
+    return f"{value:.4f}" + (f" ± {stderr:.4f}" if stderr is not None else "")

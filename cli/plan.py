@@ -1,0 +1,92 @@
+"""stemma plan: what a training needs and costs, before anything is paid for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.output import as_json, print_table
+
+
+@click.command("plan")
+@click.option("--preset", help="A model by name, e.g. gpt-1.3b.")
+@click.option("--parameters", type=float, help="Or its parameters, e.g. 3e9.")
+@click.option("--tokens", type=float, help="Tokens to train on, e.g. 20e9.")
+@click.option("--compute", type=float, metavar="FLOPS", help="A budget in FLOPs of the model.")
+@click.option("--money", type=float, metavar="USD", help="Or in money.")
+@click.option("--days", type=float, help="Or in days on these devices.")
+@click.option("--gpu", default="a100-80", show_default=True, help="The device, e.g. h100; see docs/planning.md.")
+@click.option("--gpus", type=int, default=8, show_default=True, help="How many.")
+@click.option("--price", type=float, help="USD for one device and hour; by default a range of public lists.")
+@click.option("--kernels", help="plain, flash, compiled or megatron; by default as print has it for the device.")
+@click.option(
+    "--law", default="besiroglu", show_default=True, help="The scaling law for what is left out, or a JSON file."
+)
+@click.option("--batch-tokens", type=int, help="Tokens of an optimizer step; by default GPT-3's of that size.")
+@click.option("--sequence-length", type=int, default=2048, show_default=True)
+@click.option("--vocabulary", type=int, help="Token ids; by default the preset's.")
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"]), default="bf16", show_default=True)
+@click.option("--gbit", type=float, help="Gbit/s that a node sends to others.")
+@click.option("--own-tokens", type=float, help="Tokens of text of your own: decides whether to train at all.")
+@click.option(
+    "--used-tokens", type=float, help="Tokens a month that the model will read and write, for an API's price."
+)
+@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with curves and sliders.")
+@click.option(
+    "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check takes."
+)
+@as_json
+def command(as_json: bool, page: Path | None, write: Path | None, **wishes: Any) -> tuple[dict[str, Any], int]:
+    """Plan a pretraining: time, cost, energy, memory and layout, with ranges and what they rest on.
+
+    Give two of a size (--preset or --parameters), --tokens and a budget (--compute, --money or --days); with one, a
+    scaling law finds the rest.
+
+    \b
+    stemma plan --preset gpt-1.3b --tokens 20e9 --gpu a100-80 --gpus 8
+    stemma plan --money 5000 --gpu h100
+    """
+    from training.planner.plan import plan, request
+
+    wanted = request(**{name.replace("sequence_length", "length"): value for name, value in wishes.items()})
+    document = plan(wanted)
+    if write:
+        from flows.planned_config import write_config
+
+        write_config(document, write)
+        document["config"] = str(write)
+    if page:
+        from evaluation.page.planning_page import planning_page
+        from training.planner.curves import curves
+
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(planning_page(document, curves(wanted, document)), encoding="utf8")
+        document["page"] = str(page.absolute())
+    if not as_json:
+        _print(document)
+        if write:
+            click.echo(f"\nwritten to {write}; next: stemma check {write}")
+        if page:
+            click.echo(f"\npage: {page}")
+    return document, 0
+
+
+def _print(found: dict[str, Any]) -> None:
+    from evaluation.page.planning import rows, title
+
+    click.echo(title(found))
+    print_table(
+        [{"what": what, "plan": value, "range": span} for what, value, span in rows(found)],
+        {"what": "", "plan": "plan", "range": "range"},
+    )
+    click.echo(f"\ntrain at all? {found['verdict']['choice']}")
+    for said in found["verdict"]["because"]:
+        click.echo(f"  {said}")
+    click.echo("\nother layouts")
+    for one in found["others"]:
+        click.echo(f"  {one['layout']}: {one['why']}")
+    click.echo("\nwhat this rests on")
+    for one in found["assumptions"]:
+        click.echo(f"  {one}")

@@ -1,0 +1,204 @@
+"""Scores several models on lm-eval's tasks at several numbers of shots: the work behind `stemma eval`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+
+from evaluation.benchmarks import SHARES, chance_level
+from evaluation.calibration import calibration
+from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
+from evaluation.harness_model import ReportingHFLM
+from evaluation.language_model import load_model
+from evaluation.named_tasks import load_named, set_shots, shots_problem
+from evaluation.paired import compare_models
+from evaluation.random_state import seeded
+from evaluation.statistics import from_standard_error, wilson
+from infra.errors import Problem, StageError
+from infra.run import Run
+
+SEED = 1234
+"""lm-eval's own default for few-shot examples, so that its command line draws the same."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What models are asked.
+
+    tasks: names of lm-eval's tasks or groups. shots: numbers of solved examples before each question; empty leaves
+    each task its own. limit: only the first so many items of each task. mirror: the folder with the tasks' data.
+    batch_size: of what is not multiple choice; 1 is lm-eval's default, and its padding moves no likelihood.
+    """
+
+    tasks: tuple[str, ...]
+    shots: tuple[int, ...] = ()
+    limit: int | None = None
+    mirror: Path | None = None
+    seed: int = SEED
+    confidence: float = 0.95
+    batch_size: int = 1
+    chat_template: bool = False
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """One model's rows, the calibration of its choices, and lm-eval's records of its items by (task, shots)."""
+
+    name: str
+    path: Path
+    results: list[dict[str, Any]]
+    calibration: list[dict[str, Any]]
+    samples: dict[tuple[str, int], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All models' scores, and every pair of models on the same items, the later less the earlier."""
+
+    models: list[ModelScores]
+    comparisons: list[dict[str, Any]]
+
+
+def evaluate_models(
+    models: Mapping[str, Path], options: EvalOptions, run: Run, tell: Callable[[str], None] = lambda text: None
+) -> Evaluation:
+    """Scores every model on every task at every number of shots. models: folders by the names that results carry.
+
+    tell: hears what is being done. Raises ConfigError `unknown_task`; StageError `missing_task_data`, `bad_task`,
+    `no_shots`, `bad_model`, before any model was asked.
+    """
+    with quiet(), own_cache(run.work_dir / "datasets"):
+        loaded = tasks_of(load_named(options.tasks, options.mirror))
+        _check_shots(loaded["tasks"].values(), options)
+        found = []
+        for name, folder in models.items():
+            lm = load_model(folder, run)
+            rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+            samples: dict[tuple[str, int], list[dict[str, Any]]] = {}
+            for shots in options.shots or (None,):
+                tell(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
+                with seeded(0, lm.device):
+                    for task in loaded["tasks"].values():
+                        set_shots(task, shots, options.seed)
+                    harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, options.batch_size)
+                    _check_room(name, harness_model, loaded["tasks"].values())
+                    result = lm_eval.evaluate(
+                        lm=harness_model,
+                        task_dict=loaded,
+                        limit=options.limit,
+                        bootstrap_iters=BOOTSTRAP_ITERATIONS,
+                        apply_chat_template=options.chat_template,
+                    )
+                for row in result_rows(result or {}, options.confidence):
+                    rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)
+                for task_name, items in (result or {}).get("samples", {}).items():
+                    samples.setdefault((task_name, result["n-shot"][task_name]), items)
+            calibrated = [
+                {"task": task, "num_fewshot": shots, **one}
+                for (task, shots), items in samples.items()
+                if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice"
+                and (one := calibration(items, options.confidence))
+            ]
+            found.append(ModelScores(name, folder, list(rows.values()), calibrated, samples))
+            del lm
+        aggregations = {name: task.aggregation() for name, task in loaded["tasks"].items()}
+        comparisons = compare_models(
+            [(one.name, one.results, one.samples) for one in found], aggregations, options.confidence
+        )
+    return Evaluation(found, comparisons)
+
+
+def tasks_of(loaded: Sequence[Any]) -> dict[str, Any]:
+    """Tasks and groups as lm_eval.evaluate takes them."""
+    from lm_eval.tasks import TaskManager
+
+    return dict(TaskManager(include_defaults=False).load(list(loaded)))
+
+
+def _check_shots(tasks: Any, options: EvalOptions) -> None:
+    problems: dict[str, Problem] = {}
+    for task in tasks:
+        for shots in options.shots or (None,):
+            set_shots(task, shots, options.seed)
+            if problem := shots_problem(task, task.get_config("num_fewshot") or 0):
+                problems[task.task_name] = problem
+    if problems:
+        raise StageError(*problems.values())
+
+
+def _check_room(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
+    """Raises StageError `context_too_small` where what a task lets a model write leaves no room for its question."""
+    problems = []
+    for task in tasks:
+        if task.OUTPUT_TYPE != "generate_until":
+            continue
+        wanted = (task.config.generation_kwargs or {}).get("max_gen_toks", harness_model.max_gen_toks)
+        if wanted >= harness_model.max_length:
+            message = (
+                f"{task.task_name} writes up to {wanted} tokens, the model's context has {harness_model.max_length}"
+            )
+            problems.append(Problem("context_too_small", model, message, "leave the task out for this model"))
+    if problems:
+        raise StageError(*problems)
+
+
+def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, Any]]:
+    """A row for each task, metric and filter of lm-eval's output, its value and standard error unrounded.
+
+    Shares of right items get the Wilson interval, other metrics value ± z · standard error where there is one.
+    """
+    rows = []
+    for task, values in sorted(found["results"].items()):
+        counts = found["n-samples"].get(task) or {}
+        samples = found.get("samples", {}).get(task, [])
+        n = int(counts.get("effective") or len({sample["doc_id"] for sample in samples}) or _group_items(found, task))
+        for key, value in sorted(values.items()):
+            metric, _, part = key.partition(",")
+            if not part or metric.endswith("_stderr") or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            stderr = values.get(f"{metric}_stderr,{part}")
+            stderr = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
+            low, high = _bounds(metric, float(value), stderr, n, bool(samples), confidence)
+            row = {
+                "task": task,
+                "metric": metric,
+                "filter": part,
+                "num_fewshot": int(found["n-shot"].get(task) or 0),
+                "value": float(value) if math.isfinite(value) else None,
+                "stderr": stderr,
+                "low": low,
+                "high": high,
+                "n": n,
+                "higher_is_better": (found["higher_is_better"].get(task) or {}).get(metric),
+                "version": found["versions"].get(task),
+            }
+            if metric in {"acc", "acc_norm"} and (chance := chance_level(found, task)) is not None:
+                row["chance"] = chance
+            rows.append(row)
+    return rows
+
+
+def _bounds(
+    metric: str, value: float, stderr: float | None, n: int, is_task: bool, confidence: float
+) -> tuple[float | None, float | None]:
+    right = value * n
+    if metric in SHARES and is_task and math.isclose(right, round(right), abs_tol=1e-6):
+        interval = wilson(round(right), n, confidence)
+    elif stderr is not None and math.isfinite(value):
+        interval = from_standard_error(value, stderr, confidence)
+    else:
+        return None, None
+    return interval.low, interval.high
+
+
+def _group_items(found: Mapping[str, Any], name: str) -> int:
+    members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
+    return sum(
+        len({sample["doc_id"] for sample in found["samples"].get(member, [])}) or _group_items(found, member)
+        for member in members
+    )

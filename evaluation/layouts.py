@@ -1,0 +1,186 @@
+"""Other people's files of known benchmarks, row by row as the hub's dataset has them.
+
+A benchmark's questions travel in several layouts: MosaicML's evaluation gauntlet has `query`, `choices` and `gold` for
+all of them, authors publish TSV or raw text. lm-eval's tasks name the fields of the dataset on the hub, so a row is put
+back into those; a prompt made from it is then the one that the task makes from the hub's row.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+_GAUNTLET = frozenset({"query", "choices", "gold"})
+_PRONOUNS = r"\b(he|she|they|him|her|them|his|hers|their|theirs)\b"
+
+
+class Layout:
+    """One layout of one dataset's files.
+
+    name: what it is called where a mirror says where its rows come from. fields: what its rows have. convert: a row as
+    the hub's dataset has it; raises ValueError for one that cannot be put so.
+    """
+
+    def __init__(self, name: str, fields: Iterable[str], convert: Callable[[Row], dict[str, Any]]) -> None:
+        self.name, self.fields, self.convert = name, frozenset(fields), convert
+
+    def fits(self, row: Row) -> bool:
+        return self.fields <= row.keys()
+
+
+def _letters(choices: list[str]) -> list[str]:
+    return list(string.ascii_uppercase[: len(choices)])
+
+
+def _match(pattern: str, text: str) -> re.Match[str]:
+    found = re.fullmatch(pattern, text, re.DOTALL)
+    if not found:
+        raise ValueError(f"expected {pattern}, got {text[:60]!r}")
+    return found
+
+
+def _lettered(question: str) -> Callable[[Row], dict[str, Any]]:
+    """As ARC and OpenBookQA: choices with letters, and the right one's letter."""
+
+    def convert(row: Row) -> dict[str, Any]:
+        letters = _letters(row["choices"])
+        asked = row["query"].removeprefix("Question: ").rstrip("\n")
+        return {
+            question: asked,
+            "choices": {"text": list(row["choices"]), "label": letters},
+            "answerKey": letters[row["gold"]],
+        }
+
+    return convert
+
+
+def _commonsense_qa(row: Row) -> dict[str, Any]:
+    found = _match(r"(?:Question: )?(.*?)\n(?:Choices:\n)?(A\. .*)\nAnswer:", row["query"])
+    texts = [line.partition(". ")[2] for line in found[2].split("\n")]
+    if len(texts) != 5:
+        raise ValueError(f"CommonsenseQA has five choices a question, this file has {len(texts)}")
+    return {
+        "question": found[1],
+        "choices": {"text": texts, "label": _letters(texts)},
+        "answerKey": "ABCDE"[row["gold"]],
+    }
+
+
+def _piqa(row: Row) -> dict[str, Any]:
+    first, second = row["choices"]
+    goal = row["query"].removeprefix("Question: ").rstrip("\n")
+    return {"goal": goal, "sol1": first, "sol2": second, "label": row["gold"]}
+
+
+def _boolq(row: Row) -> dict[str, Any]:
+    if list(row["choices"]) != ["no", "yes"]:
+        raise ValueError(f"expected the choices no and yes, got {row['choices']}")
+    found = _match(r"Passage: (.*)\nQuestion: (.*?)\??", row["query"])
+    return {"passage": found[1], "question": found[2], "label": row["gold"]}
+
+
+def _copa(row: Row) -> dict[str, Any]:
+    found = _match(r"(.*?),? (because|therefore)", row["query"])
+    first, second = row["choices"]
+    question = {"because": "cause", "therefore": "effect"}[found[2]]
+    return {
+        "premise": found[1] + ".",
+        "choice1": first,
+        "choice2": second,
+        "question": question,
+        "label": row["gold"],
+    }
+
+
+def _winograd(row: Row) -> dict[str, Any]:
+    """The pronoun itself is not in such a file. Any will do: the task puts the options in its place."""
+    contexts = [text.split(" ") for text in row["context_options"]]
+    same = 0
+    while all(len(words) > same + 1 for words in contexts) and len({words[same] for words in contexts}) == 1:
+        same += 1
+    template = " ".join(contexts[0][:same]) + " "
+    options = [" ".join(words[same:]) for words in contexts]
+    pronoun = "it"
+    return {
+        "text": f"{template}{pronoun} {row['continuation']}",
+        "pronoun": pronoun,
+        "pronoun_loc": len(template),
+        "options": options,
+        "label": row["gold"],
+    }
+
+
+def _trivia(row: Row) -> dict[str, Any]:
+    found = _match(r"Question: (.*?)\??\nAnswer:", row["context"])
+    return {"question": found[1], "answer": {"value": row["answer"], "aliases": list(row["aliases"])}}
+
+
+def _winogender(row: Row) -> dict[str, Any]:
+    occupation, participant, label, gender = row["sentid"].removesuffix(".txt").split(".")
+    found = re.search(_PRONOUNS, row["sentence"], re.IGNORECASE)
+    if not found:
+        raise ValueError(f"no pronoun in {row['sentence']!r}")
+    return {
+        "sentid": row["sentid"],
+        "sentence": row["sentence"],
+        "pronoun": found[0],
+        "occupation": occupation,
+        "participant": participant,
+        "gender": gender,
+        "label": int(label),
+    }
+
+
+_GAUNTLET_NAME = "MosaicML's evaluation gauntlet"
+LAYOUTS: dict[tuple[str, str | None], Layout] = {
+    ("allenai/ai2_arc", "ARC-Easy"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
+    ("allenai/ai2_arc", "ARC-Challenge"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
+    ("allenai/openbookqa", "main"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question_stem")),
+    ("tau/commonsense_qa", None): Layout(_GAUNTLET_NAME, _GAUNTLET, _commonsense_qa),
+    ("baber/piqa", None): Layout(_GAUNTLET_NAME, _GAUNTLET, _piqa),
+    ("aps/super_glue", "boolq"): Layout(_GAUNTLET_NAME, _GAUNTLET, _boolq),
+    ("aps/super_glue", "copa"): Layout(_GAUNTLET_NAME, _GAUNTLET, _copa),
+    ("lighteval/winograd_wsc", "wsc273"): Layout(
+        _GAUNTLET_NAME, {"context_options", "continuation", "gold"}, _winograd
+    ),
+    ("mandarjoshi/trivia_qa", "rc.nocontext"): Layout(_GAUNTLET_NAME, {"context", "answer", "aliases"}, _trivia),
+    ("oskarvanderwal/winogender", "all"): Layout("the authors' TSV", {"sentid", "sentence"}, _winogender),
+}
+"""By the hub's name of the dataset and of its config."""
+
+FILE_NAMES = {
+    "openbookqa": ("openbook_qa",),
+    "wsc273": ("winograd_wsc", "winograd"),
+    "triviaqa": ("triviaqa_small", "triviaqa_sm", "triviaqa_sm_sub"),
+    "lambada_openai": ("lambada_openai", "lambada"),
+    "wikitext": ("wikitext2", "wikitext2_train_5k"),
+    "crows_pairs_english": ("crows_pairs_anonymized", "crows_pairs"),
+    "winogender_all": ("all_sentences",),
+    "ifeval": ("input_data",),
+}
+"""What files of these tasks are called, other than the task."""
+
+
+_HEADING = r" ?= [^=].*[^=] = ?"
+
+
+def wikitext_pages(text: str) -> Iterator[dict[str, Any]]:
+    """WikiText's raw text as its articles, each with its heading, as the hub's document-level dataset has them.
+
+    Text that does not begin with a heading has none: its paragraphs are told apart by empty lines.
+    """
+    lines = text.strip("\n").splitlines()
+    with_headings = bool(lines) and re.fullmatch(_HEADING, lines[0]) is not None
+    page: list[str] = []
+    for line in [*lines, ""]:
+        ends = re.fullmatch(_HEADING, line) if with_headings else not line.strip()
+        if ends and page:
+            yield {"page": "\n".join(page) + "\n"}
+            page = []
+        if with_headings or line.strip():
+            page.append(line)
+    if any(line.strip() for line in page):
+        yield {"page": "\n".join(page) + "\n"}

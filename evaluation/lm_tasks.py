@@ -1,0 +1,107 @@
+"""lm-eval's own tasks by name: which YAML file defines one, and which names are near one that is none.
+
+lm-eval reads 14,000 YAML files to know its names, which takes it seven seconds of a fast core, and a minute from a cold
+disk. Here their names are read off the text once for each version of lm-eval, and kept in ~/.cache/stemma.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+_NAME = re.compile(r"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#\[{]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
+_TAGS = re.compile(r"""^["']?tag["']?:[ \t]*(\S[^\n#]*)?((?:\n[ \t]*-[ \t]*[^\n]+)*)""", re.MULTILINE)
+_WORD = re.compile(r"""[^\s,\[\]"'-][^\s,\[\]"']*""")
+
+
+OTHER_NAMES = {"winograd": "wsc273", "winograd_wsc": "wsc273", "triviaqa_sm": "triviaqa", "nq": "nq_open"}
+"""What others call a task, where letters would not lead to lm-eval's name for it."""
+
+
+def tasks_dir() -> Path:
+    """The folder of lm-eval's YAML files, found without importing lm-eval, which takes seconds."""
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("lm_eval is not installed")
+    return Path(spec.submodule_search_locations[0]) / "tasks"
+
+
+@cache
+def known_tasks() -> dict[str, str]:
+    """Every name that lm-eval knows, with the file that defines it, relative to `tasks_dir`; "" for a tag."""
+    kept = Path.home() / ".cache" / "stemma" / f"lm_eval_tasks-{importlib.metadata.version('lm_eval')}.json"
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(kept.read_text(encoding="utf8"))
+        if isinstance(found, dict) and found:
+            return found
+    names = _read_names(tasks_dir())
+    with contextlib.suppress(OSError):  # a home that cannot be written to costs a second each time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        hidden = kept.with_name(f".{kept.name}.{os.getpid()}")
+        hidden.write_text(json.dumps(names), encoding="utf8")
+        hidden.replace(kept)
+    return names
+
+
+def nearest(name: str, more: tuple[str, ...] = ()) -> list[str]:
+    """Up to three names of lm-eval's tasks, or of `more`, that look like this one, the nearest first."""
+    names = [*more, *known_tasks()]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    # Letters alone put openbook_qa's openbookqa behind longer names that share more of them.
+    plain = _plain(name)
+    same = [one for one in names if _plain(one) == plain and one not in near]
+    return [*same, *near][:3]
+
+
+def unknown_name(name: str, more: tuple[str, ...] = ()) -> str:
+    """What a person who wrote a name that is none may have meant."""
+    near = [OTHER_NAMES[name]] if name in OTHER_NAMES else nearest(name, more)
+    return f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists them"
+
+
+def dataset_of(name: str) -> tuple[Path, str] | None:
+    """(its YAML, the dataset that it reads) of a task, read off the text; None for a group, a tag, and a task that
+    makes its own data. What a YAML does not say itself it has from the one that it includes."""
+    source = known_tasks().get(name)
+    if not source:
+        return None
+    path = at = tasks_dir() / source
+    for _ in range(8):
+        text = at.read_text(encoding="utf8", errors="replace") if at.is_file() else ""
+        if re.search(r"^group:", text, re.MULTILINE):
+            return None
+        if dataset := re.search(r"^dataset_path:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE):
+            return path, dataset[1]
+        include = re.search(r"^include:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+        if include is None:
+            return None
+        at = at.parent / include[1]
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _read_names(folder: Path) -> dict[str, str]:
+    files = sorted(
+        (Path(place) / name for place, _, names in os.walk(folder) for name in names if "yaml" in name),
+        key=lambda path: path.as_posix(),  # of two files with one name lm-eval takes the first in this order
+    )
+    found: dict[str, str] = {}
+    tags: set[str] = set()
+    for path in files:
+        text = path.read_text(encoding="utf8", errors="replace")
+        # What is included by others has no such ending, and its tags are theirs.
+        for match in _NAME.finditer(text) if path.suffix == ".yaml" else ():
+            found.setdefault(match[2], path.relative_to(folder).as_posix())
+        for match in _TAGS.finditer(text):
+            tags.update(_WORD.findall((match[1] or "") + (match[2] or "")))
+    return {**dict.fromkeys(tags, ""), **found}

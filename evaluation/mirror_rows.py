@@ -1,0 +1,122 @@
+"""Reads the rows of a benchmark from whatever files a person has: which file is which split, and what is in it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from evaluation.layouts import wikitext_pages
+from infra.errors import stage_error
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines, JSON (a list), CSV, TSV, Parquet or WikiText's raw text; .gz too.
+
+    Raises StageError: `missing_source`, `corrupt_file` naming file and line, `empty_source`.
+    """
+    if not path.is_file():
+        raise stage_error("missing_source", str(path), "no such file")
+    kind = (path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix).lower()
+    if kind not in SUFFIXES:
+        raise stage_error("corrupt_file", str(path), f"expected a file that ends in {', '.join(SUFFIXES)} or .gz")
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist() if kind == ".parquet" else _from_text(path, kind)
+    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        raise stage_error("corrupt_file", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
+    if not rows:
+        raise stage_error("empty_source", str(path), "expected at least one row, found none")
+    return rows
+
+
+def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf8") if path.suffix == ".gz" else path.open(encoding="utf8") as file:
+        if kind in (".csv", ".tsv"):
+            return list(csv.DictReader(file, delimiter="\t" if kind == ".tsv" else ","))
+        text = file.read()
+    if kind == ".txt":
+        return list(wikitext_pages(text))
+    if kind == ".json" and text.lstrip().startswith("["):
+        return _objects(path, enumerate(json.loads(text), 1))
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except ValueError:
+                raise stage_error("corrupt_file", f"{path}:{number}", "expected a JSON object on each line") from None
+    return _objects(path, rows)
+
+
+def _objects(path: Path, rows: Any) -> list[dict[str, Any]]:
+    found = []
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise stage_error("corrupt_file", f"{path}:{number}", "expected a JSON object")
+        found.append(row)
+    return found
+
+
+def find_files(
+    source: Path, task: str, config: str | None, scored: str, names: Sequence[str] = ()
+) -> Mapping[str, list[Path]]:
+    """The files of each split under `source`, a file or a folder.
+
+    In a folder they are those whose names say a split (test.jsonl, train-00000-of-00002.parquet), in a subfolder called
+    like the dataset's config first; else the one file, wherever it lies, that is called like the task or one of
+    `names`: it is the scored split. Raises StageError `missing_source` saying what was looked for.
+    """
+    if source.is_file():
+        return {split_in(source) or scored: [source]}
+    if not source.is_dir():
+        raise stage_error("missing_source", str(source), "expected a file, or a folder with the task's files")
+    found: dict[str, list[Path]] = {}
+    for folder in ([source / config] if config and (source / config).is_dir() else []) + [source]:
+        for path in sorted(folder.iterdir()):
+            if _is_data(path) and (split := split_in(path)):
+                found.setdefault(split, []).append(path)
+        if found:
+            return found
+    called = {_plain(name) for name in (task, *names, *([config] if config else []))}
+    for path in sorted(source.rglob("*")):
+        if _is_data(path) and _plain(path.name.split(".")[0]) in called:
+            return {split_in(path) or scored: [path]}
+    wanted = " or ".join(dict.fromkeys((task, *names)))
+    raise stage_error(
+        "missing_source",
+        str(source),
+        f"expected files called like splits (train, validation, test) or one called {wanted}, found neither",
+        f"name the file itself: stemma mirror {task} FILE, or --split {scored}=FILE",
+    )
+
+
+def split_in(path: Path) -> str | None:
+    """The split that a file's name says: `validation` of hellaswag_val.jsonl; None where it says none."""
+    words = re.split(r"[^a-z]+", path.name.lower().split(".")[0])
+    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+
+
+def _is_data(path: Path) -> bool:
+    return path.is_file() and path.name.removesuffix(".gz").endswith(SUFFIXES)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,229 @@
+"""Puts a benchmark's data into a mirror, as the hub would have laid them out, and tries the task on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import yaml
+from lm_eval.tasks import TaskManager
+
+from evaluation.harness import own_cache, quiet
+from evaluation.layouts import FILE_NAMES, LAYOUTS
+from evaluation.lm_tasks import known_tasks, tasks_dir
+from evaluation.mirror_rows import find_files, read_rows
+from evaluation.named_tasks import check_names, load_named
+from infra.errors import ConfigError, Problem, StageError, stage_error
+
+RECORD = "mirror.json"
+CARD = "README.md"
+PUT_ASIDE, PUT_ASIDE_SHARE = 20, 4
+"""Rows that are put aside for shots where a task's own split of them is not there: so many, at most a fourth of all."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Where a task gets its questions: the hub's dataset, its config, the scored split, and that of the shots."""
+
+    task: str
+    dataset: str
+    config: str | None
+    scored: str
+    shots: str | None
+
+
+def definition(task: str) -> Definition:
+    """What lm-eval's YAML says. Raises ConfigError: `unknown_task`; `no_dataset` for groups and generated data."""
+    check_names([task], "TASK")
+    source = known_tasks()[task]
+    manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
+    entry = manager.task_index.get(task) if manager else None
+    found = (entry.cfg or {}) if entry else {}
+    if not isinstance(found.get("task"), str) or "/" not in str(found.get("dataset_path", "")):
+        named = found.get("task") if isinstance(found.get("task"), list) else []
+        members = [str(one) for one in named or [] if isinstance(one, str)] or sorted(entry.tags if entry else ())
+        message = f"{task} is no single task with a dataset of the hub"
+        fix = f"mirror its tasks one by one: {', '.join(members[:8])}" if members else "see its YAML"
+        raise ConfigError(Problem("no_dataset", "TASK", message, fix))
+    scored = found.get("test_split") or found.get("validation_split") or "test"
+    shots = found.get("fewshot_split") or found.get("training_split")
+    if shots is None and found.get("validation_split") not in (None, scored):
+        shots = found["validation_split"]
+    return Definition(task, found["dataset_path"], found.get("dataset_name"), scored, shots)
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What a mirror now holds of a task: its folder, rows of each split, and the first prompt as the task makes it."""
+
+    definition: Definition
+    folder: Path
+    splits: Mapping[str, int]
+    put_aside: int
+    layout: str
+    prompt: str
+
+
+def mirror_task(
+    task: str, source: Path | None, mirror: Path, splits: Mapping[str, Path] | None = None, shots: int | None = None
+) -> Mirrored:
+    """Puts a task's data into the mirror.
+
+    source: a file or a folder. splits: files by split, beside or instead of it. shots: rows that are taken from the end
+    of the scored split for its shots; by default up to 20 where the task's own split of them is not there.
+    Nothing is written unless the task could make a prompt and an answer of every row. Raises ConfigError
+    `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`, `bad_task`.
+    """
+    wanted = definition(task)
+    files = dict(find_files(source, task, wanted.config, wanted.scored, FILE_NAMES.get(task, ()))) if source else {}
+    if source and source.is_file() and wanted.scored not in files and not splits:
+        files = {wanted.scored: list(next(iter(files.values())))}
+    files |= {split: [path] for split, path in (splits or {}).items()}
+    rows, layout = {}, ""
+    for split, paths in files.items():
+        found = [row for path in paths for row in read_rows(path)]
+        rows[split], layout = _converted(wanted, found, paths[0])
+    folder = mirror / wanted.dataset
+    for split, kept in _kept(folder, wanted.config).items():
+        rows.setdefault(split, kept)
+    if wanted.scored not in rows:
+        message = f"{task} scores the split {wanted.scored}, found {', '.join(rows) or 'none'}"
+        raise stage_error("missing_source", str(source or ""), message, f"--split {wanted.scored}=FILE names it")
+    aside = _put_aside(wanted, rows, shots)
+    with tempfile.TemporaryDirectory(prefix="stemma-mirror-") as trial:
+        place = Path(trial) / wanted.dataset
+        if folder.is_dir():
+            shutil.copytree(folder, place)
+        _write(place, wanted, rows, files, layout, aside)
+        prompt = _try_out(task, Path(trial), rows[wanted.scored])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(place, folder, dirs_exist_ok=True)
+    counts = {split: len(found) for split, found in rows.items()}
+    return Mirrored(wanted, folder, counts, aside, layout or "as on the hub", prompt)
+
+
+def _converted(wanted: Definition, rows: list[dict[str, Any]], path: Path) -> tuple[list[dict[str, Any]], str]:
+    layout = LAYOUTS.get((wanted.dataset, wanted.config))
+    if layout is None or not layout.fits(rows[0]):
+        return rows, ""
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            found.append(layout.convert(row))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise stage_error(
+                "wrong_layout",
+                f"{path}:{number}",
+                f"this row, in the layout of {layout.name}, cannot be put as {wanted.dataset} has it: {error}",
+                f"mirror {wanted.task} from the files of {wanted.dataset} themselves",
+            ) from error
+    return found, layout.name
+
+
+def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
+    """Moves rows from the end of the scored split to that of the shots; how many."""
+    target = wanted.shots or "train"
+    scored = rows[wanted.scored]
+    if target == wanted.scored:
+        target = "train"
+    if shots is None:
+        shots = 0 if rows.get(target) else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
+    if not shots:
+        return 0
+    if shots >= len(scored):
+        raise stage_error("too_many_shots", "--shots", f"{shots} of {len(scored)} rows would leave none to score")
+    rows[target] = [*scored[-shots:]]
+    rows[wanted.scored] = scored[:-shots]
+    return shots
+
+
+def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
+    """The rows that an earlier call put there."""
+    record = _record(folder).get(config or "default", {})
+    return {
+        split: pyarrow.parquet.read_table(folder / (config or "default") / f"{split}.parquet").to_pylist()
+        for split in record.get("splits", {})
+    }
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    path = folder / RECORD
+    return dict(json.loads(path.read_text(encoding="utf8"))) if path.is_file() else {}
+
+
+def _write(
+    folder: Path,
+    wanted: Definition,
+    rows: Mapping[str, list[dict[str, Any]]],
+    files: Mapping[str, list[Path]],
+    layout: str,
+    aside: int,
+) -> None:
+    config = wanted.config or "default"
+    (folder / config).mkdir(parents=True, exist_ok=True)
+    try:
+        # Of all rows together, so that all splits have one schema.
+        table = pa.Table.from_pylist([row for found in rows.values() for row in found])
+    except pa.ArrowException as error:
+        raise stage_error("wrong_layout", wanted.task, f"its rows have no common columns: {error}") from error
+    at = 0
+    for split, found in rows.items():
+        pyarrow.parquet.write_table(table.slice(at, len(found)), folder / config / f"{split}.parquet")
+        at += len(found)
+    record = _record(folder)
+    sources = [{"file": str(path), "sha256": _sha256(path)} for paths in files.values() for path in paths]
+    record[config] = {
+        "splits": {split: len(found) for split, found in rows.items()},
+        "sources": sources,
+        "layout": layout or "as on the hub",
+        "put_aside_for_shots": aside,
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+    configs = [
+        {
+            "config_name": name,
+            "data_files": [{"split": split, "path": f"{name}/{split}.parquet"} for split in one["splits"]],
+        }
+        for name, one in record.items()
+    ]
+    head = yaml.safe_dump({"configs": configs}, sort_keys=False, allow_unicode=True)
+    (folder / CARD).write_text(f"---\n{head}---\n\nA mirror; {RECORD} says where its rows come from.\n", "utf8")
+
+
+def _try_out(task: str, mirror: Path, rows: list[dict[str, Any]]) -> str:
+    """The first prompt, once the task has made prompt and target of every row. Raises StageError `bad_task`."""
+    with quiet(), own_cache(mirror / ".cache"):
+        loaded = load_named([task], mirror, "TASK")[0]
+        first = ""
+        for number, doc in enumerate(loaded.eval_docs, 1):
+            try:
+                question, target = loaded.doc_to_text(doc), loaded.doc_to_target(doc)
+                choices = loaded.doc_to_choice(doc) if loaded.config.doc_to_choice is not None else None
+                if choices is not None and isinstance(target, int) and not 0 <= target < len(choices):
+                    raise ValueError(f"its answer is number {target} of {len(choices)} choices")
+                if number == 1:
+                    first = choices[question] if isinstance(question, int) and choices else str(question)
+            except Exception as error:  # whatever a task's own code may raise
+                fields = ", ".join(rows[0])
+                raise StageError(
+                    Problem(
+                        "bad_task",
+                        f"TASK, row {number}",
+                        f"{task} cannot make a question of it: {type(error).__name__}: {error}; it has {fields}",
+                        "give the dataset's own files; its README on the hub names the fields",
+                    )
+                ) from error
+    return first
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

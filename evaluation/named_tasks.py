@@ -1,0 +1,117 @@
+"""lm-eval's own tasks, loaded by their names with data from a mirror, and where their few-shot examples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets.exceptions import DatasetGenerationError
+from jinja2 import TemplateError
+from lm_eval.tasks import TaskManager
+from yaml import YAMLError
+
+from evaluation.lm_tasks import known_tasks, tasks_dir, unknown_name
+from evaluation.mirror import DataMissing, mirrored
+from infra.errors import ConfigError, Problem, StageError
+
+TASK_ERRORS = (KeyError, IndexError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError)
+"""What lm-eval and datasets raise for a task that they cannot read."""
+
+
+def check_names(names: Sequence[str], path: str = "--tasks") -> None:
+    """Raises ConfigError `unknown_task` naming every name that lm-eval does not know, each with the nearest it does."""
+    problems = [unknown_task(name, path) for name in names if name not in known_tasks()]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def unknown_task(name: str, path: str, more: tuple[str, ...] = ()) -> Problem:
+    return Problem("unknown_task", path, f"lm-eval has no task {name!r}", unknown_name(name, more))
+
+
+def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks") -> list[Any]:
+    """lm-eval's tasks and groups of these names, their data read from the mirror.
+
+    Raises StageError naming every one whose data are missing (`missing_task_data`, with what would put them there) or
+    that cannot be read (`bad_task`). ConfigError as `check_names`.
+    """
+    check_names(names, path)
+    found: list[Any] = []
+    problems = []
+    for name in names:
+        try:
+            with mirrored(mirror):
+                found += _load(name)
+        except DataMissing as missing:
+            problems.append(_missing(name, path, missing, mirror))
+        except (*TASK_ERRORS, ImportError) as error:
+            problems.append(_unreadable(name, path, error, mirror))
+    if problems:
+        raise StageError(*problems)
+    return found
+
+
+def _load(name: str) -> list[Any]:
+    source = known_tasks()[name]
+    # A manager of everything takes seconds; a single task needs but the folder that it lies in.
+    manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
+    if manager is None or name not in manager.all_subtasks:
+        manager = TaskManager()
+    loaded = manager.load([name])
+    return list(loaded["groups"].values()) or list(loaded["tasks"].values())
+
+
+def _missing(name: str, path: str, missing: DataMissing, mirror: Path | None) -> Problem:
+    dataset = missing.dataset + (f" ({missing.name})" if missing.name else "")
+    where = f"; expected at {missing.place}" if mirror else " and no mirror was named"
+    option = f" --mirror {mirror}" if mirror else " --mirror DIR"
+    fix = f"stemma mirror {name} FROM{option}, where FROM is a file or folder with its questions"
+    return Problem("missing_task_data", path, f"{name} reads the dataset {dataset}, which is not there{where}", fix)
+
+
+def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None) -> Problem:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        message = f"{name} needs the Python package {error.name}, which is not installed"
+        return Problem("bad_task", path, message, f"pip install {error.name}")
+    message = f"lm-eval cannot read {name} from {mirror}: {reason}"
+    fix = "its data in the mirror lack a split or a field that the task names; stemma mirror puts them there anew"
+    return Problem("bad_task", path, message, fix)
+
+
+def set_shots(task: Any, shots: int | None, seed: int) -> None:
+    """As lm-eval's --num_fewshot: None leaves the task's own number, and a task whose YAML says 0 keeps 0."""
+    if not hasattr(task, "own_shots"):
+        task.own_shots = task.get_config("num_fewshot")
+    if shots is not None and task.own_shots != 0:
+        task.set_config(key="num_fewshot", value=shots)
+    else:
+        task.set_config(key="num_fewshot", value=task.own_shots or 0)
+    task.set_fewshot_seed(seed=seed)
+
+
+def shots_problem(task: Any, shots: int, path: str = "--num-fewshot") -> Problem | None:
+    """What keeps a task from being asked with so many shots; None if nothing does.
+
+    Shots come from a split that is not scored: lm-eval itself falls back to the scored one, where an item may stand
+    solved before itself.
+    """
+    config, sampler = task.config, getattr(task, "sampler", None)
+    if not shots or sampler is None or task.get_config("num_fewshot") == 0:
+        return None
+    scored = config.test_split if task.has_test_docs() else config.validation_split
+    own = task.fewshot_cfg.samples is not None if task.fewshot_cfg else False
+    split = task.fewshot_cfg.split if task.fewshot_cfg else None
+    split = split or config.training_split or (config.validation_split if config.validation_split != scored else None)
+    if not own and split in (None, scored):
+        aside = task.dataset.get("train") if hasattr(task.dataset, "get") else None
+        if not aside:
+            message = f"{task.task_name} has no split but the one that is scored ({scored}) to draw {shots} shots from"
+            return Problem("no_shots", path, message, "stemma mirror TASK FROM --shots N puts N rows aside")
+        docs = config.process_docs(aside) if config.process_docs else aside
+        sampler.replace_df(list(docs))
+    if len(sampler.df) < shots:
+        message = f"{task.task_name} was to have {shots} shots, its split {split} has {len(sampler.df)} rows"
+        return Problem("no_shots", path, message, f"stemma mirror {task.task_name} FROM --split {split}=FILE adds them")
+    return None

@@ -1,0 +1,113 @@
+"""What the training steps of a pipeline need, for `stemma check`: by the model, data and machine of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from corpus.config import ShardConfig, TokenizerConfig
+from flows.graph import Graph, first_model
+from flows.pipeline_config import PipelineConfig
+from flows.plan import Row
+from infra.errors import ConfigError, Problem
+from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
+from training.planner.architecture import Architecture
+from training.planner.devices import DEVICES, Device, device_called
+from training.planner.stages import StageNeeds, device_of, needs, of_model, of_transformers, problem, this_machine
+
+_PROBE_SIZE, _PROBE_S = 512, 0.1
+_GPU = Path("/proc/driver/nvidia/gpus")
+
+
+def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:
+    """Of each training step that is to be built and whose model's sizes the config tells."""
+    device = device_of(config.launch) or _here(config)
+    found = {}
+    for name, row in rows.items():
+        node = nodes[name]
+        if row.status != "build" or node.adopted or not isinstance(node.config, TrainerConfig):
+            continue
+        arch = _architecture(nodes, name)
+        if arch is None:
+            continue
+        length = _length(nodes, name, arch)
+        shards = rows.get(node.inputs.get("shards", ""))
+        figures = shards.manifest.result.get("figures", {}) if shards and shards.manifest else {}
+        found[name] = needs(node.config, arch, length, config.launch, device, figures.get("train_tokens"))
+    return found
+
+
+def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]) -> None:
+    """Raises ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
+    the run may be meant for another."""
+    if device_of(config.launch) is None:
+        return
+    if problems := [problem(nodes[name].key, one) for name, one in found.items() if not one.fits]:
+        raise ConfigError(*problems)
+
+
+def check_hardware(config: PipelineConfig) -> list[Problem]:
+    """What is wrong with `launch.hardware`."""
+    if config.launch.hardware is None or config.launch.hardware in DEVICES:
+        return []
+    from flows.problems import nearest
+
+    fix = nearest(config.launch.hardware, DEVICES, "known:", 0.4)
+    return [Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)]
+
+
+def _architecture(nodes: Graph, name: str) -> Architecture | None:
+    first = first_model(nodes, name) if "model" in nodes[name].inputs else nodes[name]
+    if first is None:
+        return None
+    if isinstance(first.config, PretrainConfig):
+        shards = nodes.get(first.inputs.get("shards", ""))
+        tokenizer = nodes.get(shards.inputs.get("tokenizer", "")) if shards else None
+        vocabulary = None
+        if tokenizer and isinstance(tokenizer.config, TokenizerConfig) and not tokenizer.config.pretrained:
+            vocabulary = tokenizer.config.vocab_size
+        return of_model(first.config.model, vocabulary)
+    if isinstance(first.config, BaseModelConfig):
+        import json
+
+        try:
+            return of_transformers(json.loads((Path(first.config.path) / "config.json").read_text("utf8")), None)
+        except (OSError, ValueError):
+            return None  # what is wrong with the folder, its own stage says
+    return None
+
+
+def _length(nodes: Graph, name: str, arch: Architecture) -> int:
+    section = nodes[name].config
+    if isinstance(section, PretrainConfig):
+        shards = nodes.get(nodes[name].inputs.get("shards", ""))
+        return shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else arch.positions
+    if isinstance(section, RlhfConfig):
+        return section.max_prompt_tokens + section.answer_max_tokens
+    return int(getattr(section, "max_length", arch.positions))
+
+
+def _here(config: PipelineConfig) -> Device:
+    """The GPU of this machine, if it is known, else its CPU."""
+    if config.launch.device != "cpu" and _GPU.is_dir():
+        for place in _GPU.iterdir():
+            text = (place / "information").read_text(encoding="utf8", errors="replace")
+            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
+            if found := device_called(model.strip()):
+                return found
+    return _cpu()
+
+
+@cache
+def _cpu() -> Device:
+    import numpy as np
+    import psutil
+
+    matrix = np.ones((_PROBE_SIZE, _PROBE_SIZE), np.float32)
+    best, stop = float("inf"), time.perf_counter() + _PROBE_S
+    while (began := time.perf_counter()) < stop:
+        matrix @ matrix
+        best = min(best, time.perf_counter() - began)
+    return this_machine(psutil.virtual_memory().total, 2 * _PROBE_SIZE**3 / best)

@@ -1,0 +1,108 @@
+"""A config from a plan: what `stemma plan --write` leaves, which `stemma check` accepts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.errors import ConfigError, Problem
+from training.presets import PRESETS
+from training.recipes import RECIPES
+
+
+def planned_config(found: Mapping[str, Any], name: str) -> str:
+    """The YAML text for a document of `stemma plan`. Raises ConfigError where no layout that `launch:` knows fits."""
+    layout = found["runnable"]
+    if layout is None:
+        message = "no layout of data parallelism alone fits, and launch: knows no other"
+        raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
+    node = found["devices_of_node"]
+    processes, nodes = (found["gpus"], 1) if found["gpus"] <= node else (node, -(-found["gpus"] // node))
+    called = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "planned"
+    recipe = found["model"].replace("gpt-", "gpt3-")
+    distance = max(1, min(found["failures"]["checkpoint_every_batches"], found["batches"]))
+    return "\n".join(
+        [
+            "# Made by `stemma plan --write`. Say where your text is, then:",
+            "#   stemma check THIS_FILE",
+            "#   stemma run THIS_FILE",
+            f"# Planned: {found['hours']:.3g} h ({found['hours_low']:.3g} to {found['hours_high']:.3g}) and "
+            f"{found['cost_usd']:,.0f} USD on {found['gpus']} {found['gpu']}.",
+            f"name: {called}",
+            "seed: 17",
+            "",
+            "ingest:",
+            "  read:",
+            "    # YOUR text: {kind: files, paths: [/data/corpus/*.parquet]}",
+            "    - {kind: docstrings, limit_mb: null}",
+            "",
+            "validate:",
+            "clean:",
+            "dedupe:",
+            "",
+            f"tokenizer: {{vocab_size: {found['vocabulary']}}}",
+            f"shard: {{sequence_length: {found['sequence_length']}, compression: zstd}}",
+            "",
+            "pretrain:",
+            *([f"  recipe: {recipe} # rates and decay of Brown et al. 2020"] if recipe in RECIPES else []),
+            f"  model: {_model(found)}",
+            f"  duration: {found['batches'] * found['batch_tokens']:_} tokens",
+            f"  global_batch_tokens: {found['batch_tokens']}",
+            *(["  batch_warmup: null"] if recipe in RECIPES else []),
+            *([] if recipe in RECIPES else [f"  optimizer: {{learning_rate: {_rate(found['parameters']):.1e}}}"]),
+            "  schedule: {warmup: 1 %}",
+            f"  checkpoint_every: {distance} batches # by Daly 2006 for {found['gpus']} devices",
+            "",
+            "benchmarks:",
+            "safety:",
+            "register:",
+            "report:",
+            "",
+            "launch:",
+            f"  hardware: {found['gpu']}",
+            f"  processes: {processes} # one a GPU",
+            *([f"  nodes: {nodes}"] if nodes > 1 else []),
+            f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else 'ddp'}",
+            f"  recompute: {layout['recompute']}",
+            f"  microbatch: {layout['microbatch']}",
+            "",
+        ]
+    )
+
+
+def write_config(found: Mapping[str, Any], place: Path) -> None:
+    """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that is there, and what
+    `planned_config` raises."""
+    from flows.config import load
+
+    if place.exists():
+        raise ConfigError(Problem("file_exists", str(place), "there is such a file already", "name another by --write"))
+    text = planned_config(found, place.stem)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text, encoding="utf8")
+    try:
+        load(place)
+    except ConfigError:
+        place.unlink()
+        raise
+
+
+def _model(found: Mapping[str, Any]) -> str:
+    if found["model"] in PRESETS:
+        return f"{{preset: {found['model']}}}"
+    sizes = found["sizes"]
+    keys = {
+        "family": "llama",
+        **{name: sizes[name] for name in ("layers", "width", "heads", "mlp_width")},
+        "positions": found["sequence_length"],
+        "tie_embeddings": str(sizes["tied"]).lower(),
+    }
+    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}"
+
+
+def _rate(parameters: float) -> float:
+    """A peak learning rate by size: Kaplan et al. 2020, equation D.1, in the range of GPT-3's table 2.1."""
+    return min(1e-3, max(6e-5, 0.003239 - 0.0001395 * math.log(parameters)))

@@ -1,0 +1,153 @@
+"""Promotes a registered model over the last one, unless it was refused or is worse by more than chance."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.artifacts import Artifact, read_artifacts
+from evaluation.comparison import paired_figures
+from flows.execution import RELAY
+from infra.errors import ConfigError, GateRefused, Problem
+from infra.lineage import messages
+from infra.lineage.outbox import Outbox
+from infra.lineage.relay import ensure_relay
+from infra.store.manifest import Manifest
+from infra.store.promotions import Promotion, Promotions
+from infra.store.reference import resolve
+from infra.store.store import Store
+
+REGISTER = "register"
+LESS_IS_BETTER = ("toxicity", "characters")
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """What a promotion or rollback came to. compared: differences to the one before, over the same items."""
+
+    name: str
+    now: Promotion
+    before: Promotion | None
+    compared: list[dict[str, Any]]
+
+
+def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
+    """Promotes the registration that `text` names, or the newest one of the model that it names.
+
+    Raises ConfigError `unknown_artifact`, `not_registered`; GateRefused `rejected` for a model that its gates refused,
+    which nothing overrides, and `worse` for one that is worse than the promoted one on the same items with 95 %
+    confidence, which `force` does.
+    """
+    folder, manifest = _registration(store, text)
+    record = json.loads((folder / "registration.json").read_text(encoding="utf8"))
+    name, address = str(record["name"]), f"{REGISTER}/{folder.name}"
+    if record.get("status") == "rejected":
+        reasons = "; ".join(reason["message"] for reason in record["reasons"])
+        raise GateRefused(Problem("rejected", address, f"its gates refused it: {reasons}", "promote another model"))
+    model = manifest.inputs["model"]
+    promotions = Promotions(store.root)
+    before = promotions.promoted(name)
+    now = Promotion(address, model.path, model.digest, round(time.time(), 3))
+    if before is not None and before.registration == address:
+        return Promoted(name, before, before, [])
+    compared = _compared(store, before, manifest) if before else []
+    worse = [row for row in compared if row["worse"]]
+    if worse and not force:
+        said = "; ".join(
+            f"{row['figure']} {row['difference']:+.4g} ({row['low']:+.4g} to {row['high']:+.4g})" for row in worse
+        )
+        message = f"it is worse than {before.registration if before else ''} on the same items: {said}"
+        raise GateRefused(Problem("worse", address, message, "--force promotes it all the same"))
+    promotions.promote(name, now, before)
+    _tell(store, name, manifest)
+    return Promoted(name, now, before, compared)
+
+
+def rollback(store: Store, name: str | None) -> Promoted:
+    """Puts the model in force that was promoted before. name: may be left out where one name alone is promoted.
+
+    Raises ConfigError `which_name`; StageError `nothing_to_roll_back`.
+    """
+    promotions = Promotions(store.root)
+    known = sorted(promotions.all())
+    if name is None and len(known) > 1:
+        raise ConfigError(Problem("which_name", "NAME", f"several are promoted: {', '.join(known)}", "name one"))
+    name = name or (known[0] if known else "")
+    now, before = promotions.rollback(name)
+    found = store.read(store.root / now.registration)
+    if found is not None:
+        _tell(store, name, found)
+    return Promoted(name, now, before, [])
+
+
+def _registration(store: Store, text: str) -> tuple[Path, Manifest]:
+    folder, manifest = resolve(store, text, [REGISTER])
+    if manifest.stage == REGISTER:
+        return folder, manifest
+    mine = [
+        (other, one)
+        for other, one in store.manifests(REGISTER)
+        if "model" in one.inputs and one.inputs["model"].digest == manifest.digest
+    ]
+    if not mine:
+        message = f"{manifest.stage}/{manifest.fingerprint} was not registered"
+        raise ConfigError(Problem("not_registered", text, message, "run a pipeline whose config has `register`"))
+    return max(mine, key=lambda pair: pair[1].finished)
+
+
+def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[str, Any]]:
+    """The candidate's evaluations less those of the promoted model, over the same items."""
+    old = store.read(store.root / before.registration)
+    if old is None:  # collected since; there is nothing to compare with
+        return []
+    first, second = (_evaluations(store, one) for one in (old, manifest))
+    rows = []
+    for kind in first.keys() & second.keys():
+        for one in paired_figures(first[kind], second[kind]):
+            less = any(word in one.figure for word in LESS_IS_BETTER)
+            judged = one.unit != "characters"
+            worse = judged and (one.difference.low > 0 if less else one.difference.high < 0)
+            rows.append(
+                {
+                    "figure": one.figure,
+                    "difference": one.difference.value,
+                    "low": one.difference.low,
+                    "high": one.difference.high,
+                    "worse": worse,
+                }
+            )
+    return sorted(rows, key=lambda row: str(row["figure"]))
+
+
+def _evaluations(store: Store, registration: Manifest) -> Mapping[str, Artifact]:
+    """The benchmarks and safety of the model that was registered, by kind."""
+    digest = registration.inputs["model"].digest
+    found = {}
+    for one in registration.inputs.values():
+        kind = next((kind for kind in ("benchmarks", "safety") if one.stage.startswith(kind)), "")
+        manifest = store.read(store.root / one.path) if kind else None
+        if manifest and "model" in manifest.inputs and manifest.inputs["model"].digest == digest:
+            found[kind] = read_artifacts({kind: store.root / one.path})[kind]
+    return found
+
+
+def _tell(store: Store, name: str, registration: Manifest) -> None:
+    """MLflow's alias follows; the store's own record is what counts."""
+    digest = registration.inputs["model"].digest
+    Outbox(store.root).send(messages.PromoteModel(registration.build_id, name, digest, time.time()))
+    if os.environ.get(RELAY) != "off":
+        ensure_relay(store.root)
+
+
+def as_json(done: Promoted) -> dict[str, Any]:
+    return {
+        "name": done.name,
+        "promoted": asdict(done.now),
+        "before": asdict(done.before) if done.before else None,
+        "compared": done.compared,
+    }

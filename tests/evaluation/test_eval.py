@@ -1,0 +1,209 @@
+"""`stemma eval` and `stemma mirror`: any model on lm-eval's own tasks, offline, with lm-eval's own scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import ConfigError, StageError
+from infra.run import Run
+from tests.command import REPOSITORY, environment, stemma
+
+ARC = [
+    {"query": f"Question: What is {n} plus one?", "choices": [str(n + 1), str(n + 2), "none", "a door"], "gold": n % 4}
+    for n in range(24)
+]
+
+DATA = REPOSITORY.parent / "shared" / "data"
+PUBLISHED = {
+    **dict.fromkeys(("arc_easy", "piqa", "boolq", "openbookqa", "copa", "wsc273", "triviaqa"), "llm_foundry_eval"),
+    "hellaswag": "hellaswag",
+    "lambada_openai": "lambada",
+    "gsm8k": "gsm8k",
+    "wikitext": "wikitext2/wikitext2_train_5k.txt",
+    "crows_pairs_english": "crows_pairs",
+    "winogender_all": "winogender",
+}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task of each kind of output. ARC-Easy in the gauntlet's layout has 18 questions to score, 6 put aside."""
+    from evaluation.mirror_writer import mirror_task
+
+    folder = tmp_path_factory.mktemp("mirror")
+    done = mirror_task("arc_easy", write_rows(folder / "arc_easy.jsonl", ARC), folder)
+    assert done.prompt == "Question: What is 0 plus one?\nAnswer:"
+    assert done.splits == {"test": 18, "train": 6} and done.put_aside == 6
+    passages = [{"text": f"She opened door number {n} and walked into the room"} for n in range(8)]
+    mirror_task("lambada_openai", write_rows(folder / "lambada.jsonl", passages), folder, shots=0)
+    asked = [{"context": f"Question: Who is {n}?\nAnswer:", "answer": "a", "aliases": ["a", "b"]} for n in range(8)]
+    mirror_task("triviaqa", write_rows(folder / "triviaqa.jsonl", asked), folder, shots=0)
+    (folder / "wiki.txt").write_text("".join(f" = Page {n} = \n\n The file is open . \n" for n in range(5)))
+    assert mirror_task("wikitext", folder / "wiki.txt", folder, shots=0).splits == {"test": 5}
+    return folder
+
+
+def test_scores_are_lm_evals_own_for_every_kind_of_output(
+    new_model: Callable[..., Path], mirror: Path, tmp_path: Path, run: Run
+) -> None:
+    """Multiple choice, log likelihood, whole documents and generation, to the last digit."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from evaluation.named_tasks import load_named
+
+    names = ("arc_easy", "lambada_openai", "wikitext", "triviaqa")
+    model = new_model(tmp_path / "model", seed=3)
+    with pytest.raises(StageError, match="triviaqa writes up to 256 tokens, the model's context has 128"):
+        evaluate_models({"m": model}, EvalOptions(names, mirror=mirror), run)
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 512}
+    (model / "config.json").write_text(json.dumps(config))
+    (ours,) = evaluate_models({"m": model}, EvalOptions(names, limit=4, mirror=mirror), run).models
+    theirs = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1),
+        tasks=load_named(names, mirror),
+        limit=4,
+        bootstrap_iters=1000,
+        task_manager=TaskManager(include_defaults=False),
+    )
+    assert {row["task"] for row in ours.results} == set(names)
+    for row in ours.results:
+        assert row["value"] == theirs["results"][row["task"]][f"{row['metric']},{row['filter']}"], row
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}")
+def test_scores_on_published_sets_are_those_of_lm_evals_command_line(
+    new_model: Callable[..., Path], tmp_path: Path, run: Run
+) -> None:
+    """Risk: a layout puts a published question otherwise than the hub, or lm-eval's command line finds other data."""
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from evaluation.mirror_writer import mirror_task
+
+    model = new_model(tmp_path / "model", seed=3)
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1024}
+    (model / "config.json").write_text(json.dumps(config))
+    for name, source in PUBLISHED.items():
+        mirror_task(name, DATA / source, tmp_path / "mirror")
+    options = EvalOptions(tuple(PUBLISHED), limit=4, mirror=tmp_path / "mirror")
+    (ours,) = evaluate_models({"m": model}, options, run).models
+    command = [
+        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
+        "--tasks", ",".join(PUBLISHED), "--device", "cpu", "--batch_size", "1", "--limit", "4",
+        "--output_path", str(tmp_path / "theirs"),
+    ]  # fmt: skip
+    offline = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, check=True, capture_output=True, env=offline, cwd=tmp_path / "mirror")
+    theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]
+    for row in ours.results:
+        assert row["value"] == theirs[row["task"]][f"{row['metric']},{row['filter']}"], row
+
+
+def test_the_command_scores_models_at_each_number_of_shots(model_dir: Path, mirror: Path, tmp_path: Path) -> None:
+    answer = stemma(
+        "eval", model_dir, "--tasks", "arc_easy", "--num-fewshot", "0,2", "--limit", "8", "--mirror", mirror,
+        "--root", tmp_path / "store", env=environment(),
+    )  # fmt: skip
+    assert answer.code == 0 and answer.document["status"] == "done", answer.stderr
+    (model,) = answer.document["models"]
+    assert model["model"] == str(model_dir)
+    rows = {(row["metric"], row["num_fewshot"]): row for row in model["results"] if row["task"] == "arc_easy"}
+    assert rows.keys() == {("acc", 0), ("acc", 2), ("acc_norm", 0), ("acc_norm", 2)}
+    for row in rows.values():
+        assert row["n"] == 8 and row["low"] <= row["value"] <= row["high"] and row["stderr"] >= 0
+
+
+def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:
+    from evaluation.named_tasks import load_named
+
+    with pytest.raises(ConfigError) as unknown:
+        load_named(["arc_esy", "openbook_qa"], mirror)
+    first, second = unknown.value.problems
+    assert "arc_easy" in first.fix and "openbookqa" in second.fix and unknown.value.exit_code == 2
+    with pytest.raises(StageError) as missing:
+        load_named(["piqa", "arc_easy"], mirror)
+    (problem,) = missing.value.problems
+    assert problem.code == "missing_task_data" and str(mirror / "baber/piqa") in problem.message
+    assert f"stemma mirror piqa FROM --mirror {mirror}" in problem.fix
+
+
+def test_more_shots_than_were_put_aside_are_refused(mirror: Path) -> None:
+    from evaluation.named_tasks import load_named, set_shots, shots_problem
+
+    (task,) = load_named(["arc_easy"], mirror)
+    for shots, refused in ((6, False), (7, True)):
+        set_shots(task, shots, seed=1)
+        assert bool(shots_problem(task, shots)) is refused
+    shown = {row["question"] for row in task.sampler.df}
+    assert not shown & {row["question"] for row in task.eval_docs}
+
+
+def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) -> None:
+    """Also where choices are one token long, alike, or too long for one row."""
+    import torch
+
+    from evaluation.choice_scoring import ChoiceScorer, rows_of
+    from evaluation.language_model import load_model
+
+    lm = load_model(model_dir, run)
+    draw = torch.Generator().manual_seed(0)
+
+    def words(n: int) -> list[int]:
+        return torch.randint(5, 300, (n,), generator=draw).tolist()
+
+    contexts = [words(length) for length in (9, 30, 5, 60)]
+    requests = [(("", ""), context, words(size)) for context in contexts for size in (1, 1, 4, 7, 25)]
+    requests.append(requests[3])
+    rows, alone = rows_of(requests, 90)
+    assert len(rows) > len(contexts) - 1 and not [row for row in rows if row.length > 90]
+    scorer = ChoiceScorer(lm.model, lm.device)
+    assert scorer.usable(rows[0]) and scorer.way == "hidden"
+    found: dict[int, float] = {}
+    for batch, answers in scorer.score(rows):
+        for numbers, (score, _) in zip((n for row in batch for n in row.requests), answers, strict=True):
+            found |= dict.fromkeys(numbers, score)
+    assert sorted([*found, *alone]) == list(range(len(requests)))
+    for number, score in found.items():
+        _, context, choice = requests[number]
+        assert score == pytest.approx(scorer._alone(context, choice), abs=2e-4)
+
+
+def test_differences_are_those_of_the_same_items_and_corrected_for_their_number() -> None:
+    from evaluation.paired import compare_models, holm
+
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    right = {"a": [0] * 20 + [1] * 20, "b": [1] * 40}
+    models = []
+    for name, scores in right.items():
+        row = {"task": "t", "metric": "acc", "filter": "none", "num_fewshot": 0, "value": sum(scores) / 40}
+        items = [{"doc_id": i, "filter": "none", "acc": float(score)} for i, score in enumerate(scores)]
+        models.append((name, [{**row, "higher_is_better": True}], {("t", 0): items}))
+    (found,) = compare_models(models, {})
+    assert found["difference"] == 0.5 and found["test"] == "mcnemar" and found["significant"]
+    assert found["p_value"] == pytest.approx(2 * 0.5**20)
+
+
+def test_calibration_of_choices_by_hand() -> None:
+    from math import log
+
+    from evaluation.calibration import calibration
+
+    items = [{"filtered_resps": [(log(0.8), False), (log(0.2), False)], "target": target} for target in (0, 0, 0, 1)]
+    found = calibration(items)
+    assert found and found["accuracy"] == 0.75 and found["mean_confidence"] == pytest.approx(0.8)
+    assert found["brier"] == pytest.approx((3 * 2 * 0.2**2 + 2 * 0.8**2) / 4)

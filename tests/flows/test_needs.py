@@ -1,0 +1,69 @@
+"""`stemma check` tells what each training step takes, and refuses what the named device does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.config import load
+from flows.graph import graph
+from flows.needs import check_hardware, refuse, stage_needs
+from flows.plan import plan
+from infra.errors import ConfigError
+from infra.store.store import Store
+from tests.command import stemma
+from training.planner.plan import plan as planned
+from training.planner.plan import request
+
+CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
+
+
+def needs(tmp_path: Path, **settings: str) -> Any:
+    config = load(CONFIG, {key.replace("__", "."): value for key, value in settings.items()})
+    assert not check_hardware(config)
+    nodes = graph(config)
+    found = stage_needs(config, nodes, plan(nodes, Store(tmp_path / "store", reading=True)))
+    return config, nodes, found
+
+
+def test_pretraining_takes_what_the_plan_of_its_layout_says(tmp_path: Path) -> None:
+    _, _, found = needs(tmp_path, launch__hardware="a100-80")
+    assert list(found) == ["pretrain", "sft", "reward_model", "rlhf"]
+    wanted = planned(request(preset="gpt-1.3b", tokens=26e9, gpu="a100-80", gpus=8))
+    assert found["pretrain"].hours == pytest.approx(wanted["hours"], rel=0.05)
+    assert found["pretrain"].cost_usd == pytest.approx(wanted["cost_usd"], rel=0.05)
+    assert found["sft"].hours is None, "its pairs are not known yet"
+    assert found["pretrain"].disk_gb == pytest.approx((3 * 12 + 4) * 1.3157, rel=0.01)
+
+
+def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:
+    config, nodes, found = needs(tmp_path, launch__hardware="a10g", launch__processes="1")
+    with pytest.raises(ConfigError) as error:
+        refuse(config, nodes, found)
+    places = [one.path for one in error.value.problems]
+    assert "pretrain" in places and "rlhf" in places
+    assert "launch.recompute: full" in error.value.problems[0].fix
+    config, nodes, found = needs(
+        tmp_path, launch__hardware="a10g", launch__processes="8", launch__sharding="fsdp", launch__recompute="full"
+    )
+    assert found["pretrain"].fits
+
+
+def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:
+    config, nodes, found = needs(tmp_path)
+    refuse(config, nodes, found)
+    assert found["pretrain"].device in ("cpu", "h100", "a100-80", "a100-40", "h200")
+
+
+def test_the_command_tells_it_and_the_nearest_of_unknown_hardware(tmp_path: Path) -> None:
+    settings = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
+    settings["launch"] = {"hardware": "h100", "processes": 8}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    answer = stemma("check", tmp_path / "config.yaml", "--root", tmp_path / "store")
+    assert answer.rows()["pretrain"]["plan"]["device"] == "h100"
+    assert answer.rows()["clean"]["plan"] is None
+    wrong = stemma("check", tmp_path / "config.yaml", "--root", tmp_path / "store", "--set", "launch.hardware=h10")
+    assert wrong.code == 2 and wrong.document["errors"][0]["code"] == "unknown_hardware"

@@ -1,0 +1,89 @@
+"""What the search over layouts finds, and what a failure costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from training.planner.architecture import Architecture, of_preset
+from training.planner.devices import DEVICES
+from training.planner.failures import best_interval, failures
+from training.planner.kernels import KERNELS
+from training.planner.layouts import runs_here, search, why_lost
+from training.planner.memory import memory
+from training.planner.network import network_of
+from training.planner.step_time import Layout, Training, step_time
+
+H100 = DEVICES["h100"]
+
+
+def job(arch: Architecture, length: int = 2048, batch: int = 512) -> Training:
+    return Training(arch, H100, KERNELS["flash"], network_of(H100), length, batch)
+
+
+def test_a_small_model_is_spread_by_data_and_a_large_one_by_tensors_and_stages() -> None:
+    small = search(job(of_preset("gpt-125m")), 8)[0]
+    assert small.fits and small.layout.dp == 8 and runs_here(small.layout)
+    large = search(job(of_preset("gpt-175b"), batch=1536), 512)[0]
+    assert large.fits and large.layout.tp > 1 and large.layout.pp > 1
+    assert large.layout.devices == 512
+
+
+def test_long_sequences_are_cut_and_experts_are_spread() -> None:
+    long = search(job(of_preset("llama-2-7b").with_size(positions=131_072), 131_072, 32), 64)[0]
+    assert long.fits and long.layout.cp * long.layout.tp > 1
+    experts = Architecture("moe", 32, 4096, 32, 8, 128, 14_336, gated=True, experts=8, active_experts=2)
+    assert experts.active_parameters < 0.35 * experts.parameters
+    best = search(job(experts), 64)[0]
+    assert best.fits and best.layout.ep in (1, 2, 4, 8)
+    spread = Layout(64, ep=8, sharding="zero1")
+    assert memory(job(experts), spread).total < memory(job(experts), replace(spread, ep=1)).total
+
+
+def test_each_way_to_share_takes_less_memory() -> None:
+    one = job(of_preset("llama-2-7b"))
+    totals = [memory(one, Layout(64, sharding=how)).total for how in ("ddp", "zero1", "zero2", "zero3")]  # type: ignore[arg-type]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[3] < memory(one, Layout(64, sharding="hsdp")).total < totals[0]
+    for less in ({"tp": 8, "dp": 8}, {"pp": 8, "dp": 8}, {"recompute": "full"}, {"recompute": "selective"}):
+        assert memory(one, replace(Layout(64), **less)).total < totals[0]
+
+
+def test_runners_up_lose_by_the_part_that_is_named() -> None:
+    one = job(of_preset("gpt-175b"), batch=1536)
+    found = search(one, 512)
+    other = next(choice for choice in found if choice.fits and choice.layout.recompute == "full")
+    assert "slower" in why_lost(found[0], other, one)
+    unfit = next(choice for choice in found if not choice.fits)
+    assert "GiB" in why_lost(found[0], unfit, one)
+
+
+def test_activations_computed_again_take_a_third_more_time() -> None:
+    """Mosaic LLMs (Part 1): 1.33."""
+    one = job(of_preset("gpt-1.3b"))
+    kept, again = (step_time(one, Layout(8, microbatch=4, recompute=how)).total for how in ("none", "full"))  # type: ignore[arg-type]
+    assert again / kept == pytest.approx(1.33, rel=0.1)
+
+
+def test_slow_links_cost_time() -> None:
+    one = job(of_preset("llama-2-7b"))
+    at = Layout(64, sharding="zero3")
+    pods = replace(one, network=replace(one.network, pod=32, pod_network=1e8))
+    slow = replace(one, network=network_of(H100, 25))
+    assert step_time(one, at).total < step_time(slow, at).total
+    assert step_time(one, at).total < step_time(pods, at).total
+
+
+def test_the_distance_of_checkpoints_is_the_one_that_loses_least() -> None:
+    write_s, between_s = 60.0, 6 * 3600.0
+    assert best_interval(write_s, between_s) == pytest.approx(math.sqrt(2 * write_s * between_s), rel=0.1)
+
+    def lost(every: float) -> float:
+        return write_s / every + every / 2 / between_s
+
+    best = best_interval(write_s, between_s)
+    assert lost(best) < min(lost(best / 2), lost(best * 2))
+    few, many = failures(7e9, 8, 8, 100), failures(7e9, 16_384, 8, 100)
+    assert many.expected > 1000 * few.expected and many.every_s < few.every_s

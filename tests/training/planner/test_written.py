@@ -1,0 +1,75 @@
+"""What `stemma plan` leaves behind: a config that `check` takes, and a page whose sliders compute as the plan does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from evaluation.page.planning_page import planning_page
+from flows.config import load
+from flows.graph import graph
+from flows.needs import stage_needs
+from flows.plan import plan as would
+from flows.planned_config import write_config
+from infra.errors import ConfigError
+from infra.store.store import Store
+from training.planner.curves import curves
+from training.planner.plan import plan, request
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"preset": "gpt-1.3b", "tokens": 2e10, "gpu": "a100-80", "gpus": 16},
+        {"money": 3000, "gpu": "h100", "gpus": 8},
+        {"parameters": 5e6, "gpu": "l40s", "gpus": 1},
+    ],
+    ids=["preset", "budget", "small"],
+)
+def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, tmp_path: Path) -> None:
+    found = plan(request(**wishes))
+    write_config(found, tmp_path / "planned.yaml")
+    config = load(tmp_path / "planned.yaml")
+    nodes = graph(config)
+    needed = stage_needs(config, nodes, would(nodes, Store(tmp_path / "store", reading=True)))["pretrain"]
+    assert needed.fits and needed.hours == pytest.approx(found["hours"], rel=0.05)
+    with pytest.raises(ConfigError):
+        write_config(found, tmp_path / "planned.yaml")
+
+
+def test_a_layout_that_launch_does_not_know_is_not_written(tmp_path: Path) -> None:
+    found = {**plan(request(preset="gpt-125m")), "runnable": None}
+    with pytest.raises(ConfigError, match="launch"):
+        write_config(found, tmp_path / "planned.yaml")
+
+
+def test_the_page_has_curves_and_sliders() -> None:
+    wanted = request(preset="gpt-1.3b", tokens=2e10)
+    found = plan(wanted)
+    page = planning_page(found, curves(wanted, found))
+    assert page.count("<script>") == 1
+    assert page.count('type="range"') == 5 and page.count('class="chart"') == 3
+    assert "http://" not in page.replace("http://www.w3.org", "") and "Cost against devices" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
+def test_sliders_compute_what_the_plan_does(tmp_path: Path) -> None:
+    wanted = request(preset="gpt-1.3b", tokens=2e10, gpus=16)
+    found = plan(wanted)
+    (tmp_path / "plan.html").write_text(planning_page(found, curves(wanted, found)), encoding="utf8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto((tmp_path / "plan.html").as_uri())
+        assert page.inner_text("#plan-time") == f"{found['hours']:.1f} h"
+        assert page.inner_text("#plan-cost") == f"{found['cost_usd']:,.0f} USD"
+        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats a token"
+        twice = "slider => { slider.value = Math.log10(32); slider.dispatchEvent(new Event('input', {bubbles: true})) }"
+        page.eval_on_selector("input[name=gpus]", twice)
+        assert page.inner_text("#plan-time") == f"{found['hours'] / 2:.1f} h"
+        browser.close()

@@ -1,0 +1,182 @@
+"""What a decoder is made of: parameters by part, and FLOPs a token.
+
+Letters: L layers, d width, T tokens of a sequence, V vocabulary, f inner width of the MLP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from infra.errors import ConfigError, Problem
+from training.presets import PRESETS, Preset
+
+VOCABULARY = 50_257
+_ASPECT = ((1e7, 48), (1.25e8, 64), (1.3e9, 85), (6.7e9, 128), (1e12, 160))
+"""Width over layers by size: GPT-3 (Brown et al. 2020, table 2.1) has 64 at 125M, 85 at 1.3B and 128 from 6.7B on."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer; an encoder of the same sizes needs as much.
+
+    gated: whether the MLP has a third matrix (SwiGLU). biases: whether matrices have biases and norms too.
+    learned_positions: rows of a table of positions, 0 for rotary ones. query_norms: qwen3's norm of each head.
+    experts: MLPs of a layer, of which a token passes `active_experts`; 1 for a dense model.
+    extra: parameters outside of layers, embeddings and output (BERT's head, T5's cross attention).
+    """
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    mlp_width: int
+    vocabulary: int = VOCABULARY
+    gated: bool = False
+    biases: bool = False
+    tied: bool = True
+    learned_positions: int = 0
+    query_norms: bool = False
+    experts: int = 1
+    active_experts: int = 1
+    extra: int = 0
+    extra_norms: int = 0
+    positions: int = 2048
+
+    @cached_property
+    def attention_weights(self) -> int:
+        """Of one layer's four projections, with their biases."""
+        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+        matrices = self.width * (queries + 2 * keys) + queries * self.width
+        return matrices + (queries + 2 * keys + self.width if self.biases else 0)
+
+    @cached_property
+    def mlp_weights(self) -> int:
+        """Of one expert of a layer, or the layer's only MLP."""
+        matrices = (3 if self.gated else 2) * self.width * self.mlp_width
+        return matrices + (self.mlp_width + self.width if self.biases else 0)
+
+    @cached_property
+    def norm_weights(self) -> int:
+        """Of one layer's norms."""
+        each = self.width * (2 if self.biases else 1)
+        return 2 * each + (2 * self.head_width if self.query_norms else 0)
+
+    @cached_property
+    def router_weights(self) -> int:
+        return self.width * self.experts if self.experts > 1 else 0
+
+    @cached_property
+    def layer_weights(self) -> int:
+        return self.attention_weights + self.experts * self.mlp_weights + self.norm_weights + self.router_weights
+
+    @cached_property
+    def embedding(self) -> int:
+        """The table of tokens, which is the output layer too where they are tied."""
+        return self.vocabulary * self.width
+
+    @cached_property
+    def parameters(self) -> int:
+        last_norm = self.width * (2 if self.biases else 1)
+        outside = self.embedding * (1 if self.tied else 2) + self.learned_positions * self.width + last_norm
+        return self.layers * self.layer_weights + outside + self.extra
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Those that one token passes, the embeddings that are only looked up left out (PaLM, appendix B)."""
+        idle = self.layers * (self.experts - self.active_experts) * self.mlp_weights
+        looked_up = self.learned_positions * self.width + (0 if self.tied else self.embedding)
+        return self.parameters - idle - looked_up
+
+    def flops_per_token(self, length: int) -> float:
+        """Training FLOPs a token: 6N + 12·L·d·T (PaLM, appendix B). length: T."""
+        return 6.0 * self.active_parameters + 12.0 * self.layers * self.heads * self.head_width * length
+
+    def with_size(self, **sizes: Any) -> Architecture:
+        return replace(self, **sizes)
+
+
+def of_preset(name: str, vocabulary: int | None = None) -> Architecture:
+    """Raises ConfigError `unknown_preset` with the nearest that is known."""
+    if name not in PRESETS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, PRESETS, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(PRESETS)}, or --parameters N"
+        raise ConfigError(Problem("unknown_preset", "--preset", f"there is no preset {name!r}", fix))
+    return of_shape(PRESETS[name], vocabulary or PRESETS[name].vocabulary, name)
+
+
+def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
+    """As training/models.py builds it."""
+    width, heads = shape.width, shape.heads
+    rotary = shape.family in ("llama", "qwen3")
+    inner = shape.mlp_width or (16 * math.ceil(width * 8 / 3 / 16) if rotary else 4 * width)
+    extra, learned = 0, 0
+    if shape.family in ("gpt2", "bert"):
+        learned = shape.positions
+    if shape.family == "bert":
+        # Two kinds of segment, the norm of the embeddings (in the place of the last norm), and the head with its norm.
+        extra = 2 * width + width * width + width + 2 * width + vocabulary
+    if shape.family == "t5":
+        # Beside the encoder's layers as many of the decoder, with cross attention and its norm; tables of distances.
+        decoder = 8 * width * width + 2 * width * inner + 3 * width
+        extra = shape.layers * decoder + width + 2 * 32 * heads
+    return Architecture(
+        name or shape.family,
+        shape.layers,
+        width,
+        heads,
+        shape.kv_heads or heads,
+        width // heads,
+        inner,
+        vocabulary,
+        gated=rotary,
+        biases=shape.family in ("gpt2", "bert"),
+        tied=shape.tied,
+        learned_positions=learned,
+        query_norms=shape.family == "qwen3",
+        extra=extra,
+        positions=shape.positions,
+    )
+
+
+def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
+    """A llama-style model of about so many parameters, as deep for its width as GPT-3's sizes are.
+
+    vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
+    Raises ConfigError `too_small` below 100,000 parameters.
+    """
+    if not count >= 1e5:
+        message = f"expected at least 100,000 parameters, not {count:,.0f}"
+        raise ConfigError(Problem("too_small", "--parameters", message, "give more parameters, tokens or compute"))
+    entries = vocabulary or (4096 if count < 3e7 else 16_384 if count < 1e8 else VOCABULARY)
+    aspect = _aspect(count)
+    best: Architecture | None = None
+    step = 16 if count < 3e7 else 64 if count < 1e9 else 128
+    for width in range(step, 65_537, step):
+        for layers in {max(1, math.floor(width / aspect)), math.ceil(width / aspect)}:
+            head = 128 if width % 128 == 0 and width >= 1024 else 64 if width % 64 == 0 else 16
+            shape = Preset("llama", layers, width, width // head, 2048, 0, tied=count < 1e9)
+            found = of_shape(shape, entries, f"llama, {layers} × {width}")
+            if best is None or abs(found.parameters / count - 1) < abs(best.parameters / count - 1):
+                best = found
+        if best is not None and width * entries > 4 * count:
+            break
+    assert best is not None
+    return best
+
+
+def _aspect(count: float) -> float:
+    """Width over layers, interpolated in the logarithm of the size."""
+    place = math.log(min(max(count, _ASPECT[0][0]), _ASPECT[-1][0]))
+    for (low, before), (high, after) in pairwise(_ASPECT):
+        if place <= math.log(high):
+            share = (place - math.log(low)) / (math.log(high) - math.log(low))
+            return before + share * (after - before)
+    return float(_ASPECT[-1][1])

@@ -1,0 +1,41 @@
+"""Curves around a plan: time and cost over devices, loss over compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from infra.errors import ConfigError
+from training.planner.plan import Request, plan
+
+_TIMES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
+
+
+def curves(request: Request, found: dict[str, Any]) -> dict[str, Any]:
+    """Of the plan `found` of `request`: the same model and tokens on fewer and more devices, and the best loss at each
+    compute by the law at hand.
+
+    {"devices": [{"gpus", "hours", "cost_usd"}], "loss": [(FLOPs, nats)], "law": its parts}
+    """
+    rows = []
+    for times in _TIMES:
+        gpus = round(request.gpus * times)
+        if gpus < 1 or gpus > 16_384 or (gpus == 1 and times < 1 and request.gpus > 8):
+            continue
+        same = replace(
+            request, gpus=gpus, tokens=found["tokens"], budget=type(request.budget)(),
+            preset=request.preset, parameters=None if request.preset else found["parameters"],
+            batch_tokens=found["batch_tokens"] if found["batch_tokens"] // request.length % gpus == 0 else None,
+        )  # fmt: skip
+        try:
+            other = found if times == 1 else plan(same)
+        except ConfigError:
+            continue  # it does not fit so few
+        rows.append({"gpus": gpus, "hours": other["hours"], "cost_usd": other["cost_usd"]})
+    loss = []
+    for power in range(-8, 9):
+        flops = found["flops"] * 10 ** (power / 4)
+        best = request.law.loss(*request.law.optimum(flops))
+        if best is not None:
+            loss.append((flops, best))
+    return {"devices": rows, "loss": loss, "law": list(request.law.parts or ())}

@@ -1,0 +1,136 @@
+"""The fastest way to spread a training over devices that fits their memory, and why the others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from training.planner.devices import GIB
+from training.planner.memory import Memory, memory
+from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Training, step_time
+
+_SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout with what it needs."""
+
+    layout: Layout
+    time: StepTime
+    memory: Memory
+    fits: bool
+
+
+def divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> Iterator[Layout]:
+    """What the sizes allow: tp divides the heads and stays in a node, pp divides the layers, cp the sequence."""
+    arch, alone = job.arch, job.kernels.data_parallel_alone
+    for tp in [1] if alone else divisors(min(devices, job.device.node)):
+        if devices % tp or arch.heads % tp or (arch.kv_heads % tp and tp % arch.kv_heads) or arch.mlp_width % tp:
+            continue
+        for pp in [1] if alone else divisors(devices // tp):
+            if arch.layers % pp or pp > 64:
+                continue
+            for cp in [1] if alone else divisors(devices // (tp * pp)):
+                # Below some 4,096 tokens a device a ring of keys only waits (Liu et al. 2023).
+                if cp > 1 and (job.length % cp or job.length // cp < 4096 or cp > 16):
+                    continue
+                dp = devices // (tp * pp * cp)
+                if dp > job.batch or job.batch % dp:
+                    continue
+                yield from _of_degrees(job, dp, tp, pp, cp, shardings)
+
+
+def _of_degrees(job: Training, dp: int, tp: int, pp: int, cp: int, shardings: tuple[Sharding, ...]) -> Iterator[Layout]:
+    arch = job.arch
+    widest = [ep for ep in divisors(min(dp * cp, arch.experts)) if arch.experts % ep == 0 and (dp * cp) % ep == 0]
+    alone = job.kernels.data_parallel_alone
+    kinds: tuple[Sharding, ...] = shardings if dp * cp > 1 and not alone else ("ddp",)
+    recomputes: tuple[Recompute, ...] = ("none", "full") if alone else get_args(Recompute)
+    for sharding in kinds:
+        # Gathering weights for each microbatch of a pipeline costs more than it saves; nobody does both.
+        if pp > 1 and sharding not in ("ddp", "zero1"):
+            continue
+        if sharding == "hsdp" and dp * cp * tp <= job.device.node:
+            continue
+        for ep in widest if arch.experts > 1 else [1]:
+            for microbatch in (one for one in (1, 2, 4, 8, 16, 32, 64) if dp * one <= job.batch):
+                for recompute in recomputes:
+                    for interleave in {1, 2} if pp > 1 and (arch.layers // pp) % 2 == 0 else {1}:
+                        yield Layout(
+                            dp, tp, pp, cp, ep, microbatch, recompute, sharding, True, interleave,
+                        )  # fmt: skip
+
+
+def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> list[Choice]:
+    """All layouts, the fastest that fits first, then the others that fit, then those that do not, by what they need.
+
+    The first microbatch that is too much for memory ends the larger ones.
+    """
+    found: list[Choice] = []
+    full: set[tuple] = set()
+    for layout in candidates(job, devices, shardings):
+        key = (*vars(replace(layout, microbatch=0)).values(),)
+        if key in full:
+            continue
+        needs = memory(job, layout)
+        fits = needs.total <= job.device.memory
+        if not fits:
+            full.add(key)
+        found.append(Choice(layout, step_time(job, layout), needs, fits))
+    return sorted(found, key=lambda one: (not one.fits, _cost(one) if one.fits else one.memory.total))
+
+
+def runs_here(layout: Layout) -> bool:
+    """Whether `launch:` can be set to it: DDP or FSDP (ZeRO-3), and nothing else."""
+    return layout.tp * layout.pp * layout.cp * layout.ep == 1 and layout.sharding in ("ddp", "zero3")
+
+
+def _cost(one: Choice) -> float:
+    """Seconds; what cannot be run here must be faster by two in a hundred to be worth another system."""
+    return one.time.total * (1.0 if runs_here(one.layout) else 1.02)
+
+
+def describe(layout: Layout) -> str:
+    """`dp 8 × tp 2, zero1, 4 sequences at once, full recompute`."""
+    degrees = [
+        f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(layout, name) > 1
+    ]
+    words = [" × ".join(degrees) or "one device"]
+    if layout.dp * layout.cp > 1:
+        words.append(layout.sharding)
+    words.append(f"{layout.microbatch} sequence{'s' * (layout.microbatch > 1)} at once")
+    if layout.interleave > 1:
+        words.append(f"{layout.interleave} pieces a stage")
+    if layout.recompute != "none":
+        words.append(f"{layout.recompute} recompute")
+    return ", ".join(words)
+
+
+def why_lost(best: Choice, other: Choice, job: Training) -> str:
+    """In a sentence: what the other layout spends more on, or that it does not fit."""
+    if not other.fits:
+        return f"it needs {other.memory.total / GIB:.1f} GiB of {job.device.memory / GIB:.1f}"
+    slower = other.time.total / best.time.total - 1
+    more = {name: value - getattr(best.time, name) for name, value in vars(other.time).items()}
+    part, seconds = max(more.items(), key=lambda pair: pair[1])
+    if seconds <= 0 or slower < 1e-6:
+        return "it is as fast"
+    words = {
+        "compute": "its products are smaller, and slower",
+        "recompute": "it computes activations again",
+        "tensor": "tensor parallelism sums activations in every layer",
+        "context": "keys and values go around",
+        "experts": "tokens are sent to experts",
+        "pipeline": "activations are handed from stage to stage",
+        "bubble": "stages of the pipeline wait for each other",
+        "data": "gradients or weights are sent that do not hide behind computing",
+        "optimizer": "each device updates more weights",
+        "lost": "more is lost to launches and waiting",
+    }
+    return f"{slower:.1%} slower: {words[part]} ({seconds / best.time.total:+.1%} of the step)"

@@ -1,0 +1,168 @@
+"""Bytes that one device needs, by part, for every way to spread a training.
+
+Letters: n tokens of a microbatch on one device, T of a sequence, d width, f inner width of the MLP, V vocabulary; e
+bytes of a number in the precision of matrix products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from training.planner.architecture import Architecture
+from training.planner.step_time import Layout, Training, microbatches
+
+_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
+"""Bytes a parameter of fp32 weights, their gradients, and AdamW's two moments."""
+_LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
+"""As training/loss.py takes the logits in pieces."""
+FRAGMENTED = 0.04
+"""Share that torch's allocator holds beside what tensors take: 2 to 6 % where sizes repeat from step to step."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device at the fullest moment of a step, by part; they add up to `total`.
+
+    weights: in fp32. gradients, optimizer. casts: copies of weights in the precision of products, and layers that fsdp
+    has gathered. activations: what the backward pass needs. logits: the loss with its gradients. buffers: of DDP's
+    communication. fragmentation: what the allocator cannot use.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    casts: float
+    activations: float
+    logits: float
+    buffers: float
+    fragmentation: float
+
+    @property
+    def total(self) -> float:
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that the backward pass needs: of one layer a token (`layer`), of its input (`checkpoint`), and outside of
+    the layers (`outside`)."""
+
+    layer: float
+    checkpoint: float
+    outside: float
+
+
+def kept_by(
+    arch: Architecture,
+    length: int,
+    element: int,
+    *,
+    scores: bool,
+    tp: int = 1,
+    whole: int = 1,
+    cuda: bool = True,
+) -> Kept:
+    """What transformers' models keep for each token under autocast: the residual stream in fp32, the rest in `element`.
+
+    scores: whether attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
+    that share what is outside of them (sequence parallelism). cuda: autocast takes softmax in fp32 there.
+    Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
+    """
+    width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts
+    queries, heads, half = arch.heads * arch.head_width / tp, arch.heads / tp, element < 4
+    # Queries, keys and values, repeated for grouped queries; a fused kernel also keeps what it gives.
+    attention = (3 if scores else 4) * element * queries
+    if arch.gated:
+        # Norms keep their input and what they scaled in fp32, and each product its own cast of the input.
+        casts = (5 if half else 2) + scores
+        layer = 4 * 4 * width + casts * element * width + 4 * element * inner + 2 * 4
+        layer += (2 * 4 + 2 * element) * queries if arch.query_norms else 0
+        outside = 2 * 4 * width + element * width
+        softmax = 4 + (element if half else 0)
+    else:
+        layer = 2 * 4 * width + (2 + scores) * element * width + 5 * element * inner + 4 * 4
+        outside = 4 * width + element * width
+        softmax = 4 + (element if half else 0) if cuda else element
+    layer += attention + heads * (length * softmax if scores else 4)
+    return Kept(layer, 4 * width, outside)
+
+
+def memory(job: Training, at: Layout) -> Memory:
+    """Of the fullest device: the first stage of a pipeline, which holds activations of most microbatches."""
+    arch, element = job.arch, job.element
+    ranks = at.dp * at.cp
+    layers = -(-arch.layers // at.pp)
+    experts = arch.layers * arch.experts * arch.mlp_weights if arch.experts > 1 else 0
+    layer = (arch.layer_weights - experts / arch.layers) / at.tp + experts / arch.layers / (at.tp * at.ep)
+    outside = (arch.parameters - arch.layers * arch.layer_weights) / at.tp
+    if at.pp > 1 and not arch.tied:
+        outside /= 2  # embedding and output layer stand at the two ends
+    mine = layers * layer + outside
+    shards = 1 if at.sharding == "ddp" else ranks
+    if at.sharding == "hsdp":
+        shards = min(ranks, max(1, job.device.node // at.tp))
+    of = {"weights": at.sharding in ("zero3", "hsdp"), "gradients": at.sharding in ("zero2", "zero3", "hsdp")}
+    weights = _WEIGHT * mine / (shards if of["weights"] else 1)
+    gradients = _GRADIENT * mine / (shards if of["gradients"] else 1)
+    optimizer = _MOMENTS * mine / shards
+
+    rows = at.microbatch * job.length / at.cp
+    whole = at.tp if at.sequence_parallel else 1
+    cuda = job.device.name != "cpu"
+    kept = kept_by(arch, job.length, element, scores=bool(job.kernels.scores), tp=at.tp, whole=whole, cuda=cuda)
+    # 1F1B: the first stage has as many microbatches under way as there are stages (Narayanan et al. 2021, section 2.2).
+    count = microbatches(job, at)
+    under_way = min(at.pp, count) * (1 + (at.pp - 1) / (at.pp * at.interleave) if at.interleave > 1 else 1)
+    # Of one layer, while its backward pass is under way, what checkpointing dropped is there again.
+    once = 0.0
+    if at.recompute == "full":
+        saved, once = layers * kept.checkpoint, kept.layer
+    elif at.recompute == "selective":
+        products = _products(arch, element, at.tp, whole)
+        saved, once = layers * (kept.checkpoint + products), kept.layer - products
+    else:
+        saved = layers * kept.layer
+    activations = rows * (saved * under_way + kept.outside)
+
+    matrices = arch.attention_weights + arch.experts * arch.mlp_weights
+    copied = element * matrices / arch.layer_weights * layer if element < 4 else 0.0
+    gathered = 0.0
+    if of["weights"] and shards > 1:
+        # Two layers gathered at once, one ahead, and embeddings with the output layer whole in fp32.
+        gathered, copied = 2 * element * layer + _WEIGHT * outside, 0.0
+    # Autocast keeps its copies for as long as the backward pass needs them.
+    casts = gathered + copied * (layers if at.recompute == "none" else 0)
+    chunk = min(rows, max(_LEAST_CHUNK, _CHUNK_LOGITS / arch.vocabulary))
+    logits = chunk * arch.vocabulary / at.tp * (4 + (2 * element if element < 4 else 0))
+    logits += rows * arch.width * element / whole + arch.embedding / at.tp * (4 + (element if element < 4 else 0))
+    buffers = _GRADIENT * mine if at.sharding == "ddp" and ranks > 1 else 0.0
+    # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
+    before = gradients if count > 1 or at.pp > 1 or ranks > 1 else 0.0
+    moments = [
+        Moment(before, casts, activations, logits),
+        Moment(
+            max(before, _GRADIENT * (arch.embedding / at.tp + layer)), casts + copied * (once > 0),
+            activations + rows * (once + 2 * 4 * arch.width / whole), arch.embedding / at.tp * 4,
+        ),
+        Moment(gradients, gathered, 0.0, 0.0),
+    ]  # fmt: skip
+    full = max(moments, key=lambda one: sum(one))
+    parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, buffers]
+    return Memory(*parts, fragmentation=(FRAGMENTED if cuda else 0.0) * sum(parts))  # type: ignore[misc]
+
+
+class Moment(NamedTuple):
+    """Bytes of what is not there throughout: at the loss, in the backward pass of the last layer, at the optimizer."""
+
+    gradients: float
+    casts: float
+    activations: float
+    logits: float
+
+
+def _products(arch: Architecture, element: int, tp: int, whole: int) -> float:
+    """Bytes a token and layer of the results of matrix products and attention, which selective checkpointing keeps."""
+    queries, keys = arch.heads * arch.head_width / tp, arch.kv_heads * arch.head_width / tp
+    inner = arch.mlp_width / tp * arch.active_experts
+    return element * (2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + 2 * arch.width / whole)

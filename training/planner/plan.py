@@ -1,0 +1,350 @@
+"""The plan of a pretraining: layout, time, cost, energy and carbon, with ranges and what they rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from infra.errors import ConfigError, Problem
+from training.planner.architecture import Architecture, of_preset
+from training.planner.devices import DEVICES, GIB, Device, find_device
+from training.planner.failures import failures
+from training.planner.kernels import KERNELS, Kernels, default_kernels, find_kernels
+from training.planner.layouts import Choice, describe, runs_here, search, why_lost
+from training.planner.network import network_of
+from training.planner.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
+from training.planner.step_time import Training
+from training.planner.verdict import verdict
+from training.planner.wish import Budget, Size, check, resolve
+from training.recipes import RECIPES
+
+MISS = 0.15
+"""How far the time may be off: what docs/planning.md's table of print allows."""
+HOST = (0.9, 1.1, 1.3)
+"""Power of a device with its share of the host, over its own limit: Patterson et al. 2021, table 4, has 330 W for each
+V100 of 300 W."""
+PUE = (1.08, 1.1, 1.56)
+"""What a data centre draws for each watt of its computers: Google, Patterson et al. 2021, Uptime Institute 2022."""
+CARBON = (0.03, 0.48, 0.75)
+"""kg CO2 a kWh: hydro and nuclear grids, the world's mean of 2023 (Ember), coal."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for; see `stemma plan --help`.
+
+    price: USD for one device and hour, None for the device's own range. batch_tokens: None for GPT-3's of that size.
+    gbit: Gbit/s that a node sends to others. own_tokens, used_tokens: see training/planner/verdict.py.
+    """
+
+    device: Device
+    law: Law
+    gpus: int = 8
+    preset: str | None = None
+    parameters: float | None = None
+    tokens: float | None = None
+    budget: Budget = field(default_factory=Budget)
+    kernels: Kernels | None = None
+    price: float | None = None
+    batch_tokens: int | None = None
+    length: int = 2048
+    vocabulary: int | None = None
+    precision: str = "bf16"
+    gbit: float | None = None
+    own_tokens: float | None = None
+    used_tokens: float | None = None
+
+    @property
+    def prices(self) -> tuple[float, float, float]:
+        """USD for one device and hour: low, middle, high."""
+        if self.price is not None:
+            return self.price, self.price, self.price
+        return self.device.price[0], self.device.hourly, self.device.price[1]
+
+
+def request(
+    *,
+    gpu: str = "a100-80",
+    law: str = DEFAULT_LAW,
+    kernels: str | None = None,
+    compute: float | None = None,
+    money: float | None = None,
+    days: float | None = None,
+    **others: Any,
+) -> Request:
+    """A request from names. Raises ConfigError with all that are not known."""
+    problems: list[Problem] = []
+
+    def known(find: Callable[[str], Any], name: str) -> Any:
+        try:
+            return find(name)
+        except ConfigError as error:
+            problems.extend(error.problems)
+            return None
+
+    device, fit = known(find_device, gpu), known(find_law, law)
+    chosen = known(find_kernels, kernels) if kernels else None
+    if others.get("preset"):
+        known(of_preset, others["preset"])
+    if problems:
+        raise ConfigError(*problems)
+    return Request(device=device, law=fit, kernels=chosen, budget=Budget(compute, money, days), **others)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A model on some devices: its best layout and pace. tokens_per_s: over all devices."""
+
+    job: Training
+    choices: tuple[Choice, ...]
+    tokens_per_s: float
+
+    @property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+
+def batch_tokens(arch: Architecture, tokens: float, length: int, gpus: int) -> int:
+    """Tokens of an optimizer step: GPT-3's of that size (Brown et al. 2020, table 2.1), at least a sequence for each
+    device, and no more than leaves a short training a thousand steps."""
+    recipe = RECIPES.get(arch.name.replace("gpt-", "gpt3-"))
+    size = arch.parameters
+    of_size = 1 << 19 if size < 1e9 else 1 << 20 if size < 4e9 else 1 << 21 if size < 2e10 else 3 << 20
+    wanted = int(recipe["global_batch_tokens"]) if recipe and "gpt3" in arch.name.replace("gpt-", "gpt3-") else of_size
+    if size < 1e8:
+        wanted = min(wanted, 1 << max(0, int(math.log2(max(1.0, tokens / 1000)))))
+    sequences = max(4, wanted // length)
+    if sequences % gpus:
+        sequences = max(1, round(sequences / gpus)) * gpus
+    return sequences * length
+
+
+@lru_cache(maxsize=512)
+def estimate(
+    arch: Architecture, device: Device, gpus: int, kernels: Kernels, length: int, batch: int, precision: str,
+    gbit: float | None,
+) -> Estimate:  # fmt: skip
+    """batch: sequences. Raises ConfigError `does_not_fit` with what would have to change."""
+    job = Training(arch, device, kernels, network_of(device, gbit), length, batch, precision)
+    found = search(job, gpus)
+    if not found or not found[0].fits:
+        if kernels.data_parallel_alone:
+            # Whoever needs it has sharding and the like: all that differs is the speed of the kernels.
+            job = replace(job, kernels=replace(kernels, data_parallel_alone=False))
+            found = search(job, gpus)
+        if not found or not found[0].fits:
+            raise ConfigError(_does_not_fit(job, gpus, found))
+    return Estimate(job, tuple(found), batch * length / found[0].time.total)
+
+
+def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
+    arch = job.arch
+    least = f"at least {found[0].memory.total / GIB:,.0f} GiB a device" if found else "a layout that divides its sizes"
+    message = (
+        f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "
+        f"{least}, which has {job.device.memory / GIB:,.0f} to give"
+    )
+    ways = []
+    more = gpus
+    while more < 65_536:
+        more *= 2
+        batch = max(job.batch, more)
+        others = search(replace(job, batch=batch), more)
+        if others and others[0].fits:
+            ways.append(f"{more} of them")
+            break
+    for other in sorted(DEVICES.values(), key=lambda one: one.memory):
+        if other.memory > job.device.memory:
+            others = search(replace(job, device=other, network=network_of(other)), gpus)
+            if others and others[0].fits:
+                ways.append(f"{gpus} {other.name}")
+                break
+    return Problem(
+        "does_not_fit",
+        "--gpus",
+        message,
+        f"take {', or '.join(ways)}, or a smaller model" if ways else "take a smaller model",
+    )
+
+
+def _estimate(request: Request, arch: Architecture, tokens: float, kernels: Kernels | None = None) -> Estimate:
+    batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
+    chosen = kernels or request.kernels or default_kernels(request.device, arch)
+    return estimate(
+        arch, request.device, request.gpus, chosen, request.length, max(1, batch // request.length), request.precision,
+        request.gbit,
+    )  # fmt: skip
+
+
+def plan(request: Request) -> dict[str, Any]:
+    """The document of `stemma plan --json`. Raises ConfigError for what cannot be."""
+    check(request.preset, request.parameters, request.tokens, request.budget)
+    if request.gpus < 1:
+        raise ConfigError(Problem("not_positive", "--gpus", f"expected at least 1, not {request.gpus}"))
+    low, middle, high = request.prices
+
+    def share_of(arch: Architecture, tokens: float) -> float:
+        flops = arch.flops_per_token(request.length) * tokens
+        if request.budget.flops is not None:
+            return flops / request.budget.flops
+        try:
+            hours = tokens / _estimate(request, arch, tokens).tokens_per_s / 3600
+        except ConfigError:
+            return math.inf  # what fits nowhere, no budget pays for
+        return request.budget.spent(flops, hours, request.gpus * middle)
+
+    size = resolve(
+        request.preset, request.parameters, request.tokens, request.budget, request.law, request.vocabulary, share_of
+    )
+    arch, tokens = size.arch, size.tokens
+    batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
+    if tokens < batch:
+        message = f"expected at least one batch of {batch:,} tokens, not {tokens:,.0f}"
+        least = request.gpus * request.length
+        fix = f"train for more tokens, or lower --batch-tokens (one sequence a device is {least:,})"
+        raise ConfigError(Problem("too_few_tokens", "--tokens", message, fix))
+    found = _estimate(request, arch, tokens)
+    document = _document(request, size, found, low, middle, high)
+    return {**document, "verdict": verdict(document, request.law, request.own_tokens, request.used_tokens)}
+
+
+def _document(request: Request, size: Size, found: Estimate, low: float, middle: float, high: float) -> dict[str, Any]:
+    arch, tokens, best, gpus = size.arch, size.tokens, found.best, request.gpus
+    flops_per_token = arch.flops_per_token(request.length)
+    hours = tokens / found.tokens_per_s / 3600
+    faster = _faster(request, found, tokens)
+    hours_low = min(hours, faster) * (1 - MISS)
+    halts = failures(arch.parameters, gpus, request.device.node, hours)
+    hours_high = hours * (1 + MISS) / (1 - halts.lost)
+    watts = gpus * request.device.power_w
+    kwh = [
+        watts * time * host * pue / 1000
+        for time, host, pue in zip((hours_low, hours, hours_high), HOST, PUE, strict=True)
+    ]
+    layout = best.layout
+    return {
+        "status": "done",
+        "model": arch.name,
+        "parameters": arch.parameters,
+        "tokens": round(tokens),
+        "because": size.because,
+        "flops": flops_per_token * tokens,
+        "gpu": request.device.name,
+        "gpus": gpus,
+        "hours": hours,
+        "hours_low": hours_low,
+        "hours_high": hours_high,
+        "tokens_per_s": found.tokens_per_s,
+        "mfu": flops_per_token * found.tokens_per_s / (gpus * found.job.peak),
+        "cost_usd": hours * gpus * middle,
+        "cost_usd_low": hours_low * gpus * low,
+        "cost_usd_high": hours_high * gpus * high,
+        "cost_to_buy_usd": gpus * request.device.bought,
+        "energy_kwh": kwh[1],
+        "energy_kwh_low": kwh[0],
+        "energy_kwh_high": kwh[2],
+        "carbon_kg": kwh[1] * CARBON[1],
+        "carbon_kg_low": kwh[0] * CARBON[0],
+        "carbon_kg_high": kwh[2] * CARBON[2],
+        "memory_gb_per_gpu": best.memory.total / 1e9,
+        "memory_parts_gb": {name: value / 1e9 for name, value in vars(best.memory).items()},
+        "layout": {
+            **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute")},
+            "sharding": layout.sharding,
+            "interleave": layout.interleave,
+        },
+        "batch_tokens": found.job.batch * request.length,
+        "sequence_length": request.length,
+        "kernels": found.job.kernels.name,
+        "precision": request.precision,
+        "step_s": best.time.total,
+        "step_parts": {name: value / best.time.total for name, value in vars(best.time).items()},
+        "failures": {
+            "hours_between": halts.between_h,
+            "expected": halts.expected,
+            "checkpoint_every_s": halts.every_s,
+            "checkpoint_write_s": halts.write_s,
+            "checkpoint_every_batches": max(1, round(halts.every_s / best.time.total)),
+            "time_lost": halts.lost,
+        },
+        "runs_here": runs_here(layout),
+        "runnable": _runnable(found),
+        "batches": max(1, round(tokens / (found.job.batch * request.length))),
+        "devices_of_node": request.device.node,
+        "vocabulary": arch.vocabulary,
+        "sizes": {name: getattr(arch, name) for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "tied")},
+        "others": [
+            {"layout": describe(one.layout), "step_s": one.time.total, "why": why_lost(best, one, found.job)}
+            for one in _runners_up(found)
+        ],
+        "optimal": _optimal(flops_per_token * tokens),
+        "loss": request.law.loss(arch.parameters, tokens),
+        "assumptions": _assumptions(request, found, hours, faster),
+    }
+
+
+def _faster(request: Request, found: Estimate, tokens: float) -> float:
+    """Hours with the best kernels that print has for this device."""
+    other = KERNELS["compiled"] if found.job.kernels.name != "megatron" else found.job.kernels
+    return tokens / _estimate(request, found.job.arch, tokens, other).tokens_per_s / 3600
+
+
+def _runners_up(found: Estimate) -> list[Choice]:
+    """The next best of other degrees or sharding, three of them, and the best that does not fit."""
+    seen = {_kind(found.best)}
+    others: list[Choice] = []
+    for one in found.choices[1:]:
+        if one.fits and _kind(one) not in seen and len(others) < 3:
+            seen.add(_kind(one))
+            others.append(one)
+    unfit = [one for one in found.choices if not one.fits and one.time.total < found.best.time.total]
+    return [*others, *sorted(unfit, key=lambda one: one.time.total)[:1]]
+
+
+def _runnable(found: Estimate) -> dict[str, Any] | None:
+    """The fastest layout that `launch:` can be set to; None where none fits."""
+    for one in found.choices:
+        if one.fits and runs_here(one.layout):
+            keys = ("dp", "microbatch", "recompute", "sharding")
+            return {**{key: getattr(one.layout, key) for key in keys}, "step_s": one.time.total}
+    return None
+
+
+def _kind(one: Choice) -> tuple:
+    at = one.layout
+    return at.dp, at.tp, at.pp, at.cp, at.ep, at.sharding, at.recompute
+
+
+def _optimal(flops: float) -> dict[str, dict[str, float]]:
+    found = {}
+    for law in LAWS.values():
+        parameters, tokens = law.optimum(flops)
+        found[law.name] = {"parameters": parameters, "tokens": tokens, "tokens_per_parameter": tokens / parameters}
+    return found
+
+
+def _assumptions(request: Request, found: Estimate, hours: float, faster: float) -> list[str]:
+    kernels, device = found.job.kernels, request.device
+    said = [
+        f"speed: {kernels.name} kernels: {kernels.said}; other kernels: --kernels",
+        f"time: within {MISS:.0%} of all but a few published trainings (docs/planning.md), hence the range",
+    ]
+    if faster < 0.95 * hours:
+        said.append(f"its lower end: with compiled kernels and FlashAttention about {faster:.3g} h")
+    low, middle, high = request.prices
+    said += [
+        f"price: {low:.2f} to {high:.2f} USD a device and hour, {middle:.2f} in the middle"
+        if request.price is None
+        else f"price: {middle:.2f} USD a device and hour, as given",
+        f"device: {device.sources}",
+        f"energy: {device.power_w:.0f} W a device × {HOST[1]} for its host × PUE {PUE[1]} "
+        f"({HOST[0]} × {PUE[0]} to {HOST[2]} × {PUE[2]})",
+        f"carbon: {CARBON[1]} kg a kWh, the world's mean ({CARBON[0]} to {CARBON[2]})",
+        f"batch: {found.job.batch * request.length:,} tokens, sequences of {request.length:,}",
+        "FLOPs: 6 N + 12 L d T a token (PaLM, appendix B); evaluation is not counted",
+        "failures: one in 45,000 h of a device (OPT, Llama 3); what they cost is in the upper end of the range",
+    ]
+    return said

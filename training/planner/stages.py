@@ -1,0 +1,194 @@
+"""What each training stage of a config needs on its machine: time, money, memory and disk, before it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.errors import Problem
+from infra.launch.config import LaunchConfig
+from training.config import ModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig, TrainerConfig
+from training.config.trainer import KeepEvery
+from training.duration import parse_duration
+from training.planner.architecture import VOCABULARY, Architecture, of_shape
+from training.planner.devices import DEVICES, GIB, Device
+from training.planner.kernels import KERNELS
+from training.planner.memory import memory
+from training.planner.network import network_of
+from training.planner.plan import MISS
+from training.planner.step_time import Layout, Training, step_time
+
+_CPU_SPREAD = 2.5
+"""A CPU's pace is known within this factor alone: it is taken from one product of matrices."""
+_STATE_BYTES, _WEIGHT_BYTES = 12, 4
+"""Bytes of a parameter in a checkpoint (weights, two moments), and in the exported model."""
+
+
+@dataclass(frozen=True)
+class StageNeeds:
+    """hours, hours_low, hours_high, cost_usd: None where the length of the training is not known before its data are.
+
+    memory_gb: of the fullest device, of memory_limit_gb. microbatch: sequences at once.
+    """
+
+    device: str
+    devices: int
+    hours: float | None
+    hours_low: float | None
+    hours_high: float | None
+    cost_usd: float | None
+    memory_gb: float
+    memory_limit_gb: float
+    disk_gb: float
+    microbatch: int
+    fits: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def of_model(config: ModelConfig, vocabulary: int | None) -> Architecture | None:
+    """The architecture of a config; None for a free one whose sizes bear other names."""
+    if config.transformers is not None:
+        return of_transformers(config.transformers, vocabulary)
+    entries = vocabulary or VOCABULARY
+    entries = math.ceil(entries / config.vocab_multiple) * config.vocab_multiple
+    return of_shape(config.shape(), entries, config.preset or config.shape().family)
+
+
+def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
+    """From the keys of a transformers config; None where a size is missing."""
+
+    def first(*names: str) -> int | None:
+        return next((int(values[name]) for name in names if isinstance(values.get(name), int)), None)
+
+    width, layers = first("hidden_size", "n_embd", "d_model"), first("num_hidden_layers", "n_layer", "num_layers")
+    heads = first("num_attention_heads", "n_head", "num_heads")
+    if not (width and layers and heads):
+        return None
+    old = values.get("model_type") in ("gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bert")
+    experts = first("num_local_experts", "num_experts") or 1
+    inner = first("moe_intermediate_size") if experts > 1 else None
+    return Architecture(
+        str(values.get("model_type", "transformers")),
+        layers,
+        width,
+        heads,
+        first("num_key_value_heads") or heads,
+        first("head_dim") or width // heads,
+        inner or first("intermediate_size", "ffn_dim", "n_inner") or 4 * width,
+        vocabulary or first("vocab_size") or VOCABULARY,
+        gated=not old,
+        biases=old,
+        tied=bool(values.get("tie_word_embeddings", old)),
+        learned_positions=first("n_positions", "max_position_embeddings") or 0
+        if values.get("model_type") in ("gpt2", "opt", "bert")
+        else 0,
+        experts=experts,
+        active_experts=min(experts, first("num_experts_per_tok") or 1),
+    )
+
+
+def device_of(launch: LaunchConfig) -> Device | None:
+    """The device that `launch.hardware` names; None for the machine at hand."""
+    return DEVICES.get(launch.hardware) if launch.hardware else None
+
+
+def needs(
+    config: TrainerConfig,
+    arch: Architecture,
+    length: int,
+    launch: LaunchConfig,
+    device: Device,
+    epoch_tokens: float | None,
+) -> StageNeeds:
+    """Of a stage on `launch.ranks` devices.
+
+    length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known.
+    """
+    ranks = launch.ranks
+    sequences, copies, passes = _batch(config, length)
+    precision = "fp32" if launch.precision == "fp32" else "bf16"
+    kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
+    job = Training(arch, device, kernels, network_of(device), length, max(sequences, ranks), precision)
+    share = max(1, -(-sequences // ranks))
+    auto = launch.microbatch == "auto"
+    tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
+    if isinstance(launch.microbatch, int):
+        tried = [min(share, launch.microbatch)]
+    for at_once in tried:
+        sharding = "zero3" if launch.sharding == "fsdp" and ranks > 1 else "ddp"
+        at = Layout(ranks, microbatch=at_once, recompute=launch.recompute, sharding=sharding)  # type: ignore[arg-type]
+        # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
+        beside = copies * _WEIGHT_BYTES * arch.parameters
+        total = memory(job, at).total + beside
+        if total <= device.memory:
+            break
+    hours = _hours(config, job, at, length, passes, epoch_tokens)
+    spread = (1 - MISS, 1 + MISS) if device.name in DEVICES else (1 / _CPU_SPREAD, _CPU_SPREAD)
+    kept = config.keep_checkpoints + (0 if config.keep_state == "none" else 1)
+    if isinstance(config.keep_state, KeepEvery):
+        kept += 9  # about: how many there will be depends on the length
+    return StageNeeds(
+        device.name,
+        ranks,
+        hours,
+        hours and hours * spread[0],
+        hours and hours * spread[1],
+        hours and (hours * ranks * device.hourly if device.hourly else 0.0),
+        total / 1e9,
+        device.memory / 1e9,
+        (kept * _STATE_BYTES + _WEIGHT_BYTES) * arch.parameters / 1e9,
+        at_once,
+        total <= device.memory,
+    )
+
+
+def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
+    """(sequences of a step, other models in memory, forward-and-backward passes that a sequence costs)."""
+    match config:
+        case PretrainConfig():
+            return max(1, config.global_batch_tokens // length), 0, 1
+        case SftConfig():
+            return config.global_batch_examples, 0, 1
+        case RewardModelConfig():
+            return 2 * config.global_batch_pairs, 0, 1
+        case RlhfConfig():
+            # Sampling with scoring by four models comes to about one pass more, the value function to another.
+            return config.minibatch_answers, 3, config.epochs + 2
+        case _:
+            raise TypeError(type(config))
+
+
+def _hours(
+    config: TrainerConfig, job: Training, at: Layout, length: int, passes: float, epoch_tokens: float | None
+) -> float | None:
+    seconds = step_time(job, at).total
+    if isinstance(config, RlhfConfig):
+        return config.rollouts * config.rollout_prompts / config.minibatch_answers * passes * seconds / 3600
+    duration = parse_duration(config.duration)  # type: ignore[attr-defined]
+    if duration.unit == "batches":
+        return duration.value * seconds / 3600
+    if duration.unit == "tokens":
+        return duration.value / (job.batch * length) * seconds / 3600
+    return None if epoch_tokens is None else duration.value * epoch_tokens / (job.batch * length) * seconds / 3600
+
+
+def problem(place: str, needed: StageNeeds) -> Problem:
+    """Of a stage that does not fit."""
+    message = (
+        f"{needed.devices} × {needed.device} do not hold it: {needed.memory_gb:,.1f} GB a device with "
+        f"{needed.microbatch} sequence{'s' * (needed.microbatch > 1)} at once, of {needed.memory_limit_gb:,.1f}"
+    )
+    fix = "set launch.recompute: full, launch.sharding: fsdp with more launch.processes, or take a smaller model"
+    return Problem("does_not_fit", place, message, f"{fix}; stemma plan finds what fits")
+
+
+def this_machine(memory_bytes: float, flops: float) -> Device:
+    """A CPU as a device. flops: what its matrix products reach in fp32."""
+    return Device(
+        "cpu", "this machine's CPU", {"fp32": flops, "bf16": flops}, memory_bytes / GIB + 1.5, 1e12, 5e9, 1e9, 1, 100,
+        (0.0, 0.0), 0, 1.0, "one product of matrices in fp32",
+    )  # fmt: skip

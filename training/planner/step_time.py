@@ -1,0 +1,219 @@
+"""The time of one optimizer step under a layout: computing, communication that does not hide, the pipeline's bubble.
+
+Letters: b sequences of a microbatch, T tokens of each, L layers, d width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.planner.architecture import Architecture
+from training.planner.devices import Device
+from training.planner.kernels import Kernels, matmul_time
+from training.planner.network import Network
+
+Recompute = Literal["none", "selective", "full"]
+Sharding = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
+_MEMORY_SHARE = 0.8
+"""Share of a device's memory bandwidth that long reads and writes reach."""
+_OPTIMIZER_BYTES = 32
+"""AdamW in fp32 reads weight, gradient and two moments and writes three of them, and clears the gradient."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training is spread over dp · tp · pp · cp devices, over whose dp · cp the experts are spread by ep.
+
+    microbatch: sequences at once. interleave: pieces of the model that each pipeline stage holds (virtual stages).
+    sequence_parallel: whether what tensor parallelism leaves whole is cut along the sequence (Korthikanti et al. 2022).
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    microbatch: int = 1
+    recompute: Recompute = "none"
+    sharding: Sharding = "ddp"
+    sequence_parallel: bool = True
+    interleave: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step on every device, by part; they add up to `total`.
+
+    compute: forward and backward. recompute: what activation checkpointing computes again. tensor, pipeline, context,
+    experts, data: communication that does not hide. bubble: waiting for other pipeline stages. optimizer: updating
+    weights. lost: launches, data, the slowest of many.
+    """
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    experts: float
+    pipeline: float
+    bubble: float
+    data: float
+    optimizer: float
+    lost: float
+
+    @property
+    def total(self) -> float:
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is computed, on what, by what: the arguments that do not change while layouts are searched.
+
+    length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products.
+    """
+
+    arch: Architecture
+    device: Device
+    kernels: Kernels
+    network: Network
+    length: int
+    batch: int
+    precision: str = "bf16"
+
+    @property
+    def peak(self) -> float:
+        return self.device.flops(self.precision)
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number in the precision of matrix products."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Seconds of one layer for one microbatch: whole forward and backward pass, and of the forward pass what selective
+    checkpointing computes again."""
+
+    forward: float
+    backward: float
+    cheap: float
+
+
+def _layer(job: Training, at: Layout) -> _Passes:
+    arch, rows = job.arch, at.microbatch * job.length / at.cp
+    best, width = job.device.matmul, arch.width
+    queries, keys = arch.heads * arch.head_width / at.tp, arch.kv_heads * arch.head_width / at.tp
+    inner = arch.mlp_width / at.tp
+
+    def product(inside: float, columns: float, share: float = 1.0) -> float:
+        return matmul_time(rows * share, inside, columns, job.peak, best)
+
+    products = product(width, queries + 2 * keys) + product(queries, width)
+    products += arch.active_experts * (product(width, inner * (2 if arch.gated else 1)) + product(inner, width))
+    # PaLM counts all scores of a causal model; kernels that keep none leave the half away that nothing sees.
+    seen = job.length * (0.5 if not job.kernels.scores and job.length > 256 else 1.0)
+    best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
+    attention = 4 * rows * seen * queries / (job.peak * best_attention)
+    bandwidth = job.device.bandwidth * _MEMORY_SHARE
+    whole = 1 if not at.sequence_parallel or at.tp == 1 else at.tp
+    touched = rows * (job.kernels.touched * width / whole + job.kernels.inner * inner * arch.active_experts)
+    touched *= job.element / 2
+    elementwise = touched / bandwidth
+    scores = job.kernels.scores * job.element / 2 * rows * job.length * (arch.heads / at.tp) / bandwidth
+    forward = products + attention + elementwise + scores
+    # A kernel that keeps no scores computes them again on its way back: 5 products for 2.
+    backward = 2 * products + (2.0 if job.kernels.scores else 2.5) * attention + 2 * elementwise + 1.5 * scores
+    # Kept scores are what selective checkpointing drops (Korthikanti et al. 2022, section 5).
+    cheap = elementwise + scores + (attention if job.kernels.scores else 0.0)
+    return _Passes(forward, backward, cheap)
+
+
+def _output(job: Training, at: Layout) -> float:
+    """Seconds of output layer and loss for one microbatch, forward and backward."""
+    rows, columns = at.microbatch * job.length / at.cp, job.arch.vocabulary / at.tp
+    products = 3 * matmul_time(rows, job.arch.width, columns, job.peak, job.device.matmul)
+    return products + job.kernels.logits * rows * columns / (job.device.bandwidth * _MEMORY_SHARE)
+
+
+def microbatches(job: Training, at: Layout) -> float:
+    """Microbatches that each device computes in a step, the last of which may be a part."""
+    return max(1.0, job.batch / (at.dp * at.microbatch))
+
+
+def step_time(job: Training, at: Layout) -> StepTime:
+    """Of one optimizer step of `job.batch` sequences."""
+    arch, net = job.arch, job.network
+    layer, count = _layer(job, at), microbatches(job, at)
+    layers = arch.layers / at.pp
+    again = {"none": 0.0, "selective": layer.cheap, "full": layer.forward}[at.recompute]
+    # The output layer stands on the last stage alone, which the others wait for; its share is all that one stage adds.
+    compute = layers * (layer.forward + layer.backward) + _output(job, at)
+    rows = at.microbatch * job.length / at.cp
+    tensor = context = experts = pipeline = 0.0
+    if at.tp > 1:
+        # Two sums of (rows, d) in a layer's forward pass and two backward (Shoeybi et al. 2019, section 3).
+        times = 4 + (2 if at.recompute == "full" else 0)
+        tensor = layers * times * net.all_reduce(rows * arch.width * job.element, at.tp, 1)
+    if at.cp > 1:
+        # Keys and values go once around the ring forward, they and their gradients backward, behind attention.
+        keys = 2 * rows * arch.kv_heads * arch.head_width / at.tp * job.element
+        ring = 3 * net.ring(keys, at.cp, at.tp)
+        seen = 3.5 * 4 * rows * job.length / 2 * arch.heads * arch.head_width / at.tp
+        context = layers * max(0.0, ring - seen / (job.peak * job.kernels.attention))
+    if at.ep > 1:
+        sent = rows * arch.active_experts * arch.width * job.element / at.tp
+        experts = layers * 4 * net.all_to_all(sent, at.ep, at.tp)
+    if at.pp > 1:
+        crossing = rows * arch.width * job.element / at.tp
+        pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp)
+    one = compute + layers * again + tensor + context + experts + pipeline
+    bubble = one * (at.pp - 1) / at.interleave
+    data, optimizer = _data_parallel(job, at, count, count * compute)
+    busy = count * one + bubble + data + optimizer
+    return StepTime(
+        count * compute,
+        count * layers * again,
+        count * tensor,
+        count * context,
+        count * experts,
+        count * pipeline,
+        bubble,
+        data,
+        optimizer,
+        busy * (job.kernels.lost / (1 - job.kernels.lost)) + busy * net.straggling(at.devices),
+    )
+
+
+def _data_parallel(job: Training, at: Layout, count: float, computing: float) -> tuple[float, float]:
+    """Seconds of data parallel communication that do not hide, and of the optimizer."""
+    arch, net = job.arch, job.network
+    dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)
+    mine = dense / (at.tp * at.pp)
+    if arch.experts > 1:
+        mine += arch.layers * arch.experts * arch.mlp_weights / (at.tp * at.pp * at.ep)
+    ranks, inner = at.dp * at.cp, at.tp
+    shards = (
+        1 if at.sharding == "ddp" else min(ranks, job.device.node // inner or 1) if at.sharding == "hsdp" else ranks
+    )
+    traffic = 0.0
+    if ranks > 1:
+        if at.sharding in ("zero3", "hsdp"):
+            # Weights are gathered forward and backward, gradients scattered, for each microbatch; hsdp then sums the
+            # gradients between its groups once.
+            traffic = count * (
+                2 * net.all_gather(mine * job.element, shards, inner) + net.all_gather(mine * 4, shards, inner)
+            )
+            if shards < ranks:
+                traffic += net.all_reduce(mine * 4 / shards, ranks // shards, inner * shards)
+        else:
+            traffic = net.all_reduce(mine * 4, ranks, inner)
+    hidden = min(job.kernels.overlap * traffic, (2 / 3) * computing)
+    weights = mine / (shards if at.sharding != "ddp" else 1)
+    optimizer = weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
+    return traffic - hidden, optimizer

@@ -1,0 +1,141 @@
+"""What somebody wants: two of size, tokens and a budget; what is left out follows from a scaling law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infra.errors import ConfigError, Problem
+from training.planner.architecture import Architecture, of_parameters, of_preset
+from training.planner.scaling_laws import Law
+
+_FEWEST = 1e5
+"""Parameters of the smallest model that is planned."""
+_MOST = 1e14
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent, one of them: model FLOPs, USD, or days on the devices at hand."""
+
+    flops: float | None = None
+    money: float | None = None
+    days: float | None = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def spent(self, flops: float, hours: float, device_hours_usd: float) -> float:
+        """What share of the budget so much takes; device_hours_usd: the price of all devices for an hour."""
+        if self.flops is not None:
+            return flops / self.flops
+        if self.money is not None:
+            return hours * device_hours_usd / self.money
+        assert self.days is not None
+        return hours / 24 / self.days
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and how much it reads, and where the two come from."""
+
+    arch: Architecture
+    tokens: float
+    because: str
+
+
+def check(preset: str | None, parameters: float | None, tokens: float | None, budget: Budget) -> None:
+    """Raises ConfigError with everything that is wrong between what was asked for."""
+    problems = []
+    if preset and parameters:
+        problems.append(
+            Problem("two_sizes", "--preset", "expected --preset or --parameters, not both", "leave one out")
+        )
+    if len(budget.given) > 1:
+        named = " and ".join(f"--{'compute' if name == 'flops' else name}" for name in budget.given)
+        problems.append(Problem("two_budgets", "", f"expected one budget, not {named}", "leave all but one out"))
+    size = preset or parameters
+    if size and tokens and budget.given:
+        message = "size, tokens and a budget are three, of which two make the third"
+        problems.append(Problem("too_much", "", message, "leave one out, and the plan tells what it comes to"))
+    if not (size or tokens or budget.given):
+        fix = "for example --preset gpt-1.3b --tokens 20e9, or --money 5000"
+        problems.append(Problem("nothing_to_plan", "", "expected a size, tokens or a budget, best two of them", fix))
+    for flag, value in (("--parameters", parameters), ("--tokens", tokens), *_flags(budget)):
+        if value is not None and not value > 0:
+            problems.append(Problem("not_positive", flag, f"expected a number above zero, not {value:g}"))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _flags(budget: Budget) -> list[tuple[str, float]]:
+    return [(f"--{'compute' if name == 'flops' else name}", value) for name, value in budget.given.items()]
+
+
+def resolve(
+    preset: str | None,
+    parameters: float | None,
+    tokens: float | None,
+    budget: Budget,
+    law: Law,
+    vocabulary: int | None,
+    share_of: Callable[[Architecture, float], float],
+) -> Size:
+    """The model and its tokens.
+
+    share_of: what share of the budget a model and its tokens take. Raises ConfigError where the budget buys nothing.
+    """
+    arch = of_preset(preset, vocabulary) if preset else of_parameters(parameters, vocabulary) if parameters else None
+    if arch and tokens:
+        return Size(arch, tokens, "as asked for")
+    if arch and budget.given:
+        return Size(arch, _tokens_within(arch, share_of), "as many tokens as the budget pays for")
+    if arch:
+        return Size(arch, law.tokens_for(arch.parameters), f"tokens: the optimum for this size by {law.name}")
+    if tokens and not budget.given:
+        found = of_parameters(law.size_for(tokens), vocabulary)
+        return Size(found, tokens, f"size: the optimum for so many tokens by {law.name}")
+
+    def read(count: float) -> float:
+        return tokens if tokens else law.tokens_for(count)
+
+    if share_of(of_parameters(_FEWEST, vocabulary), read(_FEWEST)) > 1:
+        message = f"the budget does not pay for the smallest model of {_FEWEST:,.0f} parameters"
+        raise ConfigError(
+            Problem("budget_too_small", _flags(budget)[0][0], message, "raise the budget, or lower --tokens")
+        )
+    grows = 1.0 if tokens else 2.0
+    count = _largest(lambda count: share_of(of_parameters(count, vocabulary), read(count)), grows)
+    found = of_parameters(count, vocabulary)
+    because = "the largest that the budget pays for" if tokens else f"the optimum for the budget by {law.name}"
+    return Size(found, read(found.parameters), f"size: {because}")
+
+
+def _tokens_within(arch: Architecture, share_of: Callable[[Architecture, float], float]) -> float:
+    one = share_of(arch, 1e9)
+    tokens = 1e9 / one
+    # The batch, and so the pace, may depend on the length of the training.
+    for _ in range(4):
+        tokens /= share_of(arch, tokens)
+    return tokens
+
+
+def _largest(share: Callable[[float], float], grows: float) -> float:
+    """Parameters that take the whole budget, or the most that fit; the share grows as their power `grows`."""
+    count, fits, fits_not = 1e9, _FEWEST, _MOST
+    for _ in range(30):
+        found = share(count)
+        if math.isinf(found):
+            fits_not = count
+        else:
+            fits = max(fits, count) if found <= 1 else fits
+            if abs(math.log(found)) < 0.02 or fits_not / fits < 1.05:
+                return count if found <= 1.05 else fits
+            count *= found ** (-1 / grows)
+        if math.isinf(found) or count >= fits_not:
+            count = math.sqrt(fits * fits_not)
+            if fits_not / fits < 1.05:
+                return fits
+    return fits
