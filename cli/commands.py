@@ -18,6 +18,7 @@ COMMANDS = {
     "lineage": ("cli.lineage", "What an artifact descends from, and what descends from it."),
     "ls": ("cli.ls", "List runs, models and artifacts with what came out."),
     "open": ("cli.open", "Open the newest report, card or page in the browser."),
+    "sweep": ("cli.sweep", "Run a pipeline over values of its keys, or ablations, with seeds."),
     "compare": ("cli.compare", "What differs between runs, configs or models, with figures and curves."),
     "export": ("cli.export", "Write a model as a folder for the Hugging Face hub."),
     "verify": ("cli.verify", "Hash an artifact, or its whole ancestry, again."),

@@ -6,8 +6,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import asdict
+from contextlib import closing, nullcontext
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ TOLD_AT_ONCE: dict[str, Kind] = {
 TOLD_AT_THE_END: dict[str, Kind] = {"failed": "failed", "refused": "refused"}
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What a run that goes on in a thread of its own shares with those beside it in this process.
+
+    is_cancelled: whether this run was asked to stop. warm_start: what forks the processes of all their stages.
+    """
+
+    is_cancelled: Callable[[], bool]
+    warm_start: WarmStart
+
+
+SHARED: ContextVar[Shared | None] = ContextVar("shared", default=None)
+"""Set in the thread of such a run."""
+
+
 class PipelineRun:
     """One run: the result of each stage, reported to the journal, to Prefect and to lineage."""
 
@@ -74,7 +90,9 @@ class PipelineRun:
         self.selection = selection
         self.store = store
         self.config_path = config_path or "CONFIG"
-        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s)
+        self.shared = SHARED.get()
+        is_cancelled = self.shared.is_cancelled if self.shared else lambda: False
+        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s, is_cancelled)
         self.journal = RunJournal(store.layout.runs, run_id)
         self.nodes: Graph = graph(config, f"stemma run {self.config_path}")
         self.manifests: dict[str, Manifest] = {}
@@ -82,7 +100,7 @@ class PipelineRun:
         self.unreached: set[str] = set()
         self.page = RunPage(config.name, flow_run.get_id() or "", flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
-        self.warm_start = WarmStart(self._upcoming)
+        self.warm_start = self.shared.warm_start if self.shared else WarmStart(self._upcoming)
         self.context = BuildContext(
             store=store,
             pipeline=config.name,
@@ -99,7 +117,7 @@ class PipelineRun:
 
     def run(self) -> State:
         """Runs what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
-        with self.stop.on_signals(), closing(self.warm_start):
+        with self.stop.on_signals(), nullcontext() if self.shared else closing(self.warm_start):
             return self._run()
 
     def _run(self) -> State:
@@ -219,8 +237,9 @@ class PipelineRun:
         return failure_of(error, name, self.store.root)
 
     def _begin(self, begun: float) -> None:
+        trial = self.journal.trial()
         self.journal.begin(
-            pipeline=self.config.name,
+            pipeline=trial["pipeline"] if trial else self.config.name,
             config=self.config_path,
             selection=self.selection.model_dump(mode="json"),
             flow_run_id=self.context.flow_run_id,
@@ -236,6 +255,8 @@ class PipelineRun:
                 self.context.flow_run_id,
                 self.context.flow_run_url,
                 {"commit": str(code["commit"]), "dirty": str(code["dirty"]), "lock": lock_hash()},
+                name=trial["name"] if trial else "",
+                parent_id=trial["sweep_build_id"] if trial else "",
             )
         )
         if os.environ.get(RELAY) != "off":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.journal import HAS_ARTIFACT, RunJournal
+from flows.sweeps.trials import best_runs
 from infra.errors import Problem, stage_error
 from infra.store.ancestry import ancestry, artifact_member, locate
 from infra.store.layout import MANIFEST
@@ -84,7 +85,8 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
 
     Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came
     to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
-    pins; what a run in progress or a living lease refers to; and adopted artifacts, unless `spare_adopted` is False.
+    pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
+    `spare_adopted` is False.
 
     spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no reason.
     """
@@ -187,6 +189,10 @@ def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterat
     for name in sorted({begun["pipeline"] for _, begun in journals}):
         runs = [(journal, begun) for journal, begun in journals if begun["pipeline"] == name]
         yield f"of the newest run of {name}", list(_newest(store, runs))
+    for sweep, run_id in best_runs(store.root):
+        result = RunJournal(store.layout.runs, run_id).result() or {"stages": []}
+        rows = [row for row in result["stages"] if row["status"] in HAS_ARTIFACT]
+        yield f"of the best trial of sweep {sweep}", [place for row in rows if (place := _place(store, row))]
     if spare_adopted:
         yield "adopted", [place for place in everything if place[1].adopted is not None]
 

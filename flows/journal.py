@@ -2,6 +2,7 @@
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
 result.json     how it ended; the document that `stemma run --json` prints
+trial.json      of which sweep it is a trial; not there for other runs
 """
 
 from __future__ import annotations
@@ -84,6 +85,18 @@ class RunJournal:
         self._lock = threading.Lock()
         self._reserved = ReservedSpace(self.folder / "reserved")
         self._unwritten: dict[str, Any] | None = None
+
+    def make_trial(self, **facts: str) -> None:
+        """Says of a run that is about to begin that it is a trial of a sweep: `pipeline` is what its journal calls it,
+        so that it is taken for no run of the config's own; `name` and `sweep_build_id` are for MLflow."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "trial.json").write_text(json.dumps(facts), encoding="utf8")
+
+    def trial(self) -> dict[str, str] | None:
+        """What `make_trial` said; None for a run that is no trial."""
+        path = self.folder / "trial.json"
+        found: dict[str, str] | None = json.loads(path.read_text(encoding="utf8")) if path.exists() else None
+        return found
 
     def begin(self, **facts: Any) -> None:
         """A new run, or a retry of one: what it is about."""

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +62,16 @@ WAITS = {
 """Why a run that was handed to the worker has not begun, by the name of its state."""
 
 
-def start(request: Request, journal: RunJournal, tell: Callable[[str], None]) -> dict[str, Any]:
+def start(
+    request: Request,
+    journal: RunJournal,
+    tell: Callable[[str], None],
+    is_cancelled: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
     """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it.
 
-    tell: is told, once, what a run waits for before it begins.
+    tell: is told, once, what a run waits for before it begins. is_cancelled: asked instead of listening for signals, in
+    a thread; then `flows.execution.SHARED` is set there too.
     """
     url = prefect_api_url(request.root)
     os.environ.update(QUIET | OFFLINE)
@@ -76,7 +82,7 @@ def start(request: Request, journal: RunJournal, tell: Callable[[str], None]) ->
         os.environ.update(client_variables())
     if url and runs_on_worker(request.root):
         os.environ["PREFECT_API_URL"] = url
-        return _on_worker(request, journal, tell)
+        return _on_worker(request, journal, tell, is_cancelled)
     return _here(request, journal, url)
 
 
@@ -128,10 +134,13 @@ def _with_page_lost(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "warnings": [page_lost().as_json()]}
 
 
-def _on_worker(request: Request, journal: RunJournal, tell: Callable[[str], None]) -> dict[str, Any]:
+def _on_worker(
+    request: Request, journal: RunJournal, tell: Callable[[str], None], is_cancelled: Callable[[], bool] | None
+) -> dict[str, Any]:
     from prefect.client.orchestration import get_client
 
-    with get_client(sync_client=True) as client, _interrupts() as interrupted:
+    asked = nullcontext(is_cancelled) if is_cancelled else interrupts()
+    with get_client(sync_client=True) as client, asked as interrupted:
         deployment = _deployment(request, client)
         run = client.create_flow_run_from_deployment(deployment, parameters=request.parameters(journal.run_id))
         return _follow(request, journal, client, run.id, interrupted, tell)
@@ -156,7 +165,7 @@ def _follow(
     journal: RunJournal,
     client: SyncPrefectClient,
     run_id: UUID,
-    interrupted: threading.Event,
+    interrupted: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would."""
@@ -170,7 +179,7 @@ def _follow(
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
             try:
                 with _impatient():
-                    if interrupted.is_set() and not cancelling:
+                    if interrupted() and not cancelling:
                         client.set_flow_run_state(run_id, Cancelling(), force=True)
                         cancelling = True
                     state = client.read_flow_run(run_id).state
@@ -228,14 +237,14 @@ def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets, instead of an exception in the middle of something."""
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came, instead of an exception in the middle of something."""
     heard = threading.Event()
     before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}
     if interrupt_received.is_set():
         heard.set()
     try:
-        yield heard
+        yield heard.is_set
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,16 +19,18 @@ class Stop:
     """Whether SIGINT or SIGTERM asked for an orderly end: stages are stopped, then the flow says Cancelled.
 
     grace_s: what stages have to save and end when SIGTERM comes from a scheduler that takes the machine back.
+    elsewhere: says whether somebody else asked for it; a run in a thread hears no signals.
     """
 
-    def __init__(self, flow_run_id: str, grace_s: float) -> None:
+    def __init__(self, flow_run_id: str, grace_s: float, elsewhere: Callable[[], bool] = lambda: False) -> None:
         self._flow_run_id = flow_run_id
         self._grace_s = grace_s
+        self._elsewhere = elsewhere
         self._asked = threading.Event()
         self._by: signal.Signals | None = None
 
     def is_set(self) -> bool:
-        return self._asked.is_set()
+        return self._asked.is_set() or self._elsewhere()
 
     def patience_s(self) -> float:
         """Seconds that a stage has to save and end."""

@@ -113,7 +113,12 @@ class Delivery:
     def _pipeline_started(self, message: PipelineStarted, sender: Mapping[str, Any]) -> None:
         experiment_id = self._experiment(message.pipeline)
         tags = page.pipeline_tags(message)
+        if sweep := self._ledger.run(message.parent_id):
+            tags["mlflow.parentRunId"] = sweep.run_id
         run = self._make_run(message, "", experiment_id, page.pipeline_name(message), message.time, tags, sender)
+        if not run.open:  # a sweep that goes on after it was ended
+            self._client.update_run(run.run_id, status="RUNNING")
+            self._ledger.goes_on(run.build_id, dict(sender))
         self._log_params(run.run_id, message.config)
         self._describe_pipeline(run)
 

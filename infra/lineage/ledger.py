@@ -134,6 +134,10 @@ class Ledger:
             build_id,
         )
 
+    def goes_on(self, build_id: str, sender: dict[str, Any]) -> None:
+        """A build that had ended works again, in another process."""
+        self._do("UPDATE runs SET open = 1, sender = ? WHERE build_id = ?", json.dumps(sender), build_id)
+
     def ended(self, build_id: str) -> None:
         self._do("UPDATE runs SET open = 0 WHERE build_id = ?", build_id)
         self._do("DELETE FROM tails WHERE build_id = ?", build_id)

@@ -64,7 +64,8 @@ class Message:
 
 @dataclass(frozen=True)
 class PipelineStarted(Message):
-    """A pipeline run begins. config: the whole config, nested or flat; tags: anything else worth a tag."""
+    """A pipeline run begins. config: the whole config, nested or flat; tags: anything else worth a tag; name: what the
+    page calls it, instead of pipeline and time; parent_id: the sweep that it is a trial of."""
 
     kind = "pipeline_started"
     pipeline: str
@@ -73,6 +74,8 @@ class PipelineStarted(Message):
     flow_run_id: str = ""
     flow_run_url: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    parent_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ NOT_IN_A_SLUG = re.compile(r"[^\w\-.]+")
 
 
 def pipeline_name(message: PipelineStarted) -> str:
-    """`quickstart 2026-11-21 06:50 UTC`: what ran, and when."""
-    return f"{message.pipeline} {datetime.fromtimestamp(message.time, UTC):%Y-%m-%d %H:%M} UTC"
+    """`quickstart 2026-11-21 06:50 UTC`: what ran, and when; or the name that it was given."""
+    return message.name or f"{message.pipeline} {datetime.fromtimestamp(message.time, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def stage_name(message: StageStarted) -> str:

@@ -9,6 +9,7 @@
 <root>/mlflow, lineage, servers         the tracking store, its outbox, and the servers' state
 <root>/promotions.json                  which registered models are promoted
 <root>/comparisons/                     pages that `stemma compare` wrote
+<root>/sweeps/<id>/                     trials and page of a `stemma sweep`
 <root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
 """
 
@@ -25,7 +26,7 @@ from infra.tables import unwritable
 
 FORMAT = 1
 MARKER = "format"
-RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "tasks_mirror"})
+RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "tasks_mirror"})
 MANIFEST = "manifest.json"
 AUX = "aux"
 _OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json", "promotions.json", ".promotions.json"}

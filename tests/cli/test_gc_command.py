@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from flows.garbage import Pins, refuse_if_unsure, remove, survey
 from flows.journal import RunJournal, new_run_id
+from flows.sweeps.trials import Trial, Trials
 from infra.errors import StageError
 from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest
@@ -104,6 +105,19 @@ def test_a_run_of_a_part_and_a_failed_run_leave_the_rest_alone(store: Store) -> 
     assert collect(store) == {place(tokenizer)}
     record_run(store, "one", [], "failed")
     assert collect(store) == set()
+
+
+def test_of_a_sweep_the_best_trial_stays(store: Store) -> None:
+    models = [make_artifact(store, "pretrain", {"w": str(number)}, config={"x": number}) for number in range(4)]
+    record_run(store, "one", [models[0]])
+    trials = Trials(store.root, "a1b2")
+    trials.create()
+    for number, loss in enumerate((2.0, 1.0, 3.0)):
+        record_run(store, "one sweep a1b2", [models[number + 1]], until=["pretrain"])
+        run_id = max(folder.name for folder in store.layout.runs.iterdir())
+        trials.save(Trial(number, number, {}, 17, status="done", run_id=run_id, value=loss))
+    # The last trial is also the newest run of its name.
+    assert collect(store) == {place(models[1])}
 
 
 def test_adopted_artifacts_stay_unless_asked_for(run: Run, store: Store) -> None:

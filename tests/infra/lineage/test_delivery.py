@@ -12,7 +12,7 @@ from mlflow.entities import Run
 
 from infra.lineage.delivery import Delivery, UnknownBuild
 from infra.lineage.ledger import Ledger, ledger_path
-from infra.lineage.messages import Message, PipelineFinished, StageFinished
+from infra.lineage.messages import Message, PipelineFinished, PipelineStarted, StageFinished
 from infra.lineage.registry import artifact_folder
 from infra.lineage.tracking import database_uri
 from infra.run import Run as StageRun
@@ -82,6 +82,20 @@ def test_a_pipeline_run_becomes_a_parent_with_a_child_for_each_build(story, deli
     }
     assert expected.items() <= pretrain.tags.items()
     assert found["e"].data.tags["stemma.error"] == "the disk is full"
+
+
+def test_trials_lie_within_their_sweep_which_goes_on_after_a_kill(delivery, client) -> None:
+    sweep = PipelineStarted("w", "quickstart", 1_790_000_000.0, name="sweep a1b2c3")
+    trial = PipelineStarted("p", "quickstart", 1_790_000_001.0, name="trial 0: learning_rate=0.001", parent_id="w")
+    deliver(delivery, [sweep, trial, PipelineFinished("w", "KILLED", 1_790_000_002.0)])
+    found = runs(client)
+    assert found["p"].data.tags["mlflow.parentRunId"] == found["w"].info.run_id
+    assert (found["p"].info.run_name, found["w"].info.status) == ("trial 0: learning_rate=0.001", "KILLED")
+    deliver(delivery, [sweep])
+    again = runs(client)
+    assert (len(again), again["w"].info.status) == (2, "RUNNING")
+    deliver(delivery, [PipelineFinished("w", "FINISHED", 1_790_000_003.0, figures={"best.pretrain.loss": 2.0})])
+    assert runs(client)["w"].info.status == "FINISHED"
 
 
 def test_lineage_runs_both_ways_through_datasets_and_models(story, delivery, client) -> None:

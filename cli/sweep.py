@@ -1,0 +1,143 @@
+"""stemma sweep CONFIG: runs over values of config keys, side by side, each sharing what it can with the others."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import CONFIG, root_of, root_option, set_option, settings_of
+from cli.output import as_json, print_problems, print_table
+
+
+@click.command("sweep")
+@CONFIG
+@click.option(
+    "--key", "keys", multiple=True, metavar="KEY=VALUES", help="Values to try: 1e-4,3e-4 or a range 1e-4..1e-2[@log]."
+)
+@click.option(
+    "--ablate", multiple=True, metavar="'NAME: KEY=VALUE …'", help="Settings against the config as it is, by name."
+)
+@click.option(
+    "--ablations", type=click.Path(path_type=Path, dir_okay=False), help="Or a YAML file {NAME: {KEY: VALUE}}."
+)
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each with other seeds.")
+@click.option("--measure", default="", metavar="STEP.FIGURE", help="What counts; by default the loss of the training.")
+@click.option("--maximise/--minimise", default=None, help="Whether more of it is better; by default by its name.")
+@click.option(
+    "--sampler", type=click.Choice(["grid", "random", "tpe"]), help="grid for lists, tpe (Optuna's) for ranges."
+)
+@click.option("--trials", type=click.IntRange(1), help="How many settings are drawn, for random and tpe.")
+@click.option(
+    "--pruner",
+    type=click.Choice(["none", "median", "hyperband"]),
+    default="none",
+    show_default=True,
+    help="Ends drawn trials early whose validation on the way is poor.",
+)
+@click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Trials side by side.")
+@click.option(
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Where the page goes; by default sweeps/."
+)
+@set_option
+@root_option
+@as_json
+def command(
+    config: Path,
+    keys: tuple[str, ...],
+    ablate: tuple[str, ...],
+    ablations: Path | None,
+    at_once: int,
+    page: Path | None,
+    settings: tuple[str, ...],
+    root: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> tuple[dict[str, Any], int]:
+    """Run a pipeline with several values of its keys, and say which is best.
+
+    Each trial is a run as `stemma run --set` makes it, up to what is measured, and shares every artifact that it can
+    with the others. The same command goes on where a killed one stopped.
+
+    \b
+    stemma sweep CONFIG --key pretrain.optimizer.learning_rate=1e-4,3e-4 --seeds 3
+    stemma sweep CONFIG --key pretrain.optimizer.learning_rate=1e-4..1e-2@log --trials 16 --pruner median
+    stemma sweep CONFIG --ablate 'no warm-up: pretrain.schedule.warmup="0 batches"' --seeds 3
+    """
+    from evaluation.page.sweep_page import sweep_page
+    from flows.sweeps.curves import curves
+    from flows.sweeps.definition import Wishes, define
+    from flows.sweeps.results import summary
+    from flows.sweeps.space import read_ablation, read_space
+    from flows.sweeps.sweep import run_sweep
+    from flows.sweeps.trials import Trials
+    from infra.lineage.ledger import mlflow_run_id
+    from infra.store.store import Store
+
+    named = dict(map(read_ablation, ablate)) | _of_file(ablations)
+    sweep = define(Wishes(config, settings_of(settings), read_space(keys), named, **options))
+    store = Store(root_of(root))
+    trials = Trials(store.root, sweep.id)
+    many = sweep.trials * len(sweep.seeds)
+    click.echo(f"sweep {sweep.id}: {many} trials, {at_once} at once, by {sweep.measure}", err=True)
+    ended, cancelled = run_sweep(sweep, store, at_once, partial(click.echo, err=True))
+    document = summary(sweep, ended, cancelled)
+    place = page or trials.folder / "sweep.html"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(sweep_page(sweep.base.name, document, curves(sweep, ended, store)), encoding="utf8")
+    document |= {
+        "config": str(config),
+        "root": str(store.root),
+        "page": str(place.absolute()),
+        "mlflow_run_id": mlflow_run_id(store.root, trials.about()["build_id"]),
+    }
+    if not as_json:
+        _print(document)
+    return document, {"done": 0, "cancelled": 130}.get(document["status"], 1)
+
+
+def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Ablations from a YAML file. Raises ConfigError for one of another form."""
+    if path is None:
+        return {}
+    from flows.config import read_yaml
+    from infra.errors import ConfigError, Problem
+
+    found = read_yaml(path)
+    bad = [name for name, one in found.items() if not isinstance(one, dict) or not one]
+    if bad:
+        fix = "{NAME: {KEY: VALUE}}, such as {no clipping: {pretrain.optimizer.gradient_clip: 1e9}}"
+        raise ConfigError(Problem("bad_ablation", f"{path}: {bad[0]}", "a mapping of settings was expected", fix))
+    return {str(name): one for name, one in found.items()}
+
+
+def _print(document: dict[str, Any]) -> None:
+    from evaluation.page.sweep_page import bounds, number
+
+    rows = [
+        {**row, "mean": number(row["mean"]), "sd": number(row["sd"]), "span": bounds(row)}
+        for row in document["settings"]
+    ]
+    click.echo()
+    columns = {"name": "settings", "mean": document["measure"], "sd": "sd", "span": "95 % interval", "status": ""}
+    print_table(rows, columns)
+    if document["ablations"]:
+        click.echo("\nless the base, same seeds")
+        shown = [
+            {
+                **row,
+                "difference": number(row["difference"]),
+                "span": bounds(row),
+                "so": "more than chance" if row["shown"] else "no difference is shown",
+            }
+            for row in document["ablations"]
+        ]
+        print_table(
+            shown, {"name": "", "figure": "figure", "difference": "difference", "span": "95 % interval", "so": ""}
+        )
+    click.echo(f"\n{document['status']}; page: {document['page']}")
+    for warning in document["warnings"]:
+        click.echo(f"warning: {warning['path']}: {warning['message']}", err=True)
+    print_problems(document["errors"])

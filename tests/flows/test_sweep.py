@@ -1,0 +1,248 @@
+"""`stemma sweep`: every trial runs once, shares what it can, and is told of, whatever was killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+from evaluation.page.sweep_page import sweep_page
+from flows.sweeps.definition import Sweep, Wishes, define
+from flows.sweeps.results import summary
+from flows.sweeps.sampling import chooser
+from flows.sweeps.space import Choices, Range, read_ablation, read_space
+from flows.sweeps.trials import Trial, Trials
+from infra.errors import ConfigError
+from tests.command import start, stemma, write_config
+from tests.pipelines import data_config
+from tests.processes import wait_until
+
+RATE = "pretrain.optimizer.learning_rate"
+
+
+def tiny(folder: Path) -> Path:
+    """The config of a training that takes seconds, from one small file of text."""
+    config = {key: value for key, value in data_config(folder).items() if key not in ("validate", "clean")}
+    pretrain = {
+        "model": {"preset": "llama-nano"},
+        "duration": "6 batches",
+        "global_batch_tokens": 64,
+        "evaluate_every": "2 batches",
+    }
+    return write_config(folder / "config.yaml", config | {"shard": {"sequence_length": 32}, "pretrain": pretrain})
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny(tmp_path_factory.mktemp("sweep"))
+
+
+def wishes(config: Path, *keys: str, **options: Any) -> Wishes:
+    return Wishes(config, {}, read_space(keys), options.pop("ablations", {}), **options)
+
+
+def problems(config: Path, *keys: str, **options: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        define(wishes(config, *keys, **options))
+    return list(map(str, caught.value.problems))
+
+
+def test_values_and_ranges_are_read() -> None:
+    assert read_space(("a.b=1e-4,3", "c=[0.9,0.95],[0.8,0.9]", "d=1e-4..1e-2@log", "e=1..8", "f=on,off")) == {
+        "a.b": Choices((1e-4, 3)),
+        "c": Choices(([0.9, 0.95], [0.8, 0.9])),
+        "d": Range(1e-4, 1e-2, True, False),
+        "e": Range(1, 8, False, True),
+        "f": Choices(("on", "off")),
+    }
+    assert read_ablation("short: a.b='6 batches' c=1e-3") == ("short", {"a.b": "6 batches", "c": 1e-3})
+    with pytest.raises(ConfigError) as caught:
+        read_space(("a", "b=3..1", "c=0..1@log", "d=1,1"))
+    assert len(caught.value.problems) == 4
+
+
+def test_what_is_wrong_is_said_before_anything_is_spent(config: Path, tmp_path: Path) -> None:
+    assert "did you mean learning_rate?" in problems(config, "pretrain.optimizer.learning_rat=1e-4,3e-4")[0]
+    assert len(problems(config, f"{RATE}=-1,0,1e-3")) == 2
+    assert "it says where to run" in problems(config, "launch.threads=1,2", f"{RATE}=1e-3,2e-3")[0]
+    assert "every stage stays the same" in problems(config, "pretrain.checkpoint_every=3 batches,4 batches")[0]
+    assert "pretrain alone" in problems(config, f"{RATE}=1e-3,2e-3", measure="tokenizer.vocab_size")[0]
+    assert "how many settings" in problems(config, f"{RATE}=1e-4..1e-2")[0]
+    assert "two at least" in problems(config, ablations={"fast": {RATE: 1e-2}})[0]
+    assert "bears on nothing" in problems(config, ablations={"a": {"launch.threads": 2}}, seeds=2)[0]
+    answer = stemma("sweep", config, "--key", "launch.threads=1,2", "--root", tmp_path / "store")
+    assert (answer.code, answer.document["status"]) == (2, "invalid")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_key_that_matters_beside_another_alone_is_swept(config: Path) -> None:
+    """wsd's fall is no part of the identity under cosine at its default, and both are swept."""
+    sweep = define(wishes(config, "pretrain.schedule.decay=cosine,wsd", "pretrain.schedule.decay_length=10 %,20 %"))
+    assert len(sweep.arms) == 4
+
+
+def test_a_killed_sweep_goes_on_and_shares_what_it_can(config: Path, env: dict[str, str], tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = ("sweep", config, "--key", f"{RATE}=1e-3,1e-2", "--seeds", "2", "--at-once", "2", "--root", store)
+    process = start(*command, env=env)
+    wait_until(lambda: any(trial["status"] == "done" for trial in _saved(store)), 300)
+    process.kill()
+    finish_quietly(process)
+    before = {trial["number"]: trial for trial in _saved(store) if trial["status"] == "done"}
+    assert 0 < len(before) < 4
+
+    answer = stemma(*command, env=env)
+
+    assert (answer.code, answer.document["status"]) == (0, "done"), answer.document["errors"]
+    trials = answer.document["trials"]
+    assert [(trial["settings"][RATE], trial["seed"]) for trial in trials] == [
+        (rate, seed) for seed in (17, 18) for rate in (1e-3, 1e-2)
+    ]
+    for number, trial in before.items():
+        assert trials[number]["run_id"] == trial["run_id"], "a trial that had ended was run again"
+    runs = [json.loads((store / "runs" / trial["run_id"] / "result.json").read_text()) for trial in trials]
+    digests = [{row["stage"]: row["digest"] for row in run["stages"]} for run in runs]
+    assert len({one["shard"] for one in digests}) == len({one["tokenizer"] for one in digests}) == 1
+    assert len({one["pretrain"] for one in digests}) == 4
+    built = {name: len([*(store / name).iterdir()]) for name in ("tokenizer", "shard", "pretrain")}
+    assert built == {"tokenizer": 1, "shard": 1, "pretrain": 4}, "tokenised, or trained, more than once"
+    best = min(answer.document["settings"], key=lambda row: row["mean"])
+    assert answer.document["best"]["settings"] == best["settings"]
+    assert trials[0]["figures"]["pretrain.validation_loss"] == trials[0]["value"]
+    page = Path(answer.document["page"]).read_text()
+    assert "Leaderboard" in page and page.count("<polyline") >= 4 + 2
+
+
+def finish_quietly(process: Any) -> None:
+    process.communicate(timeout=60)
+
+
+def _saved(store: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(store.glob("sweeps/*/trials/[0-9]*.json"))]
+
+
+def ended(trial: Trial, value: float, **figures: float) -> Trial:
+    figures = {"pretrain.validation_loss": value, **{f"pretrain.{name}": one for name, one in figures.items()}}
+    return Trial(**{**vars(trial.begun("run")), "status": "done", "value": value, "figures": figures})
+
+
+def loss(settings: Mapping[str, Any]) -> float:
+    """Least at a rate of 1e-3; the seed of the data order hardly matters."""
+    return 2 + math.log10(settings[RATE] / 1e-3) ** 2 + 1e-3 * settings.get("pretrain.optimizer.eps", 0)
+
+
+def drawn(config: Path, **options: Any) -> Sweep:
+    return define(wishes(config, f"{RATE}=1e-5..1e-1@log", sampler="tpe", **options))
+
+
+def test_what_optuna_drew_is_run_once_though_the_sweep_is_killed_at_every_step(config: Path, tmp_path: Path) -> None:
+    sweep = drawn(config, trials=12, seeds=2)
+    trials = Trials(tmp_path, sweep.id)
+    trials.create()
+    told: list[tuple[int, float]] = []
+    while True:
+        choose = chooser(sweep, trials)  # as after a kill: only the disk is known
+        trial = choose.next()
+        if trial is None:
+            break
+        again = chooser(sweep, trials).next()
+        assert again == trial, "settings that were drawn and not run were lost"
+        trials.save(trial.begun("cut off"))
+        trial = chooser(sweep, trials).next()
+        assert trial is not None and trial.run_id == "cut off"
+        result = ended(trial, loss(trial.settings))
+        trials.save(result)
+        told.append((trial.number, trial.settings[RATE]))
+        if trial.number % 3:  # else it is killed before Optuna hears of it
+            choose = chooser(sweep, trials)
+            choose.ended(result)
+    assert [number for number, _ in told] == list(range(24))
+    assert len({rate for _, rate in told}) == 12
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(trials.folder / "optuna.log")))
+    study = optuna.load_study(study_name=sweep.id, storage=storage)
+    assert [one.state.name for one in study.get_trials()] == ["COMPLETE"] * 12
+    assert [one.value for one in study.get_trials()] == pytest.approx([loss({RATE: rate}) for _, rate in told[::2]])
+
+
+def test_a_trial_whose_validation_is_poor_is_pruned(config: Path, tmp_path: Path) -> None:
+    sweep = drawn(config, trials=8, pruner="median")
+    trials = Trials(tmp_path, sweep.id)
+    trials.create()
+    choose = chooser(sweep, trials)
+    for _ in range(4):
+        trial = choose.next()
+        assert trial is not None
+        assert not choose.prunes(trial, [(2, 3.0), (4, 2.5)])
+        trials.save(result := ended(trial, 2.4))
+        choose.ended(result)
+    poor, good = choose.next(), choose.next()
+    assert poor is not None and good is not None
+    assert choose.prunes(poor, [(2, 4.0)])
+    assert not choose.prunes(good, [(2, 2.0)])
+
+
+def test_ablations_are_paired_by_seed_with_students_interval(config: Path) -> None:
+    ablations = {"fast": {RATE: 1e-2}, "no decay": {"pretrain.optimizer.weight_decay": 0}}
+    sweep = define(wishes(config, ablations=ablations, seeds=3))
+    of = {"base": (2.0, 2.2, 2.1), "fast": (2.31, 2.49, 2.42), "no decay": (2.01, 2.19, 2.1)}
+    trials = [
+        ended(
+            Trial(3 * place + number, place, sweep.arms[place].settings, seed, name),
+            of[name][number],
+            tokens_per_s=100 + seed,
+        )
+        for place, name in enumerate(of)
+        for number, seed in enumerate(sweep.seeds)
+    ]
+    document = summary(sweep, trials, False)
+    rows = {(row["name"], row["figure"]): row for row in document["ablations"]}
+    fast = rows["fast", "pretrain.validation_loss"]
+    reference = ttest_rel(of["fast"], of["base"]).confidence_interval(0.95)
+    assert (fast["low"], fast["high"]) == pytest.approx((reference.low, reference.high))
+    assert fast["difference"] == pytest.approx(0.30667, abs=1e-4) and fast["shown"]
+    assert not rows["no decay", "pretrain.validation_loss"]["shown"]
+    assert document["best"]["name"] in ("base", "no decay")
+    assert "more than chance" in sweep_page("tiny", document, {})
+
+
+def test_importance_finds_the_key_that_matters(config: Path) -> None:
+    eps = "pretrain.optimizer.eps"
+    sweep = define(wishes(config, f"{RATE}=1e-4,1e-3,1e-2", f"{eps}=1e-8,1e-7,1e-6"))
+    trials = [
+        ended(Trial(number, number, arm.settings, 17), loss(arm.settings)) for number, arm in enumerate(sweep.arms)
+    ]
+    document = summary(sweep, trials, False)
+    assert document["importance"][RATE] > 0.9
+    assert document["best"]["settings"][RATE] == 1e-3
+    page = sweep_page("tiny", document, {})
+    assert "Parallel coordinates" in page and "Importance of the keys" in page
+
+
+@pytest.mark.long
+def test_sixteen_trials_killed_twice_end_complete(tmp_path: Path, env: dict[str, str]) -> None:
+    """Risk: a trial is lost or run twice when the sweep, its ranks or Optuna's storage are killed at any moment."""
+    config, store = tiny(tmp_path), tmp_path / "store"
+    command = ("sweep", config, "--key", f"{RATE}=1e-5..1e-1@log", "--trials", "16", "--pruner", "median")
+    command = (*command, "--at-once", "2", "--root", store)
+    for enough in (4, 9):
+        process = start(*command, env=env)
+        wait_until(lambda enough=enough: sum(one["status"] != "running" for one in _saved(store)) >= enough, 300)
+        process.kill()
+        finish_quietly(process)
+    answer = stemma(*command, env=env, timeout_s=560)
+    assert answer.document["status"] == "done", answer.document["errors"]
+    trials = answer.document["trials"]
+    assert [trial["number"] for trial in trials] == list(range(16))
+    assert {trial["status"] for trial in trials} <= {"done", "pruned"}
+    assert len({trial["run_id"] for trial in trials}) == 16
+    assert len([*(store / "shard").iterdir()]) == 1
+    reused = stemma(*command, env=env)
+    assert reused.document["trials"] == trials
