@@ -23,7 +23,7 @@ from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
 from tasks.stage import STATE, Node
 from tasks.stages import CORPUS_STEPS, STAGES
-from training.config import BaseModelConfig, PretrainConfig
+from training.config import BaseModelConfig, PretrainConfig, SftConfig
 
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
@@ -105,7 +105,9 @@ def usual_nodes(config: PipelineConfig) -> Graph:
     base = add("pretrain", shards="shard", tokenizer="tokenizer", requires=[of_shards]) or add("base_model")
     add("instructions")
     of_instructions = check("instructions", "instructions")
-    tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions])
+    tuning = config.of(SftConfig)
+    text = {"shards": shards} if tuning and tuning.text_share else {}
+    tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions], **text)
     add("preferences")
     of_preferences = check("preferences", "preferences")
     add("reward_model", model=tuned, preferences="preferences", requires=[of_preferences])

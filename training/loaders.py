@@ -291,25 +291,39 @@ class RampedBatches(DataLoader[Any]):
 class Examples(IterableDataset[E]):
     """Examples in memory, in an order that only seed and epoch decide; ranks take turns.
 
-    lengths: of the examples, where those of about one length are to meet in a batch; `batch_size` over all ranks.
+    batch_size: over all ranks.
+    lengths: of the examples, where those of about one length are to meet in a batch.
+    text: further examples, of which every batch holds `text_per_batch`, an epoch all.
     """
 
     def __init__(
-        self, examples: Sequence[E], seed: int, lengths: Sequence[int] | None = None, batch_size: int = 1
+        self,
+        examples: Sequence[E],
+        seed: int,
+        batch_size: int,
+        lengths: Sequence[int] | None = None,
+        text: Sequence[E] = (),
+        text_per_batch: int = 0,
     ) -> None:
-        self.examples = examples
-        self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, examples))).hexdigest()
+        self.examples = [*examples, *text]
+        self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, self.examples))).hexdigest()
         self._seed = seed
         self._lengths = None if lengths is None else np.asarray(lengths)
-        self._batch_size = batch_size
+        self._own, self._own_per_batch = len(examples), batch_size - text_per_batch
+        self._text_per_batch = text_per_batch
         self._epoch = 0
         self._skip = 0
 
     def __iter__(self) -> Iterator[E]:
         random = np.random.default_rng([self._seed, self._epoch])
-        order = random.permutation(len(self.examples))
+        order = random.permutation(self._own)
         if self._lengths is not None:
-            order = by_length(order, self._lengths, self._batch_size, random)
+            order = by_length(order, self._lengths, self._own_per_batch, random)
+        if self._text_per_batch:
+            text = self._own + random.permutation(len(self.examples) - self._own)
+            batches = len(text) // self._text_per_batch
+            own = order[: batches * self._own_per_batch].reshape(batches, -1)
+            order = np.concatenate([own, text.reshape(batches, -1)], 1).ravel()
         skip, self._skip = self._skip, 0
         self._epoch += 1
         for number in order[skip + ranks.rank() :: ranks.world_size()]:
@@ -348,21 +362,24 @@ def example_loader(
     collate: Callable[[list[E]], Batch],
     count: Callable[[Any], TokenCount] | None = None,
     lengths: Sequence[int] | None = None,
+    text: Sequence[E] = (),
+    text_per_batch: int = 0,
 ) -> tuple[Loader, int]:
     """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out.
 
     count: total and loss-bearing tokens of a batch; by default those of its labels.
     lengths: of the examples, where batches are to be of examples of about one length; see `by_length`.
+    text: further examples, `text_per_batch` for each batch of an epoch; see `training.mixed_text`.
     """
-    batch_size = min(batch_size, len(examples))
+    batch_size = min(batch_size, len(examples) + text_per_batch)
     loader: DataLoader[E] = DataLoader(
-        Examples(examples, seed, lengths, batch_size),
+        Examples(examples, seed, batch_size, lengths, text, text_per_batch),
         ranks.per_rank_batch(batch_size),
         collate_fn=collate,
         drop_last=True,
         generator=torch.Generator().manual_seed(0),
     )
-    return Loader(loader, count or count_tokens), len(examples) // batch_size
+    return Loader(loader, count or count_tokens), len(examples) // (batch_size - text_per_batch)
 
 
 def count_tokens(batch: Any) -> TokenCount:

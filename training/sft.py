@@ -1,6 +1,6 @@
 """Teaches a base model to answer: supervised fine-tuning on instruction and response pairs.
 
-python -m training.sft --config sft.yaml --input model=DIR --input instructions=DIR --out DIR
+python -m training.sft --config sft.yaml --input model=DIR --input instructions=DIR --out DIR [--input shards=DIR]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.loaders import example_loader
+from training.mixed_text import Text, as_long_as_the_others, text_examples
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
 from training.sampling import sample
@@ -38,7 +39,8 @@ _WATCHED_AT = (0.1, 0.3)
 
 
 def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `instructions/train.jsonl`, the loss on response tokens and their `<|end|>` alone.
+    """Trains on `instructions/train.jsonl`, the loss on response tokens and their `<|end|>` alone, and with text_share
+    on text of `shards/train` too.
 
     Base and SFT model are measured alike, in the same chat format, on `instructions/heldout.jsonl`: heldout_loss_base,
     heldout_loss_sft (nats a response token), improvement (their difference, with a paired bootstrap interval over
@@ -69,12 +71,19 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
     lengths = [len(one.ids) for one in train]
+    text: list[Text] = []
+    if config.text_per_batch:
+        batches_of_text = max(1, len(train) // (config.global_batch_examples - config.text_per_batch))
+        count = batches_of_text * config.text_per_batch
+        text = text_examples(inputs["shards"], count, max_length, config.seed, run)
     loader, epoch_batches = example_loader(
         train,
         config.global_batch_examples,
         config.seed,
-        chat.response_batch,
+        lambda examples: chat.response_batch(as_long_as_the_others(examples)),
         lengths=lengths if config.group_by_length else None,
+        text=text,
+        text_per_batch=config.text_per_batch,
     )
     batch_tokens = round(config.global_batch_examples * float(np.mean(lengths)))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)

@@ -72,7 +72,16 @@ def test_what_does_not_fit_between_steps_has_the_key_of_the_step() -> None:
                 "answer_max_tokens": 32,
             },
             "more": {"uses": "tokenizer", "inputs": {"documents": "ingest"}, "heldout_share": 0.3},
+            "textless": {
+                "uses": "sft",
+                "inputs": {"model": "pretrain", "instructions": "instructions"},
+                "text_share": 0.1,
+            },
         }
+    )
+    assert told["steps.textless.text_share"] == (
+        "contradiction",
+        "add a shard section, or name a step of shards in inputs.shards",
     )
     assert told["steps.uneven.global_batch_tokens"][0] == "not_divisible"
     assert told["steps.described.model"][0] == "contradiction"

@@ -19,7 +19,9 @@ from training.chat import Chat, pad
 from training.chat_session import answer
 from training.config import RewardModelConfig, RlhfConfig, SftConfig
 from training.hardware import prepare
-from training.models import load
+from training.loaders import next_token_batch, read_packed
+from training.loss import IGNORE
+from training.models import LanguageModel, load
 from training.norms import GradientClip
 from training.reward_model import load_scorer, reward_model
 from training.rlhf import rlhf
@@ -81,6 +83,27 @@ def test_sft_lowers_held_out_loss_and_ends_its_answers(tuned: tuple[Path, Any]) 
         assert [line["text"] for line in at] == [line["answers"][name] for line in lines[:3]]
     assert watched[0]["loss"] > watched[3]["loss"] > watched[-3]["loss"]
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 4]
+
+
+def test_text_among_the_examples_is_learnt_beside_the_answers(
+    base_dir: Path, instructions_dir: Path, shards_dir: Path, tmp_path: Path
+) -> None:
+    def loss_of_text(share: float) -> float:
+        out = tmp_path / f"{share}"
+        config = SftConfig.model_validate(
+            {"duration": "30 batches", "global_batch_examples": 8, "max_length": 64, "optimizer": FAST}
+            | {"answer_max_tokens": 8, "heldout_limit": 8, "answers_limit": 2, "text_share": share}
+        )
+        run = Run(tmp_path / f"work{share}")
+        inputs = {"model": base_dir, "instructions": instructions_dir, **({"shards": shards_dir} if share else {})}
+        result = sft(config, inputs, out, run)
+        assert result.figures["heldout_loss_sft"] < 0.7 * result.figures["heldout_loss_base"]
+        text = read_packed(shards_dir / "validation", tmp_path / "cache")
+        model = LanguageModel(load(out), prepare(run.launch))
+        batch = next_token_batch(text.tokens, text.starts)
+        return float(model.losses(batch).sum() / (batch["labels"] != IGNORE).sum())
+
+    assert loss_of_text(0.5) < loss_of_text(0.0) - 0.5
 
 
 def test_the_reward_model_orders_held_out_pairs(rewarding: tuple[Path, Any], preferences_dir: Path) -> None:

@@ -44,6 +44,10 @@ class SftConfig(TrainerConfig):
     name and the default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens; longer prompts are cut at the front, longer responses at the end."""
+    text_share: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
+    learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
+    conversation of its batch."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
@@ -66,7 +70,17 @@ class SftConfig(TrainerConfig):
         """What leaves no room for a prompt; positions: of the model, where they are known."""
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        return _no_room("sft", self.answer_max_tokens, longest, fix)
+        found = _no_room("sft", self.answer_max_tokens, longest, fix)
+        if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
+            message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
+            fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
+            found.append(Problem("contradiction", "sft.text_share", message, fix))
+        return found
+
+    @property
+    def text_per_batch(self) -> int:
+        """Examples of text in a batch."""
+        return round(self.text_share * self.global_batch_examples)
 
 
 class RewardModelConfig(TrainerConfig):
