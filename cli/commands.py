@@ -35,6 +35,7 @@ COMMANDS = {
     "rollback": ("cli.promote:rollback", "Go back to the model that was promoted before."),
     "eval": ("cli.eval", "Score models on benchmarks, side by side."),
     "mirror": ("cli.mirror", "Put a benchmark's data where its task finds them without a network."),
+    "feedback": ("cli.feedback", "Have people choose between answers, and train on what they choose."),
     "serve": ("cli.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
     "completion": ("cli.completion", "Print the script that completes commands in a shell."),
 }

@@ -71,18 +71,18 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
     lengths = [len(one.ids) for one in train]
-    text: list[Text] = []
+    mixed_in: list[Text] = []
     if config.text_per_batch:
         batches_of_text = max(1, len(train) // (config.global_batch_examples - config.text_per_batch))
         count = batches_of_text * config.text_per_batch
-        text = text_examples(inputs["shards"], count, max_length, config.seed, run)
+        mixed_in = text_examples(inputs["shards"], count, max_length, config.seed, run)
     loader, epoch_batches = example_loader(
         train,
         config.global_batch_examples,
         config.seed,
         lambda examples: chat.response_batch(as_long_as_the_others(examples)),
         lengths=lengths if config.group_by_length else None,
-        text=text,
+        text=mixed_in,
         text_per_batch=config.text_per_batch,
     )
     batch_tokens = round(config.global_batch_examples * float(np.mean(lengths)))

@@ -1,0 +1,131 @@
+"""What people said of pairs: read from our page's files or Label Studio's exports, checked, and put aside with a
+reason where it cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from evaluation.feedback.label_studio import judgements_of_task
+from evaluation.feedback.pairs import Export
+from infra.errors import stage_error
+
+Choice = Literal["a", "b", "tie", "neither"]
+CHOICES = ("a", "b", "tie", "neither")
+"""The better answer; tie: as good as each other; neither: both are unusable."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one person said of one pair.
+
+    left: the answer that stood on the left, a or b. correction: the answer as it should have been, "" where none was
+    written. seconds: that it took, None where that is not known.
+    """
+
+    pair: str
+    annotator: str
+    choice: Choice
+    left: str = "a"
+    reason: str = ""
+    correction: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A judgement that cannot be used, where it stands, and why."""
+
+    where: str
+    reason: str
+    found: Any
+
+
+@dataclass
+class Judgements:
+    """All that was read: `used`, one a person and pair; `aside`; and how many pairs were skipped by somebody."""
+
+    used: list[Judgement] = field(default_factory=list)
+    aside: list[Aside] = field(default_factory=list)
+    skipped: int = 0
+
+    @classmethod
+    def read(cls, paths: Iterable[Path], export: Export) -> Judgements:
+        """Those of all files, each JSON lines of our page or a JSON export of Label Studio.
+
+        Raises StageError `missing_file`; what is wrong inside a file is put aside.
+        """
+        found = cls()
+        known: dict[tuple[str, str], Judgement] = {}
+        for path in paths:
+            for where, row in _rows(path):
+                found._take(where, row, export, known)
+        found.used = list(known.values())
+        return found
+
+    def _take(self, where: str, row: Any, export: Export, known: dict[tuple[str, str], Judgement]) -> None:
+        if isinstance(row, Mapping) and row.get("skipped"):
+            self.skipped += 1
+            return
+        read = _read(row, export)
+        if isinstance(read, str):
+            self.aside.append(Aside(where, read, row))
+            return
+        before = known.setdefault((read.annotator, read.pair), read)
+        if before.choice != read.choice:
+            said = f"{read.annotator} said {before.choice} of this pair before, and now {read.choice}"
+            self.aside.append(Aside(where, said, row))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows as our page writes them, with the place of each; of a line that is no JSON its text."""
+    if not path.is_file():
+        raise stage_error("missing_file", str(path), "expected a file of judgements, there is none", "name another")
+    text = path.read_text(encoding="utf8", errors="replace")
+    if text.lstrip().startswith("["):
+        try:
+            tasks = json.loads(text)
+        except json.JSONDecodeError as error:
+            yield f"{path.name}:{error.lineno}", text[:200]
+            return
+        for number, task in enumerate(tasks, 1):
+            for row in judgements_of_task(task):
+                yield f"{path.name}, task {number}", row
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{path.name}:{number}", json.loads(line)
+            except json.JSONDecodeError:
+                yield f"{path.name}:{number}", line
+
+
+def _read(row: Any, export: Export) -> Judgement | str:
+    """The judgement in a row, or why it is none."""
+    if not isinstance(row, Mapping):
+        return "expected a JSON object"
+    pair, annotator, choice = row.get("pair"), row.get("annotator"), row.get("choice")
+    if row.get("export", export.id) != export.id:
+        return f"it is of the export {row['export']}, not of {export.id}"
+    if pair not in export.pairs:
+        return f"there is no pair {pair!r} in the export"
+    if not isinstance(annotator, str) or not annotator.strip():
+        return "nobody is named who judged"
+    if choice not in CHOICES:
+        return f"expected a choice of {', '.join(CHOICES)}, not {choice!r}"
+    left = row.get("left", "a")
+    if left not in ("a", "b"):
+        return f"expected a or b on the left, not {left!r}"
+    seconds = row.get("seconds")
+    return Judgement(
+        str(pair),
+        annotator.strip(),
+        cast(Choice, choice),
+        left,
+        str(row.get("reason") or "").strip(),
+        str(row.get("correction") or "").strip(),
+        float(seconds) if isinstance(seconds, int | float) else None,
+    )

@@ -1,0 +1,113 @@
+"""What people judge: prompts with two answers each, and, apart from them, which model gave which.
+
+An export is a folder:
+
+    pairs.jsonl        {"id", "prompt", "a", "b"}, all that a judge may see
+    judge.html         the page on which they are judged, offline
+    tasks.json         the same for Label Studio, with its labelling interface in labelling.xml
+    key.json           the models behind the answers, and how these were drawn
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.errors import stage_error
+
+PAIRS, KEY = "pairs.jsonl", "key.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class AnswerPair:
+    """Two answers to a prompt; the order says nothing of where they come from."""
+
+    id: str
+    prompt: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class Export:
+    """Pairs, and for each by its id the names of the models that gave answers a and b.
+
+    models: by name, what is known of each, such as its folder and digest. drawn: how the answers were drawn.
+    """
+
+    pairs: Mapping[str, AnswerPair]
+    given_by: Mapping[str, tuple[str, str]]
+    models: Mapping[str, Mapping[str, Any]]
+    drawn: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Of the pairs: judgements name it, so that those of another export are told apart."""
+        text = json.dumps([asdict(pair) for pair in self.pairs.values()], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def write(self, folder: Path, pages: Mapping[str, str]) -> None:
+        """Writes pairs and key, and `pages`, texts by file name: all of them or none.
+
+        Raises StageError `folder_in_use` for a folder that is there and not empty.
+        """
+        if folder.exists() and any(folder.iterdir()):
+            raise stage_error("folder_in_use", str(folder), "expected a new or an empty folder", "choose another")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            lines = [json.dumps(asdict(pair), ensure_ascii=False) + "\n" for pair in self.pairs.values()]
+            (made / PAIRS).write_text("".join(lines), encoding="utf8")
+            key = {"schema": _SCHEMA, "export": self.id, "models": self.models, "drawn": self.drawn}
+            (made / KEY).write_text(json.dumps({**key, "given_by": self.given_by}, indent=1), encoding="utf8")
+            for name, text in pages.items():
+                (made / name).write_text(text, encoding="utf8")
+            made.chmod(0o755)
+            os.replace(made, folder)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+
+    @classmethod
+    def read(cls, folder: Path) -> Export:
+        """Raises StageError `no_export` for a folder that is none, `damaged_export` where pairs and key differ."""
+        if not (folder / PAIRS).is_file() or not (folder / KEY).is_file():
+            expected = f"expected {PAIRS} and {KEY}, as stemma feedback export writes them"
+            raise stage_error("no_export", str(folder), expected, "name the folder of an export")
+        key = json.loads((folder / KEY).read_text(encoding="utf8"))
+        with (folder / PAIRS).open(encoding="utf8") as lines:
+            pairs = [AnswerPair(**json.loads(line)) for line in lines]
+        given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
+        found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
+        if found.id != key["export"]:
+            raise stage_error(
+                "damaged_export", str(folder), f"{PAIRS} is not the one that {KEY} was written for", "export again"
+            )
+        return found
+
+
+def blind(
+    answered: Iterable[tuple[str, Sequence[tuple[str, str]]]], seed: int
+) -> tuple[dict[str, AnswerPair], dict[str, tuple[str, str]]]:
+    """Pairs, and the models of their answers, in an order that tells nothing of them.
+
+    answered: prompts, each with two (model, answer); `seed` decides which of the two is a.
+    """
+    random = np.random.default_rng(seed)
+    pairs, given_by = {}, {}
+    for prompt, answers in answered:
+        (first, a), (second, b) = (answers[int(place)] for place in random.permutation(2))
+        id = hashlib.sha256("\0".join((prompt, *sorted((a, b)))).encode()).hexdigest()[:16]
+        pairs[id] = AnswerPair(id, prompt, a, b)
+        given_by[id] = (first, second)
+    return pairs, given_by

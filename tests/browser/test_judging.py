@@ -1,0 +1,95 @@
+"""People judge answers in a real browser, and what they say comes back as data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright")
+from playwright.sync_api import Browser, Page
+
+from tests.browser.test_reading import browser  # noqa: F401
+from tests.command import stemma
+
+
+def _begin(browser: Browser, page_file: Path, name: str, width: int = 1200) -> Page:  # noqa: F811
+    page = browser.new_context(viewport={"width": width, "height": 900}).new_page()
+    page.goto(page_file.as_uri())
+    page.get_by_label("Your name").fill(name)
+    page.keyboard.press("Enter")
+    return page
+
+
+def _saved(page: Page, folder: Path) -> Path:
+    with page.expect_download() as download:
+        page.keyboard.press("s")
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_two_people_judge_by_keyboard_and_their_choices_come_back(
+    browser: Browser,  # noqa: F811
+    built_full: Path,
+    tmp_path: Path,
+) -> None:
+    round_ = tmp_path / "round"
+    made = stemma(
+        *("feedback", "export", "sft", "rlhf", "--root", built_full / "store", "--out", round_),
+        *("--pairs", "6", "--max-new-tokens", "8", "--temperature", "1"),
+    )
+    assert made.code == 0, made.document
+    pairs = [json.loads(line) for line in (round_ / "pairs.jsonl").read_text().splitlines()]
+    assert made.document["pairs"] == len(pairs) == 6
+    page_text = (round_ / "judge.html").read_text()
+    assert "sft" not in page_text and "rlhf" not in page_text
+
+    first = _begin(browser, round_ / "judge.html", "Ann Lee")
+    for number in range(3):
+        first.keyboard.press("1")
+        assert first.locator(".answer").first.get_attribute("aria-pressed") == "true"
+        if number == 0:
+            first.keyboard.press("w")
+            first.keyboard.type("4 clearer <b>words</b>")
+            first.keyboard.press("Escape")
+            first.keyboard.press("c")
+            first.locator("#correction").fill("As it should be.")
+            first.keyboard.press("Escape")
+        first.keyboard.press("Enter")
+    # Whoever closes the page goes on where they were.
+    first.reload()
+    first.get_by_label("Your name").fill("Ann Lee")
+    first.keyboard.press("Enter")
+    assert first.locator("#count").inner_text() == "3 of 6 judged"
+    assert first.locator("#prompt").inner_text().strip() == pairs[3]["prompt"].strip()
+    for key in "234":
+        first.keyboard.press(key)
+        first.keyboard.press("Enter")
+    assert first.locator("#done").is_visible()
+    first.keyboard.press("ArrowLeft")
+    assert first.locator('[data-choice="tie"]').get_attribute("aria-pressed") == "true"
+
+    second = _begin(browser, round_ / "judge.html", "bob", width=375)
+    assert second.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    second.locator(".answer").nth(1).click()
+    second.get_by_role("button", name="next").click()
+
+    files = [_saved(first, tmp_path), _saved(second, tmp_path)]
+    assert files[0].name == "judgements-Ann-Lee.jsonl"
+    answer = stemma("feedback", "import", round_, *files)
+    assert answer.code == 0, answer.document
+    assert answer.document["annotators"] == {"Ann Lee": 6, "bob": 1}
+    assert (answer.document["quarantined"], answer.document["corrections"]) == (0, 1)
+    assert answer.document["choices"]["tie"] == answer.document["choices"]["neither"] == 1
+    # Ann chose the left one of three pairs and the right one of one, Bob a right one.
+    assert answer.document["left_preferred"]["value"] == pytest.approx(3 / 5)
+    judged = [json.loads(line) for line in (round_ / "judged" / "judgements.jsonl").read_text().splitlines()]
+    assert judged[0]["reason"] == "4 clearer <b>words</b>"
+    by_id = {pair["id"]: pair for pair in pairs}
+    preferred = [json.loads(line) for line in (round_ / "judged" / "preferences.jsonl").read_text().splitlines()]
+    said = {
+        (by_id[row["pair"]]["prompt"], by_id[row["pair"]][row["choice"]]) for row in judged if row["choice"] in "ab"
+    }
+    assert {(row["prompt"], row["chosen"]) for row in preferred} <= said

@@ -1,0 +1,188 @@
+"""Judgements of people: read, checked, counted, and turned into pairs to train on."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpus.config import PreferencesConfig
+from corpus.preferences import preferences
+from evaluation.feedback.agreement import krippendorff_alpha
+from evaluation.feedback.judgements import Judgements
+from evaluation.feedback.label_studio import tasks
+from evaluation.feedback.outcome import outcome
+from evaluation.feedback.pairs import Export, blind
+from evaluation.feedback.win_rates import ELO, Contest, strengths, win_rates
+from infra.errors import StageError
+from infra.run import Run
+
+
+def test_alpha_is_that_of_the_paper() -> None:
+    data = {
+        "A": "1 2 3 3 2 1 4 1 2 . . .",
+        "B": "1 2 3 3 2 2 4 1 2 5 . 3",
+        "C": ". 3 3 3 2 3 4 2 2 5 1 .",
+        "D": "1 2 3 3 2 4 4 1 2 5 1 .",
+    }
+    columns = zip(*(row.split() for row in data.values()), strict=True)
+    found = krippendorff_alpha([[value for value in unit if value != "."] for unit in columns])
+    assert found is not None
+    assert found.value == pytest.approx(0.743, abs=5e-4)
+    assert found.low < found.value < found.high
+
+
+def test_alpha_says_nothing_where_nobody_judged_twice_or_all_said_the_same() -> None:
+    assert krippendorff_alpha([["a"], ["b"]]) is None
+    assert krippendorff_alpha([]) is None
+    assert krippendorff_alpha([["a", "a"], ["a", "a"]]) is None
+
+
+def test_strengths_expect_as_many_wins_as_there_were() -> None:
+    """The likelihood equations of Bradley and Terry: each model's expected wins are those that it had."""
+    random = np.random.default_rng(3)
+    true = {"base": -200.0, "sft": 0.0, "rlhf": 200.0}
+    names = list(true)
+    contests = []
+    for _ in range(600):
+        first, second = random.choice(names, 2, replace=False)
+        won = random.random() < 1 / (1 + math.exp(-(true[first] - true[second]) / ELO))
+        contests.append(Contest(first, second, float(won)))
+    found = strengths(contests)
+    met = [*contests, *(Contest(a, b, 0.5) for i, a in enumerate(names) for b in names[i + 1 :])]
+    for name in names:
+        mine = [one for one in met if name in (one.first, one.second)]
+        had = sum(one.won if one.first == name else 1 - one.won for one in mine)
+        others = [one.second if one.first == name else one.first for one in mine]
+        expected = sum(1 / (1 + math.exp(-(found[name].value - found[other].value) / ELO)) for other in others)
+        assert expected == pytest.approx(had, abs=1e-3)
+        assert found[name].low < true[name] < found[name].high
+
+
+def test_a_model_that_always_won_is_strong_but_not_infinitely() -> None:
+    contests = [Contest("new", "old", 1.0)] * 9
+    found = strengths(contests)
+    assert found["new"].value - found["old"].value == pytest.approx(ELO * math.log(9.5 / 0.5), rel=1e-3)
+    (interval, count) = win_rates([*contests, Contest("old", "new", 1.0)])["new", "old"]
+    assert (interval.value, count) == (0.9, 10)
+
+
+@pytest.fixture
+def export() -> Export:
+    answered = [(f"question {n}", [("sft", f"plain {n}"), ("rlhf", f"polite {n}")]) for n in range(8)]
+    pairs, given_by = blind(answered, seed=1)
+    return Export(pairs, given_by, {"sft": {}, "rlhf": {}}, {"seed": 1})
+
+
+def _answer_of(export: Export, pair: str, model: str) -> str:
+    return "ab"[export.given_by[pair].index(model)]
+
+
+def test_the_order_of_answers_tells_nothing(export: Export) -> None:
+    assert {given[0] for given in export.given_by.values()} == {"sft", "rlhf"}
+    for id, pair in export.pairs.items():
+        assert getattr(pair, _answer_of(export, id, "rlhf")).startswith("polite")
+
+
+def test_an_export_is_read_back_and_a_changed_one_refused(export: Export, tmp_path: Path) -> None:
+    folder = tmp_path / "round"
+    export.write(folder, {})
+    assert Export.read(folder) == export
+    with pytest.raises(StageError, match="expected a new or an empty folder"):
+        export.write(folder, {})
+    changed = (folder / "pairs.jsonl").read_text().replace("polite 3", "polite three")
+    (folder / "pairs.jsonl").write_text(changed)
+    with pytest.raises(StageError, match="not the one that"):
+        Export.read(folder)
+    with pytest.raises(StageError, match="name the folder of an export"):
+        Export.read(tmp_path)
+
+
+def test_judgements_of_our_page_and_of_label_studio_become_pairs(export: Export, tmp_path: Path) -> None:
+    ids = list(export.pairs)
+    ours = [
+        {"export": export.id, "pair": id, "annotator": "ann", "choice": _answer_of(export, id, "rlhf"), "left": "b"}
+        for id in ids[:6]
+    ]
+    ours[0] |= {"reason": "kinder", "correction": "a better one", "seconds": 2.5}
+    wrong: list[Any] = [
+        {**ours[0], "pair": "unknown"},
+        {**ours[0], "export": "another"},
+        {**ours[0], "choice": "left"},
+        {**ours[0], "annotator": " "},
+        {**ours[1], "choice": "tie"},
+        7,
+    ]
+    lines = [json.dumps(row) for row in [*ours, *wrong, ours[0]]]
+    (tmp_path / "ann.jsonl").write_text("\n".join([*lines, "{cut off"]))
+
+    def annotated(task: dict[str, Any], result: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": 1,
+            **task,
+            "annotations": [{"completed_by": {"id": 3, "email": "bob@lab"}, "result": result, **more}],
+        }
+
+    def selects(side: str) -> list[dict[str, Any]]:
+        value = {"selected": side}
+        return [{"from_name": "comparison", "to_name": "answer1,answer2", "type": "pairwise", "value": value}]
+
+    made = tasks(export.pairs.values(), export.id)
+    tie = [
+        {
+            "from_name": "otherwise",
+            "to_name": "prompt",
+            "type": "choices",
+            "value": {"choices": ["as good as each other"]},
+        }
+    ]
+    side = {"a": "left", "b": "right"}
+    exported = [
+        annotated(made[0], selects(side[_answer_of(export, ids[0], "rlhf")]), lead_time=9.0),
+        annotated(made[1], selects(side[_answer_of(export, ids[1], "sft")])),
+        annotated(made[2], tie),
+        annotated(made[3], [], was_cancelled=True),
+        annotated(made[4], []),
+    ]
+    (tmp_path / "bob.json").write_text(json.dumps(exported))
+
+    read = Judgements.read([tmp_path / "ann.jsonl", tmp_path / "bob.json"], export)
+    assert [(one.where, one.reason) for one in read.aside] == [
+        ("ann.jsonl:7", "there is no pair 'unknown' in the export"),
+        ("ann.jsonl:8", f"it is of the export another, not of {export.id}"),
+        ("ann.jsonl:9", "expected a choice of a, b, tie, neither, not 'left'"),
+        ("ann.jsonl:10", "nobody is named who judged"),
+        ("ann.jsonl:11", f"ann said {ours[1]['choice']} of this pair before, and now tie"),
+        ("ann.jsonl:12", "expected a JSON object"),
+        ("ann.jsonl:14", "expected a JSON object"),
+        ("bob.json, task 5", "expected a choice of a, b, tie, neither, not None"),
+    ]
+    found = outcome(export, read)
+    summary = found.summary
+    assert (summary["judgements"], summary["skipped"], summary["quarantined"]) == (9, 1, 8)
+    assert summary["annotators"] == {"ann": 6, "bob@lab": 3}
+    (rate,) = summary["win_rates"]
+    # Both for rlhf, one each way, one for rlhf and a tie, three for rlhf.
+    assert (rate["model"], rate["over"], rate["pairs"]) == ("rlhf", "sft", 6)
+    assert rate["value"] == pytest.approx((1 + 0.5 + 0.75 + 3) / 6, abs=1e-6)
+    # The pair on which the two disagree is none to train on.
+    assert [row["votes"] for row in found.preferences] == [[2, 0], [1, 0], [1, 0], [1, 0], [1, 0]]
+    assert all(row["chosen"].startswith("polite") for row in found.preferences)
+    assert found.preferences[0]["annotators"] == ["ann", "bob@lab"]
+    assert found.instructions == [
+        {"prompt": export.pairs[ids[0]].prompt, "response": "a better one", "annotator": "ann"}
+    ]
+
+    found.write(tmp_path / "judged")
+    config = PreferencesConfig.model_validate(
+        {
+            "read": [{"kind": "files", "paths": [f"{tmp_path}/judged/preferences.jsonl"], "prompt_field": "prompt"}],
+            "heldout_share": 0.4,
+        }
+    )
+    result = preferences(config, {}, tmp_path / "artifact", Run(tmp_path / "work"))
+    assert result.figures["train_pairs"] + result.figures["heldout_pairs"] == 5

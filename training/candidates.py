@@ -1,0 +1,78 @@
+"""Answers of models to prompts, two a prompt, for people to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from infra.errors import stage_error
+from infra.run import Run
+from training.chat import Chat
+from training.hardware import prepare
+from training.models import limit_length, load
+from training.sampling import sample
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How answers are drawn. temperature: 0 takes the likeliest token, of which one model has no two answers."""
+
+    temperature: float = 0.7
+    max_new_tokens: int = 256
+    seed: int = 17
+
+
+def answer_pairs(
+    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, run: Run
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """`count` prompts of those given, in an order that the seed decides, each with two (model, answer) that differ.
+
+    models: folders by name. Of one both answers are its own; of several every two meet equally often. There are fewer
+    than `count` where prompts are short or answers alike. Raises StageError `no_pairs` where no two answers differ.
+    """
+    random = np.random.default_rng(drawing.seed)
+    left = [prompts[number] for number in random.permutation(len(prompts))]
+    names = list(models)
+    meetings = list(combinations(names, 2)) or [(names[0], names[0])]
+    found: list[tuple[str, list[tuple[str, str]]]] = []
+    while left and len(found) < count:
+        asked, left = left[: count - len(found)], left[count - len(found) :]
+        wanted = [meetings[(len(found) + number) % len(meetings)] for number in range(len(asked))]
+        answers: list[list[tuple[str, str]]] = [[] for _ in asked]
+        for place, name in enumerate(names):
+            for turn in (0, 1):
+                mine = [number for number, two in enumerate(wanted) if two[turn] == name]
+                seed = int(np.random.default_rng([drawing.seed, len(left), place, turn]).integers(2**31))
+                said = _answers(models[name], [asked[number] for number in mine], drawing, seed, run, name)
+                for number, text in zip(mine, said, strict=True):
+                    answers[number].append((name, text))
+        found += [(prompt, two) for prompt, two in zip(asked, answers, strict=True) if two[0][1] != two[1][1]]
+    if not found:
+        fix = "raise --temperature, or give other prompts or models"
+        raise stage_error("no_pairs", ", ".join(names), "no prompt has two answers that differ", fix)
+    return found
+
+
+def _answers(folder: Path, prompts: Sequence[str], drawing: Drawing, seed: int, run: Run, name: str) -> list[str]:
+    if not prompts:
+        return []
+    hardware = prepare(run.launch)
+    chat = Chat.load(folder)
+    model = load(folder).eval().to(hardware.device)
+    positions = limit_length(model, 1_000_000)
+    most = min(drawing.max_new_tokens, positions // 2)
+    answers = sample(
+        model,
+        chat.prompts(prompts, positions - most),
+        max_new_tokens=most,
+        temperature=drawing.temperature,
+        stops=chat.stops,
+        hardware=hardware,
+        seed=seed,
+        on_batch=lambda done: run.progress(done, len(prompts), "answers", name),
+    )
+    return [chat.decode(answer) for answer in answers]
