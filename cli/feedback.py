@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import click
 
 from cli.chat import writing_model
 from cli.completion import artifacts
-from cli.options import root_of, root_option
+from cli.options import CONFIG, reach_server, root_of, root_option
 from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -29,6 +27,7 @@ def command() -> None:
     stemma feedback export rlhf --out round1          two answers of one model a prompt
     stemma feedback export sft rlhf --out blind       two models, side by side and blind
     stemma feedback import round1 judgements-*.jsonl  agreement, win rates, preference pairs
+    stemma feedback round configs/quickstart.yaml     draw, wait for people, learn from them
     """
 
 
@@ -65,31 +64,20 @@ def export(
     """
     store = root_of(root)
     folders = {model: writing_model(model, store).absolute() for model in dict.fromkeys(models)}
-    asked = _prompts(prompts, store)
     os.environ.update(QUIET | OFFLINE)
-    from evaluation.feedback import label_studio
-    from evaluation.feedback.page import judging_page
-    from evaluation.feedback.pairs import Export, blind
     from infra.run import Run
-    from training.candidates import Drawing, answer_pairs
+    from training.candidates import Drawing, held_out_prompts, prompts_in, write_export
+
+    asked = prompts_in(prompts) if prompts else held_out_prompts(store)
 
     with tempfile.TemporaryDirectory(prefix="stemma-feedback-") as work:
         drawing = Drawing(temperature, max_new_tokens, seed)
-        answered = answer_pairs(folders, asked, count, drawing, Run(Path(work)))
-    drawn = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
-    pairs, given_by = blind(answered, seed)
-    made = Export(pairs, given_by, {name: _known_of(folder) for name, folder in folders.items()}, drawn)
-    pages = {
-        "judge.html": judging_page(made, "Which answer is better?"),
-        "tasks.json": json.dumps(label_studio.tasks(pairs.values(), made.id), indent=1, ensure_ascii=False),
-        "labelling.xml": label_studio.LABELLING,
-    }
-    made.write(out, pages)
+        made = write_export(folders, asked, count, drawing, out, Run(Path(work)))
     if not as_json:
-        click.echo(f"{len(pairs)} pairs in {out}")
+        click.echo(f"{len(made.pairs)} pairs in {out}")
         click.echo(f"judge them: open {out / 'judge.html'} in a browser, or import tasks.json into Label Studio")
         click.echo(f"then:       stemma feedback import {out} FILE …")
-    return {"status": "done", "export": made.id, "pairs": len(pairs), "out": str(out.absolute())}, 0
+    return {"status": "done", "export": made.id, "pairs": len(made.pairs), "out": str(out.absolute())}, 0
 
 
 @command.command("import")
@@ -100,14 +88,18 @@ def export(
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Where to write; by default judged/ in EXPORT."
 )
+@click.option("--wait", is_flag=True, help="Leave a round that waits for these judgements waiting: more will come.")
+@root_option
 @as_json
-def import_(folder: Path, files: tuple[Path, ...], out: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def import_(
+    folder: Path, files: tuple[Path, ...], out: Path | None, wait: bool, root: Path | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
     """Read judgements of an EXPORT, files of its page or of Label Studio, and say how far people agree and which model
     they prefer.
 
     Writes preferences.jsonl and instructions.jsonl (corrected answers), which `preferences.read` and
     `instructions.read` take as files, judgements.jsonl with the models, quarantine.jsonl with what cannot be used and
-    why, and summary.json.
+    why, and summary.json. A round of `stemma feedback round` that waits for them goes on.
     """
     from evaluation.feedback.judgements import Judgements
     from evaluation.feedback.outcome import outcome
@@ -117,32 +109,74 @@ def import_(folder: Path, files: tuple[Path, ...], out: Path | None, as_json: bo
     found = outcome(exported, Judgements.read(files, exported))
     place = out or folder / "judged"
     found.write(place)
+    resumed = "" if wait or not exported.drawn.get("flow_run") else _go_on(exported, root_of(root))
     if not as_json:
         _print(found.summary, exported, place)
         for row in found.aside[:5]:
             click.echo(f"put aside: {row['where']}: {row['reason']}", err=True)
-    return {"status": "done", **found.summary, "out": str(place.absolute())}, 0
+        if resumed:
+            click.echo(f"the round goes on: {resumed}")
+    return {"status": "done", **found.summary, "out": str(place.absolute()), "resumed": resumed}, 0
 
 
-def _prompts(path: Path | None, store: Path) -> Sequence[str]:
-    """The prompts to answer, each once. Raises StageError for a file without any, ConfigError where none is known."""
-    from infra.store.reference import resolve
-    from infra.store.store import Store
-    from training.chat import read_rows
+@command.command("round")
+@CONFIG
+@click.option("--model", default="rlhf", show_default=True, help="The step whose newest model answers.")
+@click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
+@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=0.7, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--cron", help='Begin a round by itself at these times, UTC, e.g. "0 6 * * 1"; none begins now.')
+@root_option
+@as_json
+def round_(
+    config: Path,
+    model: str,
+    pairs: int,
+    temperature: float,
+    max_new_tokens: int,
+    cron: str | None,
+    root: Path | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Begin a round on the worker: two answers a prompt are drawn, the run waits in the Prefect page until they are
+    judged and imported, and the pipeline runs with the new pairs among its preferences. Needs `stemma up`.
+    """
+    from flows.config import load
+    from infra.servers.settings import prefect_page
 
-    path = path or resolve(Store(store, reading=True), "instructions", ["instructions"])[0] / "heldout.jsonl"
-    return list(dict.fromkeys(row["prompt"] for row in read_rows(path, ("prompt",))))
+    pipeline, folder = load(config), root_of(root)
+    reach_server(folder)
+    from prefect.client.orchestration import get_client
+
+    from flows.deploy import deploy_feedback
+    from flows.schedules import Schedule
+
+    asked = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    deployment = deploy_feedback(pipeline, folder, str(config), Schedule(cron) if cron else None, **asked)
+    document: dict[str, Any] = {"status": "done", "deployment": str(deployment), "url": "", "flow_run_id": ""}
+    if cron:
+        document["url"] = f"{prefect_page(folder)}/deployments/deployment/{deployment}"
+    else:
+        with get_client(sync_client=True) as client:
+            begun = client.create_flow_run_from_deployment(deployment)
+        document |= {"flow_run_id": str(begun.id), "url": f"{prefect_page(folder)}/runs/flow-run/{begun.id}"}
+    if not as_json:
+        click.echo(f"{'the round waits for judgements at' if not cron else 'rounds will begin by'} {document['url']}")
+    return document, 0
 
 
-def _known_of(folder: Path) -> dict[str, str]:
-    """Where a model is, and of an artifact what it is."""
-    from infra.store.manifest import Manifest
+def _go_on(exported: Export, root: Path) -> str:
+    """The page of the round that goes on, "" where none waits or no server runs."""
+    from infra.servers.settings import prefect_page
+    from infra.servers.state import prefect_api_url
 
-    try:
-        manifest = Manifest.read(folder)
-    except FileNotFoundError:
-        return {"path": str(folder)}
-    return {"path": str(folder), "artifact": f"{manifest.stage}/{manifest.fingerprint}", "digest": manifest.digest}
+    if not prefect_api_url(root):
+        return ""
+    reach_server(root)
+    from flows.feedback import go_on
+
+    begun = go_on(exported)
+    return f"{prefect_page(root)}/runs/flow-run/{begun}" if begun else ""
 
 
 def _print(summary: dict[str, Any], exported: Export, place: Path) -> None:

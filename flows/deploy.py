@@ -10,6 +10,7 @@ from prefect import Flow
 from prefect.deployments.runner import EntrypointType
 
 from flows.config import PipelineConfig
+from flows.feedback import ROUND, feedback_round
 from flows.forms import form_values, with_form
 from flows.graph import graph
 from flows.journal import WHOLE
@@ -51,6 +52,17 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
         made[node.id] = _apply(flow, config, node.id, parameters, message, Timing())
     return made
+
+
+def deploy_feedback(
+    config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None, **parameters: Any
+) -> UUID:
+    """Makes or updates `<pipeline>/feedback-round`. parameters: of `flows.feedback.feedback_round`."""
+    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
+    message = "Draws answers, waits until people have judged them, and trains on what they chose."
+    flow = feedback_round.with_options(name=config.name)
+    given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": str(root)}
+    return _apply(flow, config, ROUND, given, message, timing)
 
 
 def _apply(

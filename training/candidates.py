@@ -1,17 +1,25 @@
-"""Answers of models to prompts, two a prompt, for people to choose from."""
+"""Answers of models to prompts, two a prompt, written down for people to choose from."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from evaluation.feedback import label_studio
+from evaluation.feedback.page import judging_page
+from evaluation.feedback.pairs import Export, blind
 from infra.errors import stage_error
 from infra.run import Run
-from training.chat import Chat
+from infra.store.manifest import Manifest
+from infra.store.reference import resolve
+from infra.store.store import Store
+from training.chat import Chat, read_rows
 from training.hardware import prepare
 from training.models import limit_length, load
 from training.sampling import sample
@@ -24,6 +32,44 @@ class Drawing:
     temperature: float = 0.7
     max_new_tokens: int = 256
     seed: int = 17
+
+
+def prompts_in(path: Path) -> Sequence[str]:
+    """The prompts of a JSON lines file, each once. Raises StageError for a file without any."""
+    return list(dict.fromkeys(row["prompt"] for row in read_rows(path, ("prompt",))))
+
+
+def held_out_prompts(root: Path) -> Sequence[str]:
+    """Those of the newest instructions, which no model of the pipeline learnt from. Raises ConfigError for none."""
+    return prompts_in(resolve(Store(root, reading=True), "instructions", ["instructions"])[0] / "heldout.jsonl")
+
+
+def write_export(
+    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, out: Path, run: Run, **noted: Any
+) -> Export:
+    """Draws `answer_pairs` and writes them with the page and the tasks to judge them by, see `evaluation.feedback`.
+
+    noted: kept in the key beside how answers were drawn.
+    """
+    pairs, given_by = blind(answer_pairs(models, prompts, count, drawing, run), drawing.seed)
+    known = {name: _known_of(folder) for name, folder in models.items()}
+    export = Export(pairs, given_by, known, {**asdict(drawing), **noted})
+    pages = {
+        "judge.html": judging_page(export, "Which answer is better?"),
+        "tasks.json": json.dumps(label_studio.tasks(pairs.values(), export.id), indent=1, ensure_ascii=False),
+        "labelling.xml": label_studio.LABELLING,
+    }
+    export.write(out, pages)
+    return export
+
+
+def _known_of(folder: Path) -> dict[str, str]:
+    """Where a model is, and of an artifact what it is."""
+    try:
+        manifest = Manifest.read(folder)
+    except FileNotFoundError:
+        return {"path": str(folder)}
+    return {"path": str(folder), "artifact": f"{manifest.stage}/{manifest.fingerprint}", "digest": manifest.digest}
 
 
 def answer_pairs(

@@ -12,17 +12,11 @@ from typing import Any
 
 from evaluation.feedback.agreement import krippendorff_alpha
 from evaluation.feedback.judgements import Judgement, Judgements
-from evaluation.feedback.pairs import Export
+from evaluation.feedback.pairs import PREFERENCES, Export
 from evaluation.feedback.win_rates import Contest, strengths, win_rates
 from evaluation.statistics import wilson
 
-PREFERENCES, INSTRUCTIONS, JUDGED, ASIDE, SUMMARY = (
-    "preferences.jsonl",
-    "instructions.jsonl",
-    "judgements.jsonl",
-    "quarantine.jsonl",
-    "summary.json",
-)
+INSTRUCTIONS, JUDGED, ASIDE, SUMMARY = "instructions.jsonl", "judgements.jsonl", "quarantine.jsonl", "summary.json"
 _WON = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5}
 
 

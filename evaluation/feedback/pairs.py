@@ -24,7 +24,7 @@ import numpy as np
 
 from infra.errors import stage_error
 
-PAIRS, KEY = "pairs.jsonl", "key.json"
+PAIRS, KEY, PREFERENCES = "pairs.jsonl", "key.json", "preferences.jsonl"
 _SCHEMA = 1
 
 

@@ -10,6 +10,7 @@
 <root>/promotions.json                  which registered models are promoted
 <root>/comparisons/                     pages that `stemma compare` wrote
 <root>/sweeps/<id>/                     trials and page of a `stemma sweep`
+<root>/feedback/<round>/                answers that people judge, and what they said, see `stemma feedback`
 <root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
 """
 
@@ -26,7 +27,7 @@ from infra.tables import unwritable
 
 FORMAT = 1
 MARKER = "format"
-RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "tasks_mirror"})
+RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "feedback", "tasks_mirror"})
 MANIFEST = "manifest.json"
 AUX = "aux"
 _OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json", "promotions.json", ".promotions.json"}

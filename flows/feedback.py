@@ -1,0 +1,146 @@
+"""A round of feedback: answers are drawn, the run waits for people, and the pipeline learns from what they chose.
+
+stemma feedback round configs/quickstart.yaml
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.flow_runs import resume_flow_run, suspend_flow_run
+from prefect.runtime import flow_run
+from prefect.states import Failed, State
+
+from evaluation.feedback.pairs import KEY, PREFERENCES, Export
+from flows.config import load, parse
+from flows.execution import RUNNER, PipelineRun
+from flows.graph import Selection
+from flows.journal import new_run_id
+from flows.pipeline_config import PipelineConfig, dump
+from infra.errors import ConfigError, Problem, StemmaError
+from infra.project import default_root
+from infra.run import Run
+from infra.store.reference import resolve
+from infra.store.store import Store
+from tasks.stages import STAGES
+
+ROUND = "feedback-round"
+"""Of the deployment `<pipeline>/feedback-round`."""
+FEEDBACK, JUDGED = "feedback", "judged"
+
+
+@flow(name=ROUND, task_runner=RUNNER, persist_result=False)
+def feedback_round(
+    config_path: str,
+    model: str = "rlhf",
+    pairs: int = 100,
+    temperature: float = 0.7,
+    max_new_tokens: int = 256,
+    wait_days: float = 30.0,
+    root: str = "",
+) -> State:
+    """Draws two answers of a model to each of some prompts, waits until they are judged, and runs the pipeline with the
+    pairs of this round and all before it among its preferences.
+
+    config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
+    wait_days: after so many days without judgements the run fails.
+    """
+    try:
+        config, store = load(Path(config_path)), Store(Path(root) if root else default_root())
+        if problem := _no_preferences(config):
+            raise ConfigError(problem)
+        folder = _folder_of(store.root, flow_run.get_id() or new_run_id())
+        if not (folder / KEY).exists():
+            _draw(config, store, model, pairs, (temperature, max_new_tokens), folder)
+            _tell_judges(folder, config_path)
+    except StemmaError as error:
+        return Failed(message=str(error))
+    if not _pairs_of(folder).exists():
+        suspend_flow_run(timeout=round(wait_days * 24 * 3600))
+    if not _pairs_of(folder).exists():
+        fix = f"stemma feedback import {folder} FILE …, then Retry"
+        return Failed(message=f"no judgements of {folder} have come: {fix}")
+    try:
+        learning = with_feedback(config, store.root)
+    except StemmaError as error:
+        return Failed(message=str(error))
+    return PipelineRun(learning, Selection(), store, new_run_id(), False, config_path).run()
+
+
+def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
+    """The pipeline with the preference pairs of all its rounds that were judged, a source each, so that lineage tells
+    which round's labels a model learnt from."""
+    data = dump(config)
+    rounds = [
+        {"kind": "files", "paths": [str(_pairs_of(folder))], "prompt_field": "prompt"}
+        for folder in sorted((root / FEEDBACK).glob("*"))
+        if _pairs_of(folder).exists() and Export.read(folder).drawn.get("pipeline") == config.name
+    ]
+    data["preferences"] = {**data["preferences"], "read": [*data["preferences"]["read"], *rounds]}
+    return parse(data)
+
+
+def go_on(export: Export) -> str:
+    """Resumes the round that this export belongs to, where it waits; the id of its run, "" where none waits.
+
+    Prefect's client must point at the server.
+    """
+    waiting = export.drawn.get("flow_run")
+    if not waiting:
+        return ""
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(waiting).state
+    if state is None or not state.is_paused():
+        return ""
+    resume_flow_run(waiting)
+    return str(waiting)
+
+
+def _no_preferences(config: PipelineConfig) -> Problem | None:
+    if config.section("preferences") is not None:
+        return None
+    message = "a round adds pairs to what the section preferences reads, and there is none"
+    return Problem("missing_section", "preferences", message, "add preferences:, reward_model: and rlhf:")
+
+
+def _folder_of(root: Path, run: str) -> Path:
+    """Of a round, also when its run goes on: its date and the beginning of its flow run's id."""
+    known = next((root / FEEDBACK).glob(f"*-{run[:8]}"), None)
+    return known or root / FEEDBACK / f"{datetime.now(UTC):%Y%m%d-%H%M}-{run[:8]}"
+
+
+def _pairs_of(folder: Path) -> Path:
+    return folder / JUDGED / PREFERENCES
+
+
+def _draw(
+    config: PipelineConfig, store: Store, model: str, pairs: int, sampling: tuple[float, int], folder: Path
+) -> None:
+    from training.candidates import Drawing, held_out_prompts, write_export
+
+    models = [name for name, stage in STAGES.items() if stage.makes == "model"]
+    place = resolve(store, model, models)[0]
+    noted: dict[str, Any] = {"pipeline": config.name, "flow_run": flow_run.get_id()}
+    # Each round asks other prompts.
+    drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
+    work = Run(store.root / ".work" / FEEDBACK)
+    write_export({model: place}, held_out_prompts(store.root), pairs, drawing, folder, work, **noted)
+
+
+def _tell_judges(folder: Path, config_path: str) -> None:
+    text = f"""# Answers wait to be judged
+
+Open `{folder / "judge.html"}` in a browser, or import `{folder / "tasks.json"}` into Label Studio. When the files of
+judgements have come back:
+
+    stemma feedback import {folder} FILE …
+
+This goes on with the round; so does **Resume** here, after `import --wait`. It then runs `{config_path}` with the
+pairs.
+"""
+    create_markdown_artifact(text, key="judge", description="Answers to judge")
