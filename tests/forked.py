@@ -23,7 +23,7 @@ from typing import Any
 
 from flows.start import CONSOLE_LEVEL
 from infra.forked import ForkServer, Process
-from infra.process import PARENT_FD
+from infra.process import PARENT_FD, die_with_parent
 from infra.servers.environment import OFFLINE, QUIET
 
 _PREFECTS = (
@@ -174,11 +174,12 @@ def _environment_of_stages(environment: Mapping[str, str]) -> dict[str, str]:
 
 def main(path: str) -> int:
     """The forked process: becomes the command. path: of the request."""
+    die_with_parent()
     asked = json.loads(Path(path).read_text())
     shared = os.environ[_STAGES]
     os.environ.clear()
     os.environ.update({**asked["environment"], _STAGES: shared})
-    os.environ.pop(PARENT_FD, None)
+    os.environ.pop(PARENT_FD, None)  # it names a descriptor that is open here, and not in what the command starts
     import tasks.warm_start
     from cli.main import main as command
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infra.forked import ForkServer
 from infra.lineage import migrations
+from infra.process import die_with_parent
 from infra.servers.environment import server_environ
 from tests.command import REPOSITORY
 
@@ -28,7 +29,9 @@ def _line() -> tuple[int, int]:
 
 
 class RelayProcess:
-    """lock_timeout_s: how long it waits for a database that somebody else has locked."""
+    """It dies with the test worker.
+
+    lock_timeout_s: how long it waits for a database that somebody else has locked."""
 
     def __init__(self, root: Path, mode: str = "--follow", lock_timeout_s: float = migrations.LOCK_TIMEOUT_S) -> None:
         self.log = root / "relay.log"
@@ -44,6 +47,7 @@ class RelayProcess:
 
 def main(root: str, mode: str, lock_timeout_s: str) -> int:
     """The forked process."""
+    die_with_parent()
     from infra.lineage import relay
 
     migrations.LOCK_TIMEOUT_S = float(lock_timeout_s)
