@@ -138,7 +138,8 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
     assert branch["changed"] == [{"key": "duration", "before": "12 batches", "after": "16 batches"}]
 
     shown = run("gc", "--states", "--root", store).document
-    assert [row["artifact"].rpartition(" ")[2] for row in shown["garbage"]] == ["8", "12", "16"]
+    # By artifact: which comes first depends on its fingerprint, and so on the processor that its weights come from.
+    assert {row["artifact"].rpartition(" ")[2] for row in shown["garbage"]} == {"8", "12", "16"}
     assert run("gc", "--states", "--yes", "--root", store).code == 0
     assert run("verify", place, "--root", store).code == 0
     assert answer("check", longer=LONGER).with_status("reuse") >= {"pretrain", "longer"}
