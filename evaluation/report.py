@@ -16,6 +16,7 @@ from evaluation.page.branch_sections import branches
 from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
+from evaluation.page.planned_section import planned, profiles
 from evaluation.page.safety_sections import bias, memorisation, toxicity
 from evaluation.page.training_sections import alignment, pretraining, reward_model, tuning
 from evaluation.page.verdicts import Claim, claims
@@ -85,6 +86,8 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         memorisation(pipeline),
         data(pipeline),
         stages(pipeline),
+        planned(pipeline),
+        profiles(pipeline),
         lineage(pipeline),
         reproduce(pipeline, command),
     ]

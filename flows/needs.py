@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 from corpus.config import ShardConfig, TokenizerConfig
@@ -14,16 +12,14 @@ from flows.plan import Row
 from infra.errors import ConfigError, Problem
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.planner.architecture import Architecture
-from training.planner.devices import DEVICES, Device, device_called
-from training.planner.stages import StageNeeds, device_of, needs, of_model, of_transformers, problem, this_machine
-
-_PROBE_SIZE, _PROBE_S = 512, 0.1
-_GPU = Path("/proc/driver/nvidia/gpus")
+from training.planner.devices import DEVICES
+from training.planner.here import device_at_hand
+from training.planner.stages import StageNeeds, device_of, needs, of_model, of_transformers, problem
 
 
 def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:
     """Of each training step that is to be built and whose model's sizes the config tells."""
-    device = device_of(config.launch) or _here(config)
+    device = device_of(config.launch) or device_at_hand(config.launch)
     found = {}
     for name, row in rows.items():
         node = nodes[name]
@@ -87,27 +83,3 @@ def _length(nodes: Graph, name: str, arch: Architecture) -> int:
     if isinstance(section, RlhfConfig):
         return section.max_prompt_tokens + section.answer_max_tokens
     return int(getattr(section, "max_length", arch.positions))
-
-
-def _here(config: PipelineConfig) -> Device:
-    """The GPU of this machine, if it is known, else its CPU."""
-    if config.launch.device != "cpu" and _GPU.is_dir():
-        for place in _GPU.iterdir():
-            text = (place / "information").read_text(encoding="utf8", errors="replace")
-            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
-            if found := device_called(model.strip()):
-                return found
-    return _cpu()
-
-
-@cache
-def _cpu() -> Device:
-    import numpy as np
-    import psutil
-
-    matrix = np.ones((_PROBE_SIZE, _PROBE_SIZE), np.float32)
-    best, stop = float("inf"), time.perf_counter() + _PROBE_S
-    while (began := time.perf_counter()) < stop:
-        matrix @ matrix
-        best = min(best, time.perf_counter() - began)
-    return this_machine(psutil.virtual_memory().total, 2 * _PROBE_SIZE**3 / best)

@@ -29,6 +29,9 @@ from evaluation.config import (
 from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
 from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
 
+PROFILE = ("aux/profile.json", "aux/profile_operators.txt", "aux/profile_trace.json.gz")
+"""What `launch.profile` leaves."""
+
 CORPUS_STEPS: dict[str, Kind] = {
     "ingest": "documents",
     "validate": "verdict",
@@ -162,7 +165,7 @@ STAGES: dict[str, Stage] = {
                 may_have(STATE, "model"),
             ),
             makes="model",
-            shows=("aux/corrections.json",),
+            shows=("aux/corrections.json", *PROFILE),
             trains=True,
         ),
         Stage(
@@ -202,7 +205,7 @@ STAGES: dict[str, Stage] = {
             inputs=(needs("model"), needs("instructions"), may_have("shards"), may_have(STATE, "model")),
             makes="model",
             trains=True,
-            shows=("aux/samples.jsonl", "aux/corrections.json"),
+            shows=("aux/samples.jsonl", "aux/corrections.json", *PROFILE),
         ),
         Stage(
             "reward_model",
@@ -213,7 +216,7 @@ STAGES: dict[str, Stage] = {
             function="training.reward_model:reward_model",
             inputs=(needs("model"), needs("preferences"), may_have(STATE, "reward_model")),
             makes="reward_model",
-            shows=("aux/corrections.json",),
+            shows=("aux/corrections.json", *PROFILE),
             trains=True,
         ),
         Stage(
@@ -231,7 +234,7 @@ STAGES: dict[str, Stage] = {
                 may_have(STATE, "model"),
             ),
             makes="model",
-            shows=("aux/samples.jsonl",),
+            shows=("aux/samples.jsonl", *PROFILE),
         ),
         Stage(
             "benchmarks",

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
 
 from infra.run import Run
 from infra.store.states import KeptState, state_name
-from training import ranks
+from training import profiling, ranks
 from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback, Callbacks
@@ -32,6 +33,7 @@ from training.microbatch import choose, lower_limit, out_of_memory
 from training.norms import ActivationNorm, GradientClip
 from training.optimizers import optimizer_of
 from training.parallel import checkpoint_activations, parallelize, unshard_root
+from training.planner import measured
 from training.schedules import LearningRate, Schedule
 from training.states import beginning, corrections_before, keep_states
 from training.train_state import Loader, Trainable, TrainState
@@ -77,6 +79,9 @@ class Fit:
     lr_multiplier: what corrections leave of the schedule's learning rate for good; 1 where nothing was cut, or healed.
     states: the checkpoints that are to stay with the artifact.
     begin: the state of another training that it went on from.
+    planned: what was planned for it, None where the planner knows device or model not. step_s, memory_bytes,
+        microbatch: what it took.
+    profile: the folder with the profile of some steps, empty where none was asked for.
     """
 
     batches: int
@@ -88,11 +93,21 @@ class Fit:
     lr_multiplier: float = 1.0
     states: Sequence[Path] = ()
     begin: KeptState | None = None
+    planned: Mapping[str, Any] | None = None
+    step_s: float = 0.0
+    memory_bytes: int = 0
+    microbatch: int = 0
+    profile: Path | None = None
 
     def leave(self, out_dir: Path) -> None:
-        """Leaves the guard's corrections and the kept states in the artifact's aux/."""
+        """Leaves in the artifact's aux/ the guard's corrections, the kept states, what was planned, and the profile."""
         write_log(self.corrections, out_dir)
         keep_states(self.states, out_dir)
+        if ranks.is_first():
+            if self.planned:
+                measured.write(out_dir, self.planned, self.step_s, self.memory_bytes, self.microbatch)
+            if self.profile:
+                profiling.leave(self.profile, out_dir)
 
     def guard_figures(self) -> dict[str, float]:
         return {
@@ -137,6 +152,17 @@ def fit(
     # With batches that grow all microbatches are of the first one's size: shapes that change would be compiled anew.
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
     microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
+    told = measured.planned(
+        config,
+        model,
+        run.launch,
+        hardware.device,
+        plan.batches,
+        plan.batch_tokens,
+        plan.batch_size,
+        plan.epoch_batches,
+    )
+    memory = measured.MemoryWatch(model, hardware.device)
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32)
     begin = beginning(config, inputs, plan.batches)
@@ -177,7 +203,10 @@ def fit(
     peak = hardware.peak_flops() if plan.flops_per_token else None
     peak = peak and peak * ranks.world_size()
     throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
-    watch = [SignsOfLife(), SlowRanks(model, run)]
+    watch: list[Callback] = [SignsOfLife(), SlowRanks(model, run)]
+    profile = run.work_dir / "profile" if run.launch.profile else None
+    if profile and ranks.is_first():
+        watch.append(profiling.Profiler(profile, run.launch.profile))
     together = Callbacks(
         [
             *watch,
@@ -233,7 +262,22 @@ def fit(
             else {batch_of(one): one for one in (*checkpoints_in(states.folder), last)}
         )
         healed = corrections.healed
-        return Fit(clock.batch, clock.token, speed, mfu, made_all, skipped, healed, [*kept.values()], begin)
+        return Fit(
+            clock.batch,
+            clock.token,
+            speed,
+            mfu,
+            made_all,
+            skipped,
+            healed,
+            [*kept.values()],
+            begin,
+            told,
+            throughput.step_s(),
+            memory.peak(),
+            microbatch,
+            profile,
+        )
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error

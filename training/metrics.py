@@ -90,6 +90,13 @@ class Throughput:
             return 0.0
         return _rate(self._first, self._recent[-1])
 
+    def step_s(self) -> float:
+        """Seconds a batch since the first one; 0 if there was no other."""
+        if self._first is None or self._first is self._recent[-1]:
+            return 0.0
+        (began, first, _), (now, batch, _) = self._first, self._recent[-1]
+        return (now - began) / (batch - first)
+
     def mfu(self, tokens_per_s: float) -> float | None:
         """Model FLOPs utilisation (PaLM, appendix B) at this speed, where the peak and the model's FLOPs are known."""
         if self._peak_flops is None or not self._flops_per_token:

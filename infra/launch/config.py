@@ -51,6 +51,9 @@ class LaunchConfig(Config):
     trainer: Literal["composer", "native"] = "composer"
     """The loop that trains: MosaicML Composer's, or a plain one of our own (training/backends/native.py) for versions
     of torch that Composer refuses. Both take each other's checkpoints, and on a CPU end with the same bits."""
+    profile: int = Field(0, ge=0)
+    """Steps of each training that are profiled, after its first two: a Chrome trace, a table by operator and memory
+    over time go into aux/ and MLflow. The result stays the same; profiled steps are slower, and take some MB each."""
     hang_s: float = Field(600.0, gt=0)
     """Seconds that a rank may give no sign of life during training, before all are ended and started again from the
     newest checkpoint; NCCL gives up after as many. Must be longer than an evaluation during training takes."""

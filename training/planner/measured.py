@@ -1,0 +1,122 @@
+"""What a training took, beside what was planned for it: time of a step and memory, left in the artifact's aux/."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from infra.launch.config import LaunchConfig
+from training.config import RlhfConfig, TrainerConfig
+from training.planner.devices import DEVICES, Device, device_called
+from training.planner.here import cpu
+from training.planner.stages import needs, of_transformers
+
+PLANNED = "aux/planned.json"
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class MemoryWatch:
+    """The most memory that a training holds on this rank's device, from here on.
+
+    Of a GPU what its tensors take. Of a CPU the process's resident memory, without what it held before the training
+    but for the weights: interpreter and libraries are no part of a plan.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._beside = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return
+        try:
+            _CLEAR.write_text("5")  # the peak counts from now; not allowed everywhere
+        except OSError:
+            return
+        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        self._beside = max(0, _resident("VmRSS") - weights)
+
+    def peak(self) -> int:
+        """Bytes."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        return _resident("VmHWM") - self._beside
+
+
+def _resident(name: str) -> int:
+    """Bytes of a line of the process's status; where there is no such file, the largest that it ever held."""
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def planned(
+    config: TrainerConfig,
+    model: nn.Module,
+    launch: LaunchConfig,
+    device: torch.device,
+    batches: int,
+    batch_tokens: int,
+    batch_size: int,
+    epoch_batches: int,
+) -> dict[str, Any] | None:
+    """What `stemma check` would have said of this training on the machine at hand: {"device", "devices", "step_s",
+    "step_s_low", "step_s_high", "memory_gb", "memory_limit_gb", "microbatch", "batches"}.
+
+    None for a device or a model that the planner does not know.
+    """
+    hardware = _device(launch, device)
+    network = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
+    if hardware is None or network is None:
+        return None
+    arch = of_transformers(network.config.to_dict(), getattr(network.config, "vocab_size", None))
+    if arch is None:
+        return None
+    told = needs(
+        config, arch, _length(config, batch_tokens // batch_size), launch, hardware, epoch_batches * batch_tokens
+    )
+    if told.hours is None or told.hours_low is None or told.hours_high is None:
+        return None
+    return {
+        "device": told.device,
+        "devices": told.devices,
+        "batches": batches,
+        "step_s": told.hours * 3600 / batches,
+        "step_s_low": told.hours_low * 3600 / batches,
+        "step_s_high": told.hours_high * 3600 / batches,
+        "memory_gb": told.memory_gb,
+        "memory_limit_gb": told.memory_limit_gb,
+        "microbatch": told.microbatch,
+    }
+
+
+def write(out_dir: Path, told: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int) -> None:
+    """aux/planned.json: {"planned": what `planned` gave, "measured": {"step_s", "memory_gb", "microbatch"}}.
+
+    step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no other.
+    """
+    path = out_dir / PLANNED
+    path.parent.mkdir(parents=True, exist_ok=True)
+    measured = {"step_s": step_s, "memory_gb": memory_bytes / 1e9, "microbatch": microbatch}
+    path.write_text(json.dumps({"planned": told, "measured": measured}, indent=1) + "\n", encoding="utf8")
+
+
+def _device(launch: LaunchConfig, device: torch.device) -> Device | None:
+    if device.type == "cuda":
+        return device_called(torch.cuda.get_device_name(device)) or DEVICES.get(launch.hardware or "")
+    return cpu()
+
+
+def _length(config: TrainerConfig, packed: int) -> int:
+    """Tokens of a sequence, as `stemma check` has them."""
+    if isinstance(config, RlhfConfig):
+        return config.max_prompt_tokens + config.answer_max_tokens
+    return int(getattr(config, "max_length", packed))
