@@ -18,7 +18,7 @@ FAMILY_ORDER = (
     "shard",
     "validate_shards", "corpus_report", "pretrain",
     "base_model", "instructions",
-    "validate_instructions", "sft", "preferences", "validate_preferences", "reward_model", "rlhf",
+    "validate_instructions", "sft", "preferences", "validate_preferences", "reward_model", "preference_tuning", "rlhf",
 )  # fmt: skip
 """The order of stages where the graph leaves a choice: as the text flows."""
 
@@ -54,10 +54,12 @@ class Artifact:
 
     @property
     def algorithm(self) -> str:
-        """How an `rlhf` artifact was aligned: `PPO`, or `RLOO` where several answers to a prompt were held against each
-        other."""
-        answers = self.manifest.config.get("answers_per_prompt", 1) if self.manifest else 1
-        return "RLOO" if answers > 1 else "PPO"
+        """How a model was aligned. Of `rlhf`: `PPO`, or `RLOO` where several answers to a prompt were held against each
+        other. Of `preference_tuning` its loss: `DPO`."""
+        config = self.manifest.config if self.manifest else {}
+        if self.stage == "preference_tuning":
+            return str(config.get("loss", "dpo")).upper()
+        return "RLOO" if config.get("answers_per_prompt", 1) > 1 else "PPO"
 
     @cached_property
     def branch(self) -> Branch | None:

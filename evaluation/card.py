@@ -17,7 +17,7 @@ from evaluation.pipeline_results import PipelineResults
 from evaluation.summary import TextSource, architecture, frank_verdict, results_table, text_sources, what_was_built
 
 DATA = ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard", "instructions", "preferences")
-TRAINING = ("pretrain", "base_model", "sft", "reward_model", "rlhf")
+TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
 LICENCES = (
@@ -115,7 +115,7 @@ def _summary(pipeline: PipelineResults, called: str | None, model: Artifact) -> 
 def _use(config: RegisterConfig, model: Artifact) -> str:
     tokenizer = model.read_json("tokenizer_config.json") or {}
     has_template = "chat_template" in tokenizer or (model.folder / "chat_template.jinja").is_file()
-    if has_template and model.stage in ("sft", "rlhf"):
+    if has_template and model.stage in ("sft", "preference_tuning", "rlhf"):
         prompt = """messages = [{"role": "user", "content": "Explain in one sentence what a list is."}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
     else:

@@ -11,10 +11,16 @@ from typing import Any
 from evaluation.artifacts import Artifact, read_artifacts
 from evaluation.comparison import PairedAccuracy, PairedToxicity, paired_accuracy, paired_toxicity
 
-MODELS = {"pretrain": "base", "base_model": "base", "sft": "sft", "rlhf": "rlhf"}
+MODELS = {
+    "pretrain": "base",
+    "base_model": "base",
+    "sft": "sft",
+    "preference_tuning": "preference_tuning",
+    "rlhf": "rlhf",
+}
 """Stages that make models which write text, and what the model of a pipeline's usual step is called."""
 
-ROLES = {"sft": ("base", "sft"), "rlhf": ("sft", "rlhf")}
+ROLES = {"sft": ("base", "sft"), "preference_tuning": ("reference", "policy"), "rlhf": ("sft", "rlhf")}
 """What a stage calls the model that it was given and the one that it made, in figures and samples."""
 
 LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
@@ -155,10 +161,10 @@ class PipelineResults:
     def samples(self, count: int) -> list[dict[str, Any]]:
         """The first held-out prompts with the answers of every model, in the order in which they were measured.
 
-        The stages sft and rlhf each wrote the answers of two models; they are joined by prompt.
+        The tuning stages each wrote the answers of two models; they are joined by prompt.
         """
         rows: dict[str, dict[str, Any]] = {}
-        for id in (*self.steps("rlhf"), *self.steps("sft")):
+        for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
             found, called = self.get(id), self.roles(id)
             for line in found.read_lines("aux/samples.jsonl") if found else []:
                 row = rows.setdefault(
@@ -182,14 +188,15 @@ class PipelineResults:
         return ordered[:count]
 
     def algorithm(self, id: str) -> str:
-        """How an alignment was done: `PPO` or `RLOO`."""
+        """How an alignment was done, as `Artifact.algorithm` says it."""
         found = self.get(id)
         return found.algorithm if found else "PPO"
 
     def scores(self, id: str, key: str, role: str) -> list[float]:
         """What the answers of one of the two models of an alignment scored, in the order of its held-out prompts.
 
-        key: `rewards` of the reward model, `judge` of the judge. role: sft or rlhf. Empty where they are not known.
+        key: `rewards` of the reward model, `judge` of the judge. role: one of the stage's ROLES. Empty where they are
+        not known.
         """
         found = self.get(id)
         lines = found.read_lines("aux/samples.jsonl") if found else []
@@ -207,7 +214,7 @@ class PipelineResults:
 
     def judges(self) -> set[str]:
         """The reward models that judge an alignment and train none."""
-        alignments = self.steps("rlhf")
+        alignments = [*self.steps("rlhf"), *self.steps("preference_tuning")]
         judging = {one for id in alignments for one in self.input_steps(id, "judge")}
         return judging - {one for id in alignments for one in self.input_steps(id, "reward_model")}
 

@@ -18,7 +18,7 @@ from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
 from evaluation.page.planned_section import planned, profiles
 from evaluation.page.safety_sections import bias, memorisation, toxicity
-from evaluation.page.training_sections import alignment, pretraining, reward_model, tuning
+from evaluation.page.training_sections import alignment, preference_tuning, pretraining, reward_model, tuning
 from evaluation.page.verdicts import Claim, claims
 from evaluation.page.words import seconds
 from evaluation.pipeline_results import PipelineResults
@@ -76,6 +76,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
     made = [
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
         *_tunings(pipeline),
+        *(preference_tuning(pipeline, id) for id in pipeline.steps("preference_tuning")),
         *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
         branches(pipeline),
         benchmarks(pipeline),

@@ -104,6 +104,9 @@ def _training(pipeline: PipelineResults, one: Artifact) -> str:
         case "sft":
             pairs = _pairs(pipeline, one, "instructions")
             return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
+        case "preference_tuning":
+            pairs = _pairs(pipeline, one, "preferences")
+            return f"Alignment: {one.algorithm}{f' on {pairs:,.0f} preference pairs' if pairs else ''}."
         case "rlhf":
             wanted = one.manifest.inputs.get("reward_model") if one.manifest else None
             judge = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
@@ -174,6 +177,9 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("sft", "loss on held-out instructions, nats a token", "heldout_loss", False),
         ("sft", "likeliest answers that end by themselves", "ends_share", True),
         ("sft", "likeliest answers verified right", "verified", True),
+        ("preference_tuning", "held-out pairs whose chosen answer is the likelier", "prefers_chosen", True),
+        ("preference_tuning", "sampled answers to prompts of pairs that end by themselves", "ends_share", True),
+        ("preference_tuning", "judge's score on prompts of held-out pairs", "heldout_judge", False),
         ("rlhf", "sampled answers verified right", "verified", True),
         ("rlhf", "sampled answers that end by themselves", "ends_share", True),
         ("rlhf", "tokens a sampled answer", "answer_tokens", False),

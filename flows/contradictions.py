@@ -14,7 +14,15 @@ from infra.identity import canonical
 from infra.secrets import recognised
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
-from training.config import Continues, KeepEvery, PretrainConfig, RlhfConfig, SftConfig, TrainerConfig
+from training.config import (
+    Continues,
+    KeepEvery,
+    PreferenceTuningConfig,
+    PretrainConfig,
+    RlhfConfig,
+    SftConfig,
+    TrainerConfig,
+)
 from training.duration import parse_duration
 
 _NEEDS = {
@@ -38,7 +46,7 @@ _NEEDS = {
 DOCUMENT_STAGES = {"clean", "dedupe", "decontaminate", "mix"}
 """They read documents and give documents."""
 
-NEEDS_TEXT = {"sft", "reward_model", "rlhf", "benchmarks", "safety"}
+NEEDS_TEXT = {"sft", "reward_model", "preference_tuning", "rlhf", "benchmarks", "safety"}
 """They need a model that continues text."""
 
 
@@ -104,7 +112,7 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         trained = tokenizer.config if tokenizer and isinstance(tokenizer.config, TokenizerConfig) else None
         vocabulary = trained.vocab_size if trained and not trained.pretrained else None
         yield from section.problems(shards.config.sequence_length, vocabulary, continues=continues)
-    elif isinstance(section, SftConfig | RlhfConfig):
+    elif isinstance(section, SftConfig | PreferenceTuningConfig | RlhfConfig):
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)

@@ -165,6 +165,7 @@ PAYLOADS: dict[str, Callable[[Path], Found]] = {
     "base_model": _model,
     "sft": _model,
     "reward_model": _model,
+    "preference_tuning": _model,
     "rlhf": _model,
 }
 """The stages whose artifacts can be adopted, each with a check that yields (path, what was expected)."""

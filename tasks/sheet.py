@@ -22,6 +22,8 @@ from infra.tail import tail
 Curves = dict[str, list[Point]]
 
 PICTURE_WIDTH, PICTURE_HEIGHT = 420, 230
+OF_PAIRS = ("reward_model", "preference_tuning")
+"""Stages whose loss is a mean over pairs."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,17 @@ CHARTS = (
         {"": "score of an answer by the judge, which trains nothing"},
         levels={"heldout_judge_sft": "SFT, held out"},
     ),
+    Chart(
+        "Margin",
+        {"preference/margin": "training", "validation/sample_margin": "held-out sample"},
+        {"": "nats by which the chosen answer rose more"},
+        noisy=True,
+    ),
     Chart("KL", {"rlhf/kl": "KL"}, {"": "nats an answer, from the SFT model"}, from_zero=True),
     Chart(
         "Loss",
         {"train/loss": "training", "validation/sample_loss": "held-out sample"},
-        {"": "nats a token", "reward_model": "nats a pair", "rlhf": "of policy and value"},
+        {"": "nats a token", **dict.fromkeys(OF_PAIRS, "nats a pair"), "rlhf": "of policy and value"},
         noisy=True,
         levels={"unigram_loss": "unigrams", "bigram_loss": "bigrams", "heldout_loss_base": "before tuning"},
     ),

@@ -27,7 +27,14 @@ from evaluation.config import (
     SafetyConfig,
 )
 from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
-from training.config import BaseModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.config import (
+    BaseModelConfig,
+    PreferenceTuningConfig,
+    PretrainConfig,
+    RewardModelConfig,
+    RlhfConfig,
+    SftConfig,
+)
 
 PROFILE = ("aux/profile.json", "aux/profile_operators.txt", "aux/profile_trace.json.gz")
 """What `launch.profile` leaves."""
@@ -217,6 +224,22 @@ STAGES: dict[str, Stage] = {
             inputs=(needs("model"), needs("preferences"), may_have(STATE, "reward_model")),
             makes="reward_model",
             shows=("aux/corrections.json", *PROFILE),
+            trains=True,
+        ),
+        Stage(
+            "preference_tuning",
+            about="A model, aligned on preference pairs themselves by DPO, IPO, KTO or ORPO.",
+            version=1,
+            config=PreferenceTuningConfig,
+            function="training.preference_tuning:preference_tuning",
+            inputs=(
+                needs("model"),
+                needs("preferences"),
+                may_have("judge", "reward_model"),
+                may_have(STATE, "model"),
+            ),
+            makes="model",
+            shows=("aux/samples.jsonl", "aux/corrections.json"),
             trains=True,
         ),
         Stage(

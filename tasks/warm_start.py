@@ -37,7 +37,7 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
 }
 """What a stage's function imports when it is called, and that takes long; what its module imports comes by itself."""
 
-_FITS = ("pretrain", "sft", "reward_model", "rlhf")
+_FITS = ("pretrain", "sft", "reward_model", "preference_tuning", "rlhf")
 """Those that train, with the backend that `launch.trainer` names."""
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")

@@ -75,11 +75,11 @@ class Chat:
     def prompts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """Prompts that ask for an answer, each at most `max_tokens` long: longer ones keep their roles and the end of
         their text."""
-        return [self._asking(ids, max_tokens) for ids in self.encode(texts)]
+        return [self.asking(ids, max_tokens) for ids in self.encode(texts)]
 
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """A prompt of `prompts` or `conversations`, cut to at most `max_tokens` in the same way."""
-        return self._asking(prompt[1:-2], max_tokens)
+        return self.asking(prompt[1:-2], max_tokens)
 
     def dialogue(self, messages: Sequence[tuple[int, Sequence[int]]], max_tokens: int) -> list[int]:
         """Messages (role's token, text) and the role that answers, at most `max_tokens` long in all.
@@ -101,7 +101,8 @@ class Chat:
             kept.pop(0)
         return [*(number for message in kept for number in message), self.assistant]
 
-    def _asking(self, text: Sequence[int], max_tokens: int) -> list[int]:
+    def asking(self, text: Sequence[int], max_tokens: int) -> list[int]:
+        """A prompt's text with its roles, as `prompts` gives it."""
         return [self.user, *_end(text, max_tokens - ROLE_TOKENS), self.end, self.assistant]
 
     def conversations(self, prompts: Sequence[str], responses: Sequence[str], max_tokens: int) -> list[Conversation]:
@@ -112,7 +113,7 @@ class Chat:
             response, room = [*ids, self.end], max(0, max_tokens - ROLE_TOKENS)
             if len(asked) + len(response) > room:
                 response = response[: min(room, max(max_tokens // 2, room - len(asked)))]
-            cut.append(Conversation(self._asking(asked, max_tokens - len(response)), response))
+            cut.append(Conversation(self.asking(asked, max_tokens - len(response)), response))
         return cut
 
     def decode(self, ids: Sequence[int]) -> str:

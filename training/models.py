@@ -295,6 +295,18 @@ class LanguageModel(Trainable):
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         return total / count if balancing is None else total / count + balancing
 
+    def sequence_logprobs(self, outputs: Outputs, labels: Tensor) -> Tensor:
+        """Summed log-probabilities (B,) of each sequence's labelled tokens, with their gradients, from what `forward`
+        gave; logits are held for labelled tokens alone."""
+        states = outputs[0] if isinstance(outputs, tuple) else outputs
+        labelled = labels != IGNORE
+        scores = states[labelled]
+        if self._plain_head:
+            scores = scores @ self.model.get_output_embeddings().weight.to(scores.dtype).T
+        logprobs = -cross_entropy(scores.float(), labels[labelled], reduction="none")
+        rows = labelled.nonzero()[:, 0]
+        return logprobs.new_zeros(len(labels)).index_add(0, rows, logprobs)
+
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
         """Cross-entropy (B, T) in nats of each labelled token, 0 elsewhere."""

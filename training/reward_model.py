@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from evaluation.statistics import binomial_p_value, bootstrap, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
 from training.attention import choose_attention
-from training.chat import Chat, Conversation, pad, read_rows
+from training.chat import Chat, pad, read_rows
 from training.config import RewardModelConfig, batches
 from training.evaluate import Watch, measuring
 from training.export import export
@@ -34,18 +33,11 @@ from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import limit_length
 from training.norms import last_stack
+from training.preference_pairs import Pair
 from training.train_state import TokenCount, Trainable
 
 _BATCH = 32
 MOST_SOURCES = 10
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two conversations with the same prompt."""
-
-    chosen: Conversation
-    rejected: Conversation
 
 
 class Scorer(nn.Module):

@@ -19,16 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from evaluation.statistics import (
-    Interval,
-    bootstrap,
-    bootstrap_ratio,
-    gain_at_equal_length,
-    share_of_clusters,
-    wilson,
-)
+from evaluation.statistics import bootstrap, bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from training.answer_figures import answer_figures, lengthening, means, raw_scores, score_figures, share
 from training.attention import choose_attention
 from training.callbacks import Callback
 from training.chat import Chat, read_rows
@@ -47,7 +41,6 @@ from training.rollouts import (
     answer_logits,
     generate,
     kl_of,
-    scores_of,
     token_logprobs,
 )
 from training.train_state import Loader, TokenCount, Trainable, TrainState
@@ -208,21 +201,18 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         name: generate(one, prompts, chat, config, hardware, seed=config.seed)
         for name, one in (("sft", reference), ("rlhf", policy))
     }
-    scores = _scores(reward, answers, chat, hardware)
-    judged = _scores(judge, answers, chat, hardware) if judge else {}
+    scores = raw_scores(reward, answers, chat, hardware)
+    judged = raw_scores(judge, answers, chat, hardware) if judge else {}
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
     rules = [one.rule for one in heldout for _ in range(each)]
     right = {name: right_answers([chat.decode(ids) for ids in side.ids], rules) for name, side in answers.items()}
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout, chat, answers, scores, judged, right, each)
     ruled = np.array([one.rule is not None for one in heldout])
-    lengthening = np.array(
-        [len(a) - len(b) for a, b in zip(answers["rlhf"].ids, answers["sft"].ids, strict=True)], float
-    )
-    scores, judged, right = ({name: _means(x, each) for name, x in one.items()} for one in (scores, judged, right))
-    kl, lengths, lengthening = (_means(x, each) for x in (kl, lengths, lengthening))
-    by_model = _score_figures("reward", scores, lengthening, ~ruled, config.seed)
+    scores, judged, right = ({name: means(x, each) for name, x in one.items()} for one in (scores, judged, right))
+    kl, lengths, longer = (means(x, each) for x in (kl, lengths, lengthening(answers["sft"], answers["rlhf"])))
+    by_model = score_figures("reward", scores, longer, ~ruled, config.seed)
     by_rule = _verified_figures(right, ruled, each, config.seed)
-    by_judge = _score_figures("judge", judged, lengthening, ~ruled, config.seed) if judged else {}
+    by_judge = score_figures("judge", judged, longer, ~ruled, config.seed) if judged else {}
     divergence = bootstrap(kl, seed=config.seed)
     figures = {
         **by_model,
@@ -232,10 +222,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
         "heldout_prompts": float(len(heldout)),
         "batches": float(done.batches),
+        **answer_figures(answers, each),
     }
-    for name, side in answers.items():
-        figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
-        figures |= _share(_means(side.finished.double().numpy(), each), each).as_figures(f"ends_share_{name}")
     told = ("reward_gain", "reward_gain_equal_length", "judge_gain", "verified_gain", "kl_to_sft")
     run.metrics({f"rlhf/{name}": figures[name] for name in told if name in figures}, done.batches)
     said = []
@@ -256,47 +244,6 @@ def _same_weights(one: Scorer, other: Scorer) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def _scores(
-    scorer: Scorer, answers: Mapping[str, Completions], chat: Chat, hardware: Hardware
-) -> dict[str, NDArray[np.float64]]:
-    """Raw scores (answers,) of the answers of each model."""
-    return {name: scores_of(scorer, side, chat, hardware).double().numpy() for name, side in answers.items()}
-
-
-def _score_figures(
-    by: str,
-    scores: Mapping[str, NDArray[np.float64]],
-    lengthening: NDArray[np.float64],
-    of: NDArray[np.bool_],
-    seed: int,
-) -> dict[str, float]:
-    """What the reward model or the judge (`by`) says of the prompts `of` that no rule judges; nothing where these are
-    fewer than two.
-
-    scores: mean of each model's answers (prompts,). lengthening (prompts,): tokens by which the policy's are longer.
-    """
-    if of.sum() < 2:
-        return {}
-    gain = scores["rlhf"][of] - scores["sft"][of]
-    level, per_token = gain_at_equal_length(gain, lengthening[of], seed)
-    figures = bootstrap(gain, seed=seed).as_figures(f"{by}_gain") | level.as_figures(f"{by}_gain_equal_length")
-    for name, each in scores.items():
-        figures |= bootstrap(each[of], seed=seed).as_figures(f"heldout_{by}_{name}")
-    return {**figures, f"{by}_per_token": per_token}
-
-
-def _means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
-    """The mean (prompts,) over the `each` answers to a prompt, which follow one another in values (answers,)."""
-    means: NDArray[np.float64] = values.reshape(-1, each).mean(1)
-    return means
-
-
-def _share(shares: NDArray[np.float64], each: int) -> Interval:
-    """The share of all answers, from that of each prompt's `each` answers (prompts,): answers to one may be alike."""
-    counts = np.rint(shares * each)
-    return wilson(int(counts.sum()), len(counts)) if each == 1 else share_of_clusters(counts, each)
-
-
 def _verified_figures(
     right: Mapping[str, NDArray[np.float64]], of: NDArray[np.bool_], each: int, seed: int
 ) -> dict[str, float]:
@@ -308,7 +255,7 @@ def _verified_figures(
         return {}
     figures = bootstrap(right["rlhf"][of] - right["sft"][of], seed=seed).as_figures("verified_gain")
     for name, shares in right.items():
-        figures |= _share(shares[of], each).as_figures(f"verified_{name}")
+        figures |= share(shares[of], each).as_figures(f"verified_{name}")
     return {**figures, "verified_prompts": float(of.sum())}
 
 

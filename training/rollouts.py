@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -89,8 +90,17 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
 
 
+class Answering(Protocol):
+    """How answers are sampled, as a stage's config says it."""
+
+    @property
+    def answer_max_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+
+
 def generate(
-    model: PreTrainedModel, prompts: Sequence[list[int]], chat: Chat, config: RlhfConfig, hardware: Hardware, seed: int
+    model: PreTrainedModel, prompts: Sequence[list[int]], chat: Chat, config: Answering, hardware: Hardware, seed: int
 ) -> Completions:
     """One sampled answer to each prompt."""
     ids = sample(

@@ -36,6 +36,10 @@ CURVES: dict[str, Sequence[Curve]] = {
         _TRAINING._replace(y_label="loss (nats a pair)"),
         _SAMPLED._replace(title="loss of held-out pairs", y_label="loss (nats a pair)"),
     ),
+    "preference_tuning": (
+        _TRAINING._replace(y_label="loss (nats a pair)"),
+        Curve("validation/sample_margin", "margin on held-out pairs", "nats by which the chosen answer rose more"),
+    ),
     "rlhf": (
         Curve("rlhf/reward", "reward", "reward", weak="Rewards of different reward models have no common scale."),
         Curve("rlhf/judge", "judge's score", "score", weak="Scores of different judges have no common scale."),

@@ -14,7 +14,7 @@ from evaluation.artifacts import Artifact
 from evaluation.page.parts import Figure, Section, Table, render_page
 from infra.store.branches import Branch
 
-MODELS = ("pretrain", "base_model", "sft", "rlhf", "reward_model")
+MODELS = ("pretrain", "base_model", "sft", "preference_tuning", "rlhf", "reward_model")
 FILES_SHOWN = 200
 DRAWN = 300
 """Nodes; a picture of more is unreadable."""

@@ -274,6 +274,60 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
     return []
 
 
+def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
+    """The alignment of one step on preference pairs themselves."""
+    figures, drawn = pipeline.figures(id), []
+    sampled = pipeline.curve(id, "validation/sample_margin")
+    chart = line_chart(
+        "preference margin",
+        [*loss_lines(pipeline.curve(id, "preference/margin")), Line("held-out", sampled, "validation")],
+        x_label="batch",
+        y_label="nats by which the chosen answer rose more",
+    )
+    margin, win_rate = interval_of(figures, "margin"), interval_of(figures, "win_rate")
+    risen = [interval_of(figures, f"{name}_rise") for name in ("chosen", "rejected")]
+    if chart:
+        means = "Log-probability of the chosen answer less that of the rejected one, both against the model before."
+        if margin and win_rate:
+            means += (
+                f" On held-out pairs {signed(margin.value)} {between(margin)}; in {percent(win_rate.value)} of them "
+                f"the chosen answer rose more {between_percent(win_rate)}."
+            )
+        weak = "A margin says which answer gained, not that the model writes the better one: read the answers."
+        chosen = risen[0]
+        if chosen and chosen.high < 0:
+            weak = (
+                f"The chosen answers lost probability too, {signed(chosen.value)} nats {between(chosen)}: what the "
+                "model writes instead stands in no pair (Razin et al. 2024). A larger beta moves less."
+            )
+        drawn.append(Figure("Margin of preference", chart, means, weak, _LEGEND[: 2 if sampled else 1]))
+    rows = []
+    for name, model in (pipeline.roles(id) if pipeline.get(id) else {}).items():
+        prefers, ends = (interval_of(figures, f"{figure}_{name}") for figure in ("prefers_chosen", "ends_share"))
+        if prefers is None or ends is None:
+            continue
+        judged = interval_of(figures, f"heldout_judge_{name}")
+        rows.append(
+            [
+                pipeline.long_name(model),
+                f"{percent(prefers.value)} {between_percent(prefers)}",
+                *([f"{fixed(judged.value)} {between(judged)}"] if judged else []),
+                fixed(figures.get(f"answer_tokens_{name}", math.nan), 1),
+                f"{percent(ends.value)} {between_percent(ends)}",
+            ]
+        )
+    tables = []
+    if rows:
+        judged_by = ["judge's score"] if "judge_gain" in figures else []
+        columns = ["model", "chosen is likelier", *judged_by, "tokens an answer", "answers that end"]
+        note = f"{figures['heldout_pairs']:,.0f} held-out pairs; likelier by the mean log-probability a token."
+        if kl := interval_of(figures, "kl_to_reference"):
+            note += f" The KL divergence from the model before is {fixed(kl.value)} nats an answer {between(kl)}."
+        tables.append(Table("Held-out pairs", columns, rows, note, numeric=tuple(range(1, len(columns)))))
+    title = f"Alignment by {pipeline.algorithm(id)}"
+    return Section(*titled("preference-tuning", title, id, "preference_tuning"), "", drawn, tables)
+
+
 def alignment(pipeline: PipelineResults, id: str) -> Section:
     """The alignment of one step."""
     figures = pipeline.figures(id)

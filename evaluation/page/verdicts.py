@@ -32,7 +32,7 @@ class Claim:
     title: str
     text: str
     about: str = ""
-    """What it is about: pretrain, sft, reward_model, rlhf, verified, tax or toxicity."""
+    """What it is about: pretrain, sft, reward_model, preference_tuning, rlhf, verified, tax or toxicity."""
 
     @property
     def sign(self) -> str:
@@ -43,7 +43,13 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
     """A claim for each step of a stage that promises something, and for each model that others led to."""
     found: list[Claim | None] = []
     judges = pipeline.judges()
-    for stage, claim_of in (("pretrain", _pretrain), ("sft", _sft), ("reward_model", _reward_model), ("rlhf", _rlhf)):
+    for stage, claim_of in (
+        ("pretrain", _pretrain),
+        ("sft", _sft),
+        ("reward_model", _reward_model),
+        ("preference_tuning", _preference_tuning),
+        ("rlhf", _rlhf),
+    ):
         for id in pipeline.steps(stage):
             if id in judges:
                 continue  # it promises nothing; what it finds is part of the alignment's claim
@@ -174,6 +180,38 @@ def _by_source(figures: dict[str, float]) -> str:
     return f" By source: {', '.join(said)}." if said else ""
 
 
+def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures, by = pipeline.figures(id), pipeline.algorithm(id)
+    win_rate, margin = interval_of(figures, "win_rate"), interval_of(figures, "margin")
+    chosen, divergence = interval_of(figures, "chosen_rise"), interval_of(figures, "kl_to_reference")
+    if win_rate is None or margin is None:
+        return None
+    state = _beyond(win_rate, 0.5)
+    said = {
+        "holds": "more than chance",
+        "undecided": "which cannot be told from chance (50 %)",
+        "fails": "less than chance: the rejected answers gained",
+    }[state]
+    text = (
+        f"In {percent(win_rate.value)} of held-out pairs {between_percent(win_rate)} the chosen answer gained more "
+        f"probability than the rejected one, {said}; by {signed(margin.value)} nats an answer {between(margin)}."
+    )
+    if chosen is not None:
+        text += f" The chosen answers themselves changed by {signed(chosen.value)} {between(chosen)}."
+    if divergence is not None:
+        text += f" The KL divergence from the model before is {fixed(divergence.value)} nats {between(divergence)}."
+    share = percent(win_rate.value, 0)
+    title = {
+        "holds": f"{by} learnt the preference: the chosen answer gained more in {share} of pairs",
+        "undecided": f"That {by} learnt the preference is not shown: {share} of pairs",
+        "fails": f"{by} learnt the opposite of the preference: {share} of pairs",
+    }[state]
+    if state == "holds" and chosen is not None and chosen.high < 0:
+        state = "slight"
+        text += " Both answers lost probability, so that what gained is neither of them: read the samples."
+    return Claim(state, title, text + _judge(pipeline, id)[0])
+
+
 def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
     figures = pipeline.figures(id)
     gain, divergence = interval_of(figures, "reward_gain"), interval_of(figures, "kl_to_sft")
@@ -296,7 +334,7 @@ def _lengths(figures: dict[str, float]) -> str:
 
 def _spread(pipeline: PipelineResults, id: str, key: str) -> float:
     """The standard deviation of the scores of the answers that it began with; 0 where they are not known."""
-    scores = pipeline.scores(id, key, "sft")
+    scores = pipeline.scores(id, key, next(iter(pipeline.roles(id))))
     return pstdev(scores) if scores else 0.0
 
 

@@ -140,6 +140,33 @@ def test_a_changed_learning_rate_builds_sft_and_plans_what_hangs_on_it(
     assert answer.with_status("built") == {"sft"}
 
 
+def test_a_step_learns_from_the_pairs_themselves_and_its_model_is_gated_reported_and_answers(
+    run: Run, built_full: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    tuning = {"duration": "2 batches", "global_batch_pairs": 4, "max_length": 128, "answer_max_tokens": 4}
+    inputs = {"model": "sft", "preferences": "preferences", "judge": "reward_model"}
+    gates = [
+        {"figure": "model.win_rate", "at_least": 0.0},
+        {"figure": "model.kl_to_reference", "at_most": 1.0e-9},
+    ]
+    steps = {
+        "dpo": {"uses": "preference_tuning", "inputs": inputs, "heldout_prompts": 4, **tuning},
+        "release": {"uses": "register", "inputs": {"model": "dpo"}, "gates": gates},
+    }
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load((built_full / "config.yaml").read_text()), "steps": steps}))
+    answer = run("run", config, "--root", store, "--until", "release,report")
+    assert answer.with_status("built") >= {"dpo", "report"} and answer.code == 3, answer.document["errors"]
+    assert "kl_to_reference" in json.dumps(answer.document["errors"])
+    rows = answer.rows()
+    page = (Path(rows["report"]["path"]) / "report.html").read_text()
+    assert "Alignment by DPO" in page and "chosen is likelier" in page and "judge&#39;s score" in page
+    told = run("chat", rows["dpo"]["path"], "--prompt", "What does `numpy.sort(a)` do?", "--max-new-tokens", "5")
+    assert told.code == 0 and told.document["messages"][-1]["role"] == "assistant"
+
+
 def test_the_model_answers_on_the_command_line(run: Run, folders: dict[str, Path]) -> None:
     answer = run("chat", folders["sft"], "--prompt", "What does `numpy.sort(a)` do?", "--max-new-tokens", "5")
     assert answer.code == 0

@@ -1,6 +1,6 @@
 """What a person may set for the training stages."""
 
-from training.config.alignment import RewardModelConfig, RlhfConfig, SftConfig
+from training.config.alignment import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
 from training.config.trainer import (
@@ -21,6 +21,7 @@ __all__ = [
     "ModelConfig",
     "MuonConfig",
     "OptimizerConfig",
+    "PreferenceTuningConfig",
     "PretrainConfig",
     "RewardModelConfig",
     "RlhfConfig",

@@ -1,8 +1,8 @@
-"""What a person may set for SFT, the reward model and PPO; every default names its source."""
+"""What a person may set for SFT, preference tuning, the reward model and PPO; every default names its source."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -105,6 +105,59 @@ class RewardModelConfig(TrainerConfig):
     """How often loss and accuracy on held-out pairs are measured during training; the weights do not depend on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
     """Held-out pairs of each such measurement, the first of the file."""
+
+
+class PreferenceTuningConfig(TrainerConfig):
+    """Learns from preference pairs themselves, without sampling and without a reward model: DPO, IPO, KTO or ORPO."""
+
+    loss: Literal["dpo", "ipo", "kto", "orpo"] = "dpo"
+    """dpo: the chosen answer is to gain more probability than the rejected one (Rafailov et al. 2023). ipo: so much
+    more and not further (Azar et al. 2023). kto: each answer is judged for itself (Ethayarajh et al. 2024). orpo:
+    instruction tuning and preference at once, from a base model too, without a reference model (Hong et al. 2024)."""
+    beta: float = Field(0.1, gt=0)
+    """How dear it is to leave the reference model: β of DPO (0.1 in Rafailov et al. 2023, appendix B) and of KTO (0.1
+    in Ethayarajh et al. 2024), τ of IPO; larger stays nearer. In ORPO λ, the weight of the preference (0.1 in Hong et
+    al. 2024); larger goes further."""
+    desirable_weight: float = Field(1.0, ge=0)
+    """KTO's weight of chosen answers; 1 in Ethayarajh et al. 2024, where there are as many of each."""
+    undesirable_weight: float = Field(1.0, ge=0)
+    """KTO's weight of rejected answers; 1 in Ethayarajh et al. 2024."""
+    duration: Length = "1 epoch"
+    """Length of training; one to three epochs are usual (Tunstall et al. 2023, "Zephyr", section 4.2)."""
+    global_batch_pairs: int = Field(64, ge=1)
+    """Pairs of one optimizer step; 64 in Rafailov et al. 2023, appendix B."""
+    group_by_length: bool = False
+    """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
+    name and the default are transformers' (TrainingArguments)."""
+    max_length: int = Field(1024, ge=8)
+    """Longest conversation in tokens. Answers are never cut."""
+    too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
+    """What a pair does that is longer. cut_prompt: its prompt loses its beginning, and it is left out where no prompt
+    would stay. drop: it is left out. Both are counted, as prompts_cut and pairs_dropped."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-6, weight_decay=0.0)
+    """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models want more, ORPO too (8e-6 in Hong et al.
+    2024)."""
+    schedule: ScheduleConfig = ScheduleConfig(warmup="10 %", final_share=0.1)
+    """Warm-up of 10 % as in Zephyr (Tunstall et al. 2023, section 4.2)."""
+    heldout_limit: int = Field(1000, ge=2)
+    """Held-out pairs that are measured, the first of the file."""
+    heldout_prompts: int = Field(128, ge=2)
+    """Held-out prompts that both models answer at the end, the first of the file."""
+    answer_max_tokens: int = Field(64, ge=1)
+    """Longest sampled answer."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of these answers."""
+    evaluate_every: Distance = outside_identity("10 %")
+    """How often loss, margin and win rate on held-out pairs are measured during training; the weights do not depend on
+    it."""
+    evaluate_pairs: int = outside_identity(64, ge=2)
+    """Held-out pairs of each such measurement, the first of the file."""
+
+    def problems(self, positions: int | None = None) -> list[Problem]:
+        """What leaves no room for a prompt; positions: of the model, where they are known."""
+        longest = min(self.max_length, positions or self.max_length)
+        fix = "raise max_length" if longest == self.max_length else _POSITIONS
+        return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
 class RlhfConfig(TrainerConfig):

@@ -9,7 +9,15 @@ from typing import Any
 
 from infra.errors import Problem
 from infra.launch.config import LaunchConfig
-from training.config import ModelConfig, PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig, TrainerConfig
+from training.config import (
+    ModelConfig,
+    PreferenceTuningConfig,
+    PretrainConfig,
+    RewardModelConfig,
+    RlhfConfig,
+    SftConfig,
+    TrainerConfig,
+)
 from training.config.trainer import KeepEvery
 from training.duration import parse_duration
 from training.planner.architecture import VOCABULARY, Architecture, of_shape
@@ -155,6 +163,9 @@ def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
             return config.global_batch_examples, 0, 1
         case RewardModelConfig():
             return 2 * config.global_batch_pairs, 0, 1
+        case PreferenceTuningConfig():
+            # The reference model's forward pass is a third of a step, and its figures are kept instead of its weights.
+            return 2 * config.global_batch_pairs, 0, 4 / 3
         case RlhfConfig():
             # Sampling with scoring by four models comes to about one pass more, the value function to another.
             return config.minibatch_answers, 3, config.epochs + 2
@@ -165,9 +176,9 @@ def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
 def _hours(
     config: TrainerConfig, job: Training, at: Layout, length: int, passes: float, epoch_tokens: float | None
 ) -> float | None:
-    seconds = step_time(job, at).total
+    seconds = passes * step_time(job, at).total
     if isinstance(config, RlhfConfig):
-        return config.rollouts * config.rollout_prompts / config.minibatch_answers * passes * seconds / 3600
+        return config.rollouts * config.rollout_prompts / config.minibatch_answers * seconds / 3600
     duration = parse_duration(config.duration)  # type: ignore[attr-defined]
     if duration.unit == "batches":
         return duration.value * seconds / 3600

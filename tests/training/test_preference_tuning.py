@@ -1,0 +1,160 @@
+"""DPO, IPO, KTO and ORPO on a model of two layers: what they learn, what has no room, ranks, and going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from tests.ranked import train_in_ranks
+from training.chat import Chat
+from training.config import PreferenceTuningConfig
+from training.preference_losses import dpo, ipo, kto, log_odds, orpo
+from training.preference_pairs import fitted_pairs
+from training.preference_tuning import preference_tuning
+
+SETTINGS: dict[str, Any] = {
+    "duration": "12 batches",
+    "global_batch_pairs": 8,
+    "max_length": 64,
+    "answer_max_tokens": 8,
+    "heldout_prompts": 4,
+    "evaluate_pairs": 4,
+    "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(base_dir: Path, preferences_dir: Path) -> dict[str, Path]:
+    return {"model": base_dir, "preferences": preferences_dir}
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo"])
+def test_the_chosen_answers_gain_on_held_out_pairs(
+    loss: str, inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    config = PreferenceTuningConfig.model_validate(SETTINGS | {"loss": loss, "beta": 1.0 if loss == "orpo" else 0.1})
+    result = preference_tuning(config, inputs, tmp_path / "out", run)
+    figures = result.figures
+    assert figures["win_rate"] == 1.0 and figures["win_rate_low"] > 0.5 and figures["p_value"] == 0.5**8
+    assert 0 < figures["margin_low"] < figures["margin"] < figures["margin_high"]
+    assert figures["margin"] == pytest.approx(figures["chosen_rise"] - figures["rejected_rise"])
+    assert figures["prefers_chosen_policy"] >= figures["prefers_chosen_reference"]
+    assert figures["kl_to_reference"] > 0 and figures["prompts_cut"] == figures["pairs_dropped"] == 0
+    losses, margins = journal.metric("train/loss"), journal.metric("preference/margin")
+    assert losses[-1] < losses[0] and margins[0] == pytest.approx(0, abs=1e-4) and margins[-1] > 1
+    if loss != "orpo":
+        assert losses[0] == pytest.approx({"dpo": np.log(2), "ipo": 25.0, "kto": 0.5}[loss], abs=1e-3)
+    assert len(journal.metric("validation/sample_margin")) == 6
+    lines = [json.loads(line) for line in (tmp_path / "out" / "aux" / "samples.jsonl").read_text().splitlines()]
+    assert len(lines) == 4 and lines[0]["answers"].keys() == {"reference", "policy"}
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [0, 4]
+
+
+def test_a_judge_scores_the_answers_of_both_models(inputs: dict[str, Path], base_dir: Path, tmp_path: Path) -> None:
+    from training.export import copy_beside
+    from training.hardware import prepare
+    from training.reward_model import load_scorer
+
+    launch = LaunchConfig(device="cpu", threads=1)
+    load_scorer(base_dir, prepare(launch), seed=1).model.save_pretrained(tmp_path / "judge")
+    copy_beside(base_dir, tmp_path / "judge")
+    config = PreferenceTuningConfig.model_validate(SETTINGS | {"duration": "2 batches"})
+    figures = preference_tuning(
+        config, inputs | {"judge": tmp_path / "judge"}, tmp_path / "out", Run(tmp_path / "work", launch)
+    ).figures
+    gain = figures["heldout_judge_policy"] - figures["heldout_judge_reference"]
+    assert figures["judge_gain"] == pytest.approx(gain)
+    line = json.loads((tmp_path / "out" / "aux" / "samples.jsonl").read_text().splitlines()[0])
+    assert line["judge"].keys() == line["answers"].keys()
+
+
+@pytest.mark.parametrize("loss", ["kto"])
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    loss: str, inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    config = PreferenceTuningConfig.model_validate(
+        SETTINGS | {"loss": loss, "checkpoint_every": "2 batches", "duration": "7 batches"}
+    )
+    preference_tuning(config, inputs, tmp_path / "unbroken", Run(tmp_path / "other", run.launch))
+    stopped = Run(
+        run.work_dir, run.launch, is_cancelled=lambda: len(journal.metric("train/loss")) >= 5, journal=journal
+    )  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="cancelled"):
+        preference_tuning(config, inputs, tmp_path / "stopped", stopped)
+    preference_tuning(config, inputs, tmp_path / "continued", run)
+    assert any(message.startswith("continuing preference_tuning at batch 5") for message in journal.events())
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("continued", "unbroken"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("loss", "sharding"), [("kto", "fsdp"), pytest.param("dpo", "ddp", marks=pytest.mark.long)])
+def test_ranks_and_microbatches_end_with_the_weights_of_one_process(
+    loss: str, sharding: str, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """KTO's baseline is of the whole batch: by microbatches of 2 on 2 ranks it would be another each time."""
+    settings = SETTINGS | {"loss": loss, "duration": "4 batches"}
+    train_in_ranks("preference_tuning", 1, settings, inputs, tmp_path / "one")
+    told = {"sharding": sharding, "microbatch": 2}
+    train_in_ranks("preference_tuning", 2, settings, inputs, tmp_path / "two", launch=told)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_answers_stay_whole_and_what_has_no_room_is_counted(base_dir: Path) -> None:
+    chat = Chat.load(base_dir)
+    rows = [
+        {"prompt": "q" * 60 + "?", "chosen": "Sort the list.", "rejected": "z" * 20},
+        {"prompt": "Why?", "chosen": "Yes.", "rejected": "No."},
+        {"prompt": "Why?", "chosen": "z" * 80, "rejected": "No."},
+    ]
+    fitted = fitted_pairs(chat, rows, 48, "cut_prompt")
+    assert (fitted.cut, fitted.dropped) == (1, 1) and fitted.rows == rows[:2]
+    long = fitted.pairs[0]
+    assert long.chosen.prompt == long.rejected.prompt
+    assert max(len(long.chosen.ids), len(long.rejected.ids)) == 48
+    assert long.rejected.response == [*chat.encode(["z" * 20])[0], chat.end]
+    assert long.chosen.prompt[-5:] == chat.prompts(["q" * 60 + "?"], 1000)[0][-5:]
+    dropped = fitted_pairs(chat, rows, 48, "drop")
+    assert (dropped.cut, dropped.dropped) == (0, 2) and dropped.rows == rows[1:2]
+
+
+def test_pairs_that_all_have_no_room_stop_the_stage_by_name(inputs: dict[str, Path], tmp_path: Path, run: Run) -> None:
+    config = PreferenceTuningConfig.model_validate(SETTINGS | {"max_length": 12, "too_long": "drop"})
+    with pytest.raises(StageError, match=r"preference_tuning\.max_length.*are longer"):
+        preference_tuning(config, inputs, tmp_path / "out", run)
+
+
+def _numbers() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(2)
+    chosen, rejected = (torch.randn(6, generator=random, dtype=torch.float64) for _ in range(2))
+    return chosen, rejected
+
+
+def test_the_losses_are_the_papers_formulas() -> None:
+    """With numpy, from the equations that the docstrings name; against trl on a model in test_trl.py."""
+    chosen, rejected = _numbers()
+    c, r = chosen.numpy(), rejected.numpy()
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    np.testing.assert_allclose(dpo(chosen, rejected, 0.3), -np.log(sigmoid(0.3 * (c - r))))
+    np.testing.assert_allclose(ipo(chosen, rejected, 0.3), (c - r - 1 / 0.6) ** 2)
+    wanted = 2 * (1 - sigmoid(0.3 * (c - 0.5))) + 0.5 * (1 - sigmoid(0.3 * (0.5 - r)))
+    np.testing.assert_allclose(kto(chosen, rejected, torch.tensor(0.5), 0.3, 2.0, 0.5), wanted / 2)
+    c, r = -np.abs(c), -np.abs(r)
+    odds = np.exp(c) / (1 - np.exp(c)) / (np.exp(r) / (1 - np.exp(r)))
+    found = orpo(-chosen.abs(), -rejected.abs(), 0.3)
+    np.testing.assert_allclose(found, -c - 0.3 * np.log(sigmoid(np.log(odds))), rtol=1e-6)
+    assert torch.isfinite(log_odds(torch.zeros(1)))

@@ -1,0 +1,213 @@
+"""Losses and gradients of every alignment stage against trl's on the same batch, to 1e-5: SFT, reward model, DPO, IPO,
+KTO, ORPO.
+
+Its trainers compute them on a copy of the model, as far as they can be made without a training; else their loss
+functions.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from training.chat import Chat, Conversation, pad
+from training.config import PreferenceTuningConfig
+from training.hardware import Hardware
+from training.models import LanguageModel, load
+from training.preference_losses import kto_kl
+from training.preference_model import Example, PreferenceTuned, preference_batch
+from training.preference_pairs import Pair
+from training.reward_model import RewardModel, load_scorer, pair_batch
+
+CPU = Hardware(torch.device("cpu"), bf16=False)
+PROMPTS = ["What does a do?", "b", "And why?"]
+CHOSEN = ["Sort the list.", "Load the file, then write it.", "No."]
+REJECTED = ["Copy.", "Load the string.", "Return the sum of the array."]
+SILENT: dict[str, Any] = {"report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+
+
+@pytest.fixture
+def chat(base_dir: Path) -> Chat:
+    return Chat.load(base_dir)
+
+
+@pytest.fixture
+def policy(base_dir: Path) -> PreTrainedModel:
+    """The untrained model with weights large enough that its log-probabilities differ from guessing."""
+    return _moved(load(base_dir).eval(), 5)
+
+
+@pytest.fixture
+def pairs(chat: Chat) -> list[Pair]:
+    sides = (chat.conversations(PROMPTS, answers, 100) for answers in (CHOSEN, REJECTED))
+    return [Pair(*both) for both in zip(*sides, strict=True)]
+
+
+def _moved(network: PreTrainedModel, seed: int) -> PreTrainedModel:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    return network
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _gradients(network: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    network.zero_grad()
+    loss.backward()
+    return {name: weight.grad.clone() for name, weight in network.named_parameters() if weight.grad is not None}
+
+
+def _same(ours: Tensor, theirs: Tensor, network: nn.Module, copied: nn.Module) -> None:
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-5, abs=1e-5)
+    found, expected = _gradients(network, ours), _gradients(copied, theirs)
+    assert found.keys() == expected.keys() and any(float(one.abs().max()) > 1e-3 for one in found.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def _padded(talks: list[Conversation], chat: Chat) -> tuple[Tensor, Tensor, Tensor]:
+    """input_ids, attention_mask and completion_mask, as trl has them."""
+    ids = pad([one.ids for one in talks], chat.pad)
+    places = torch.arange(ids.shape[1])
+    starts = torch.tensor([len(one.prompt) for one in talks])[:, None]
+    ends = torch.tensor([len(one.ids) for one in talks])[:, None]
+    return ids, (places < ends).long(), ((places >= starts) & (places < ends)).long()
+
+
+def _trainer(
+    name: str, network: PreTrainedModel, reference: PreTrainedModel, chat: Chat, out: Path, **keys: Any
+) -> Any:
+    import trl
+    from datasets import Dataset
+
+    rows = {
+        "DPO": [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4,
+        "KTO": [{"prompt": "a", "completion": "b", "label": bool(number % 2)} for number in range(4)],
+    }[name]
+    args = getattr(trl, f"{name}Config")(output_dir=str(out), **SILENT, **keys)
+    trainer = getattr(trl, f"{name}Trainer")(
+        model=network, ref_model=reference, args=args, train_dataset=Dataset.from_list(rows),
+        processing_class=chat.tokenizer,
+    )  # fmt: skip
+    trainer.model.eval()
+    return trainer
+
+
+def _ours(
+    policy: PreTrainedModel, reference: PreTrainedModel, examples: list[Example], chat: Chat, config: dict[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Our loss on these examples, and the batch."""
+    settings = PreferenceTuningConfig.model_validate(config)
+    model, before = (PreferenceTuned(LanguageModel(network, CPU), settings) for network in (policy, reference))
+    nothing = np.zeros((len(examples), len(examples[0].conversations())))
+    with torch.no_grad():
+        known = before(preference_batch(examples, nothing, chat)).sums.double().numpy()
+    batch = preference_batch(examples, known, chat)
+    if settings.loss == "kto":
+        with torch.no_grad():
+            batch["kl"] += kto_kl((model(batch).sums - batch["reference"])[:, 2:])
+        batch = {name: value if name == "kl" else value[:, :2] for name, value in batch.items()}
+    return model.loss(model(batch), batch)["total"], batch
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo"])
+def test_dpo_and_ipo_are_trl_s(
+    loss: str, policy: PreTrainedModel, pairs: list[Pair], chat: Chat, base_dir: Path, tmp_path: Path
+) -> None:
+    reference, copied = _moved(load(base_dir).eval(), 8), copy.deepcopy(policy)
+    kind = {"dpo": "sigmoid", "ipo": "ipo"}[loss]
+    trainer = _trainer("DPO", copied, copy.deepcopy(reference), chat, tmp_path, loss_type=kind, beta=0.3)
+    ids, attention, completion = _padded([*(one.chosen for one in pairs), *(one.rejected for one in pairs)], chat)
+    inputs = {"input_ids": ids, "attention_mask": attention, "completion_mask": completion}
+    theirs = trainer._compute_loss(trainer.model, inputs, False)
+    examples = [Example(number, pair) for number, pair in enumerate(pairs)]
+    ours, _ = _ours(policy, reference, examples, chat, {"loss": loss, "beta": 0.3})
+    _same(ours, theirs, policy, copied)
+
+
+def test_kto_is_trl_s(policy: PreTrainedModel, pairs: list[Pair], chat: Chat, base_dir: Path, tmp_path: Path) -> None:
+    """The answers to other prompts, by which KTO judges, are the same on both sides, and their KL is not zero."""
+    reference, copied = _moved(_moved(load(base_dir).eval(), 8), 9), copy.deepcopy(policy)
+    weights = {"desirable_weight": 1.2, "undesirable_weight": 0.7}
+    trainer = _trainer("KTO", copied, copy.deepcopy(reference), chat, tmp_path, beta=0.05, **weights)
+    mixed = []
+    for one, other in zip(pairs, [*pairs[1:], pairs[0]], strict=True):
+        mixed.append(Pair(*(Conversation(one.chosen.prompt, each.response) for each in (other.chosen, other.rejected))))
+    rows = [[*(one.chosen for one in part), *(one.rejected for one in part)] for part in (pairs, mixed)]
+    inputs: dict[str, Tensor] = {"label": torch.tensor([True] * 3 + [False] * 3)}
+    for prefix, talks in zip(("", "KL_"), rows, strict=True):
+        names = (f"{prefix}{name}" for name in ("input_ids", "attention_mask", "completion_mask"))
+        inputs |= dict(zip(names, _padded(talks, chat), strict=True))
+    theirs = trainer._compute_loss(trainer.model, inputs, False)
+    examples = [Example(number, pair, other) for number, (pair, other) in enumerate(zip(pairs, mixed, strict=True))]
+    ours, batch = _ours(policy, reference, examples, chat, {"loss": "kto", "beta": 0.05, **weights})
+    assert float(batch["kl"][0]) > 0.1
+    _same(ours, theirs, policy, copied)
+
+
+def test_orpo_is_trl_s_odds_ratio_beside_the_loss_of_instruction_tuning(
+    policy: PreTrainedModel, pairs: list[Pair], chat: Chat
+) -> None:
+    """trl has its first part over the prompt too; ours, as the paper's, is over the answer (its mean by answer)."""
+    from trl.experimental.orpo import ORPOTrainer
+
+    copied = copy.deepcopy(policy)
+    ids, attention, completion = _padded([*(one.chosen for one in pairs), *(one.rejected for one in pairs)], chat)
+    logits = copied(input_ids=ids, attention_mask=attention).logits
+    labels = ids.masked_fill(completion == 0, -100)
+    means = ORPOTrainer.get_batch_logps(logits, labels, average_log_prob=True)
+    itself: Any = SimpleNamespace(beta=0.3, accelerator=SimpleNamespace(device="cpu"))
+    odds = ORPOTrainer.odds_ratio_loss(itself, *means.chunk(2))[0]
+    tuning = torch.stack(
+        [copied(input_ids=ids[[row]], attention_mask=attention[[row]], labels=labels[[row]]).loss for row in range(3)]
+    )
+    examples = [Example(number, pair) for number, pair in enumerate(pairs)]
+    ours, _ = _ours(policy, policy, examples, chat, {"loss": "orpo", "beta": 0.3})
+    _same(ours, (tuning - odds).mean(), policy, copied)
+
+
+def test_sft_and_its_gradients_are_those_of_trl_s_batch(policy: PreTrainedModel, pairs: list[Pair], chat: Chat) -> None:
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    copied, model = copy.deepcopy(policy), LanguageModel(policy, CPU)
+    talks = [one.chosen for one in pairs]
+    collate = DataCollatorForLanguageModeling(pad_token_id=chat.pad)
+    theirs = copied(
+        **collate([{"input_ids": one.ids, "labels": [-100] * len(one.prompt) + one.response} for one in talks])
+    ).loss
+    batch = chat.response_batch(talks)
+    _same(model.loss(model(batch), batch), theirs, policy, copied)
+
+
+def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair], chat: Chat) -> None:
+    from trl import RewardTrainer
+
+    scorer = load_scorer(base_dir, CPU, seed=3)
+    _moved(scorer.model.eval(), 5)
+    copied, model = copy.deepcopy(scorer.model), RewardModel(scorer)
+    batch = pair_batch(pairs, chat.pad)
+    rows = torch.cat([batch["input_ids"][:, 0], batch["input_ids"][:, 1]])
+    names = ("num_tokens", "min_reward", "mean_reward", "max_reward", "accuracy", "margin")
+    itself: Any = SimpleNamespace(
+        model=SimpleNamespace(training=False),
+        args=SimpleNamespace(center_rewards_coefficient=None),
+        accelerator=SimpleNamespace(gather=_unchanged, gather_for_metrics=_unchanged),
+        _metrics={"eval": {name: [] for name in names}},
+        _total_train_tokens=0,
+    )
+    theirs = RewardTrainer.compute_loss(
+        itself, copied, {"input_ids": rows, "attention_mask": (rows != chat.pad).long()}
+    )
+    _same(model.loss(model(batch), batch), theirs, scorer.model, copied)

@@ -1,0 +1,72 @@
+"""Preference pairs as token ids: two answers to one prompt, within the model's length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.errors import stage_error
+from infra.run import Run
+from training.chat import ROLE_TOKENS, Chat, Conversation
+
+TooLong = Literal["cut_prompt", "drop"]
+LEAST_PROMPT = ROLE_TOKENS + 1
+"""Tokens of a prompt's roles, and one of its text."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two conversations with the same prompt."""
+
+    chosen: Conversation
+    rejected: Conversation
+
+
+@dataclass(frozen=True)
+class FittedPairs:
+    """The pairs that have room, the rows they came from, how many prompts were cut, and how many pairs are left out."""
+
+    pairs: list[Pair]
+    rows: list[Mapping[str, str]]
+    cut: int
+    dropped: int
+
+    def told(self, stage: str, side: str, max_length: int, run: Run) -> FittedPairs:
+        """Itself, once the log says what did not fit. Raises StageError `no_room` where nothing is left."""
+        if self.cut:
+            message = f"{self.cut:,} {side} prompts lost their beginning, so that prompt and answer fit {max_length:,}"
+            run.event("prompts_cut", f"{stage}: {message} tokens")
+        if self.dropped:
+            message = f"{self.dropped:,} {side} pairs are longer than {max_length:,} tokens and left out"
+            run.event("pairs_dropped", f"{stage}: {message}")
+        if not self.pairs:
+            raise stage_error(
+                "no_room",
+                f"{stage}.max_length",
+                f"expected {side} pairs that fit {max_length:,} tokens, all {self.dropped:,} are longer",
+                "raise it, take a model with more positions, or set too_long: cut_prompt",
+            )
+        return self
+
+
+def fitted_pairs(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int, too_long: TooLong) -> FittedPairs:
+    """Rows with `prompt`, `chosen` and `rejected` as pairs of at most `max_length` tokens each.
+
+    Answers stay whole, with their `<|end|>`. cut_prompt: a prompt that leaves no room for the longer answer loses its
+    beginning, the same for both; a pair is left out where less than one token of it would stay. drop: every pair that
+    is too long is left out.
+    """
+    prompts, chosen, rejected = (chat.encode([row[key] for row in rows]) for key in ("prompt", "chosen", "rejected"))
+    pairs, kept, cut = [], [], 0
+    for row, prompt, *answers in zip(rows, prompts, chosen, rejected, strict=True):
+        good, bad = ([*answer, chat.end] for answer in answers)
+        room = max_length - max(len(good), len(bad))
+        is_long = len(prompt) + ROLE_TOKENS > room
+        if is_long and (too_long == "drop" or room < min(LEAST_PROMPT, len(prompt) + ROLE_TOKENS)):
+            continue
+        asked = chat.asking(prompt, room)
+        cut += is_long
+        pairs.append(Pair(Conversation(asked, good), Conversation(asked, bad)))
+        kept.append(row)
+    return FittedPairs(pairs, kept, cut, len(rows) - len(pairs))

@@ -1,0 +1,306 @@
+"""Aligns a model on preference pairs themselves: DPO, IPO, KTO or ORPO, without sampling and without a reward model.
+
+python -m training.preference_tuning --config dpo.yaml --input model=DIR --input preferences=DIR --out DIR
+    [--input judge=DIR]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from evaluation.statistics import binomial_p_value, bootstrap, bootstrap_ratio, wilson
+from infra.errors import StageError
+from infra.run import Result, Run
+from training import ranks
+from training.answer_figures import answer_figures, lengthening, raw_scores, score_figures
+from training.attention import choose_attention
+from training.callbacks import Callback
+from training.chat import Chat, Conversation, read_rows
+from training.config import PreferenceTuningConfig, batches
+from training.evaluate import Watch, measuring
+from training.export import export
+from training.families import experts_problem
+from training.fit import Plan, fit
+from training.hardware import Hardware, prepare
+from training.loaders import example_loader
+from training.models import LanguageModel, limit_length, load
+from training.new_tokens import begin_untrained
+from training.preference_losses import kto_kl
+from training.preference_model import (
+    Example,
+    Logprobs,
+    Mismatched,
+    PreferenceTuned,
+    count_pairs,
+    preference_batch,
+)
+from training.preference_pairs import Pair, fitted_pairs
+from training.reward_model import load_scorer
+from training.rollouts import Completions, generate, kl_of
+from training.train_state import TrainState
+
+_BATCH = 32
+
+
+class _Told(Callback):
+    """Tells how far the log-probabilities of both answers rose in each batch, and by how much they part."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def batch_end(self, state: TrainState) -> None:
+        chosen, rejected = state.losses["chosen"], state.losses["rejected"]
+        told = {"chosen_rise": chosen, "rejected_rise": rejected, "margin": chosen - rejected}
+        self._run.metrics({f"preference/{name}": value for name, value in told.items()}, state.clock.batch)
+
+
+def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains on `preferences/train.jsonl`; the reference model is the one that it begins from, frozen.
+
+    Figures on `preferences/heldout.jsonl`, where an answer's rise is log π/π_ref in nats, so that all four losses
+    compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit
+    reward), chosen_rise, rejected_rise (all with bootstrap intervals), win_rate (pairs whose chosen answer rose more,
+    Wilson interval), p_value (exact binomial against chance, one-sided), prefers_chosen_reference,
+    prefers_chosen_policy (pairs whose chosen answer has the higher mean log-probability a token, Wilson), heldout_loss,
+    heldout_pairs, and what had no room: prompts_cut, pairs_dropped (of training and held-out pairs together).
+
+    Both models answer held-out prompts, sampled: kl_to_reference (nats an answer, from whole next-token distributions,
+    bootstrap), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference, ends_share_policy.
+    With the input `judge`, a reward model that trains nothing here, the same answers give heldout_judge_reference,
+    heldout_judge_policy, judge_gain and judge_gain_equal_length, as in `training.rlhf`. Answers go to
+    aux/samples.jsonl.
+    """
+    hardware = prepare(run.launch)
+    chat = Chat.load(inputs["model"])
+    network = load(inputs["model"])
+    if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
+        run.event("unbalanced_experts", f"preference_tuning trains without a balancing loss: {problem.message}")
+    max_length = limit_length(network, config.max_length)
+    if problems := config.problems(max_length):
+        raise StageError(*problems)
+    choose_attention(network, hardware, max_length)
+    begin_untrained(network, config.seed)
+    model = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
+
+    keys = ("prompt", "chosen", "rejected")
+    train, heldout = (
+        fitted_pairs(
+            chat, read_rows(inputs["preferences"] / f"{side}.jsonl", keys, limit), max_length, config.too_long
+        ).told("preference_tuning", name, max_length, run)
+        for side, name, limit in (("train", "training", None), ("heldout", "held-out", config.heldout_limit))
+    )
+    measured = _examples(heldout.pairs, config, chat, max_length)
+    examples = _examples(train.pairs, config, chat, max_length)
+    reference = _logprobs(model, examples, chat, run, "reference model")[0]
+    before = _logprobs(model, measured, chat, run, "reference model")
+
+    def collate(some: Sequence[Example]) -> dict[str, Tensor]:
+        return preference_batch(some, reference, chat)
+
+    lengths = [max(len(one.ids) for one in (example.pair.chosen, example.pair.rejected)) for example in examples]
+    loader, epoch_batches = example_loader(
+        examples,
+        config.global_batch_pairs,
+        config.seed,
+        collate,
+        count_pairs,
+        lengths if config.group_by_length else None,
+    )
+    pair_tokens = float(np.mean([len(one.chosen.ids) + len(one.rejected.ids) for one in train.pairs]))
+    batch_tokens = round(config.global_batch_pairs * pair_tokens)
+    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
+    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
+
+    def look() -> dict[str, float]:
+        watched = measured[: config.evaluate_pairs]
+        found = _side(model, watched, before, _logprobs(model, watched, chat, Run(run.work_dir), ""))
+        return {
+            "validation/sample_loss": found.loss,
+            "validation/sample_margin": float(found.margins.mean()),
+            "validation/sample_accuracy": float((found.margins > 0).mean()),
+        }
+
+    done = fit(
+        "preference_tuning",
+        model,
+        loader,
+        Plan(length, config.global_batch_pairs, batch_tokens, epoch_batches),
+        config,
+        hardware,
+        run,
+        [*([Mismatched(model)] if config.loss == "kto" else []), _Told(run), Watch(look, every, length, run)],
+        inputs=inputs,
+    )
+    export(network, inputs["model"], out_dir, chat.stops)
+    done.leave(out_dir)
+
+    after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))
+    right = int((after.margins > 0).sum())
+    win_rate = wilson(right, len(after.margins))
+    margin = bootstrap(after.margins, seed=config.seed)
+    figures = {
+        **margin.as_figures("margin"),
+        **bootstrap(after.risen[:, 0], seed=config.seed).as_figures("chosen_rise"),
+        **bootstrap(after.risen[:, 1], seed=config.seed).as_figures("rejected_rise"),
+        **win_rate.as_figures("win_rate"),
+        "p_value": binomial_p_value(right, len(after.margins), alternative="greater"),
+        **_prefers(before[0][:, :2], before[1]).as_figures("prefers_chosen_reference"),
+        **_prefers(before[0][:, :2] + after.risen, before[1]).as_figures("prefers_chosen_policy"),
+        "heldout_loss": after.loss,
+        "heldout_pairs": float(len(measured)),
+        "prompts_cut": float(train.cut + heldout.cut),
+        "pairs_dropped": float(train.dropped + heldout.dropped),
+        "batches": float(done.batches),
+        "tokens_per_s": done.tokens_per_s,
+        **done.guard_figures(),
+        **_answers(network, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run),
+    }
+    headline = f"held-out win rate {win_rate.value:.1%} ({win_rate.low:.1%} to {win_rate.high:.1%}), "
+    return Result(figures, done.headline(f"{headline}margin {margin.value:+.2f}, KL {figures['kl_to_reference']:.1f}"))
+
+
+def _examples(pairs: Sequence[Pair], config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
+    """The pairs by number; for KTO with the answers of the pair that follows in the file, whose reference
+    log-probabilities are then known before training."""
+    if config.loss != "kto":
+        return [Example(number, pair) for number, pair in enumerate(pairs)]
+
+    def asked(prompt: Sequence[int], answer: Conversation) -> Conversation:
+        return Conversation(chat.shortened(prompt, max_length - len(answer.response)), answer.response)
+
+    following = [*pairs[1:], *pairs[:1]]
+    return [
+        Example(number, pair, Pair(*(asked(pair.chosen.prompt, answer) for answer in (other.chosen, other.rejected))))
+        for number, (pair, other) in enumerate(zip(pairs, following, strict=True))
+    ]
+
+
+def _logprobs(
+    model: PreferenceTuned, examples: Sequence[Example], chat: Chat, run: Run, name: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log-probabilities (examples, 2 or 4) of the answers in nats, and their tokens; every rank must call."""
+    device = next(model.parameters()).device
+    # The ranks' rounds are of equal number: where weights are sharded, all gather them for each.
+    each = -(-len(examples) // ranks.world_size())
+    first = ranks.rank() * each
+    mine = [examples[min(number, len(examples) - 1)] for number in range(first, first + each)]
+    sums, tokens = [], []
+    with measuring(model):
+        for start in range(0, each, _BATCH):
+            run.stop_if_cancelled()
+            some = mine[start : start + _BATCH]
+            flat = chat.response_batch([one for example in some for one in example.conversations()])
+            rows = {key: value.view(len(some), -1, value.shape[1]).to(device) for key, value in flat.items()}
+            outputs = model(rows)
+            sums.append(outputs.sums.double().cpu().numpy())
+            tokens.append(outputs.tokens.double().cpu().numpy())
+            if name:
+                run.progress(start + len(some), each, "pairs", f"measuring the {name}")
+    parts = ranks.gather((np.concatenate(sums), np.concatenate(tokens)))
+    whole, counted = (np.concatenate(column)[: len(examples)] for column in zip(*parts, strict=True))
+    return whole, counted
+
+
+class _Side(NamedTuple):
+    """The tuned model on held-out pairs: loss, and what the log-probabilities of both answers rose by (pairs, 2)."""
+
+    loss: float
+    risen: NDArray[np.float64]
+
+    @property
+    def margins(self) -> NDArray[np.float64]:
+        """(pairs,)"""
+        margins: NDArray[np.float64] = self.risen[:, 0] - self.risen[:, 1]
+        return margins
+
+
+def _side(
+    model: PreferenceTuned,
+    examples: Sequence[Example],
+    before: tuple[NDArray[np.float64], NDArray[np.float64]],
+    now: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> _Side:
+    reference = before[0][: len(examples)]
+    risen = now[0] - reference
+    outputs = Logprobs(*(torch.from_numpy(part[:, :2]) for part in now))
+    kl = kto_kl(torch.from_numpy(risen[:, 2:])) if risen.shape[1] > 2 else torch.zeros(())
+    losses = model.pair_losses(outputs, {"reference": torch.from_numpy(reference[:, :2]), "kl": kl})
+    return _Side(float(losses.mean()), risen[:, :2])
+
+
+def _prefers(sums: NDArray[np.float64], tokens: NDArray[np.float64]) -> Any:
+    """The share of pairs whose chosen answer has the higher mean log-probability a token."""
+    each = sums / tokens[:, :2]
+    return wilson(int((each[:, 0] > each[:, 1]).sum()), len(each))
+
+
+def _answers(
+    policy: PreTrainedModel,
+    inputs: Mapping[str, Path],
+    rows: Sequence[Mapping[str, str]],
+    chat: Chat,
+    config: PreferenceTuningConfig,
+    hardware: Hardware,
+    max_length: int,
+    out_dir: Path,
+    run: Run,
+) -> dict[str, float]:
+    """Figures of both models' sampled answers to held-out prompts, each prompt once; the answers go to the samples."""
+    asked = list({row["prompt"]: row for row in rows}.values())[: config.heldout_prompts]
+    reference = load(inputs["model"]).to(hardware.device).eval().requires_grad_(False)
+    begin_untrained(reference, config.seed)
+    choose_attention(reference, hardware, max_length)
+    prompts = chat.prompts([row["prompt"] for row in asked], max_length - config.answer_max_tokens)
+    answers: dict[str, Completions] = {}
+    for name, model in (("reference", reference), ("policy", policy)):
+        run.stop_if_cancelled()
+        answers[name] = generate(model, prompts, chat, config, hardware, config.seed)
+    kl, tokens = (one.double().numpy() for one in kl_of(policy, reference, answers["policy"], chat, hardware))
+    figures = {
+        **bootstrap(kl, seed=config.seed).as_figures("kl_to_reference"),
+        "kl_per_token": bootstrap_ratio(kl, tokens, config.seed).value,
+        "heldout_prompts": float(len(asked)),
+        **answer_figures(answers, 1),
+    }
+    judged: dict[str, NDArray[np.float64]] = {}
+    if "judge" in inputs:
+        judge = load_scorer(inputs["judge"], hardware).to(hardware.device).eval().requires_grad_(False)
+        choose_attention(judge.model, hardware, max_length)
+        judged = raw_scores(judge, answers, chat, hardware)
+        longer = lengthening(answers["reference"], answers["policy"])
+        figures |= score_figures("judge", judged, longer, np.ones(len(asked), bool), config.seed)
+    if ranks.is_first():
+        _write_samples(out_dir / "aux" / "samples.jsonl", asked, chat, answers, judged)
+    return figures
+
+
+def _write_samples(
+    path: Path,
+    rows: Sequence[Mapping[str, str]],
+    chat: Chat,
+    answers: Mapping[str, Completions],
+    judged: Mapping[str, NDArray[np.float64]],
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf8") as file:
+        for number, row in enumerate(rows):
+            said = {name: chat.decode(side.ids[number]) for name, side in answers.items()}
+            line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["chosen"], "answers": said}
+            if judged:
+                line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(preference_tuning, PreferenceTuningConfig)
