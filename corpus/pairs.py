@@ -12,7 +12,7 @@ from corpus.documents import is_heldout
 from corpus.quarantine import Quarantine, Rejected
 from corpus.readers.config import PairFiles, Verify
 from corpus.readers.json_lines import read_records
-from corpus.readers.record import Record, by_name
+from corpus.readers.record import Record, by_name, pick
 from infra.errors import stage_error
 from infra.run import Run
 from infra.sources import Place
@@ -55,7 +55,7 @@ def records_of_files(
 
 def prompt_of(record: Record, source: PairFiles) -> str:
     """The prompt, with the input two lines below it where there is one (Alpaca, Taori et al., 2023)."""
-    prompt = str(record.value[source.prompt_field]).strip()
+    prompt = str(pick(record.value, source.prompt_field)).strip()
     further = record.value.get(source.input_field) if source.input_field else None
     return f"{prompt}\n\n{further.strip()}" if isinstance(further, str) and further.strip() else prompt
 

@@ -9,28 +9,40 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 from corpus.config import PreferencesConfig
 from corpus.demo.config import DocstringPreferences, DocstringStyle
 from corpus.demo.texts import preference_pairs, style_pairs
-from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
+from corpus.dialogues import (
+    ASSISTANT,
+    DialoguePair,
+    answer_of,
+    pair_of_turns,
+    prompt_of_turns,
+    split_dialogues,
+    turns_of,
+)
+from corpus.pairs import Pair, prompt_of, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
-from corpus.readers.record import Record
+from corpus.readers.json_lines import read_records, wrong_field
+from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
 from infra.run import Result, Run
 from infra.sources import Place
 
-# The marks of Anthropic's HH-RLHF (Bai et al., 2022): a turn opens with a blank line and one of them.
-HUMAN = "\n\nHuman:"
-ASSISTANT = "\n\nAssistant:"
+PROMPTS = ("prompt", "question", "query")
+"""Fields of a prompt where the config names none and there is no `instruction`."""
+CONVERSATIONS = ("conversations", "conversation", "messages")
+"""Fields of the turns that both answers answer, as in ShareGPT."""
 
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}.
 
     A pair from a file has its prompt as group, a dialogue its first turn, since collections hold one dialogue at
-    several lengths.
+    several lengths. What is no pair is put aside: equal answers, none, a conversation that starts with the assistant or
+    has a role that nobody knows.
     Raises StageError as `corpus.pairs.write_pairs` and the readers do.
     """
     read = partial(_pairs, config)
@@ -51,59 +63,95 @@ def _pairs(
 
 
 def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do."""
-    fields = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
-    if not source.dialogue:
-        fields = {"prompt_field": source.prompt_field, **fields}
-    for item in records_of_files(source, places, fields, key):
-        if isinstance(item, Rejected):
-            yield item
-        else:
-            yield _dialogue_pair(item, source) if source.dialogue else _plain_pair(item, source)
+    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
+    `wrong_field` where already the first record of a file lacks a field."""
+    for place in by_name(places):
+        looked = False
+        for item in read_records(place, source.encoding, (), key, ()):
+            if isinstance(item, Rejected):
+                yield item
+                continue
+            if not looked:
+                _check_fields(item, source, key)
+            looked = True
+            try:
+                yield _pair(item, source)
+            except Unreadable as why:
+                yield Rejected(str(item.file), item.line, str(why))
 
 
-def _plain_pair(record: Record, source: FilePreferences) -> Pair:
-    prompt = prompt_of(record, source)
-    chosen = record.value[source.chosen_field].strip()
-    rejected = record.value[source.rejected_field].strip()
-    return Pair({"prompt": prompt, "chosen": chosen, "rejected": rejected}, record.file.name, prompt)
+def _check_fields(record: Record, source: FilePreferences, key: str) -> None:
+    wanted = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
+    if not source.dialogue and _form_of(record, source) == "prompt" and _prompt_field(record, source) is None:
+        wanted = {"prompt_field": source.prompt_field, **wanted}
+    for setting, field in wanted.items():
+        if pick(record.value, field) is MISSING:
+            raise wrong_field(record, field, f"{key}.{setting}", tuple(wanted.values()))
 
 
-def _dialogue_pair(record: Record, source: FilePreferences) -> Pair | Rejected:
-    split = split_dialogues(record.value[source.chosen_field], record.value[source.rejected_field])
-    if isinstance(split, str):
-        return Rejected(str(record.file), record.line, split)
-    fields = {"prompt": split.prompt, "chosen": split.chosen, "rejected": split.rejected}
-    return Pair(fields, record.file.name, split.first_turn)
+def _form_of(record: Record, source: FilePreferences) -> Literal["prompt", "turns", "conversation", "dialogue"]:
+    """How a record says what was answered: a prompt beside the answers; the same turns at the head of both; a list of
+    turns beside the answers; or HH-RLHF's marks within two texts."""
+    chosen = pick(record.value, source.chosen_field)
+    if source.dialogue:
+        return "dialogue"
+    if isinstance(chosen, list) and len(chosen) > 1:
+        return "turns"
+    if _prompt_field(record, source) is not None:
+        return "prompt"
+    if any(isinstance(record.value.get(name), list) for name in CONVERSATIONS):
+        return "conversation"
+    return "dialogue" if isinstance(chosen, str) and ASSISTANT in f"\n\n{chosen}" else "prompt"
 
 
-class DialoguePair(NamedTuple):
-    """Two answers to one dialogue.
-
-    prompt: all before the last Assistant turn, with its "Human:" and "Assistant:" marks; a single turn goes without.
-    first_turn: what the human said first.
-    """
-
-    prompt: str
-    chosen: str
-    rejected: str
-    first_turn: str
+def _prompt_field(record: Record, source: FilePreferences) -> str | None:
+    """The field of the prompt: the one that the config names or, where it names none, one of the usual names."""
+    is_named = source.prompt_field != FilePreferences.model_fields["prompt_field"].default
+    names = (source.prompt_field, *(() if is_named else PROMPTS))
+    return next((name for name in names if pick(record.value, name) is not MISSING), None)
 
 
-def split_dialogues(chosen: str, rejected: str) -> DialoguePair | str:
-    """Two dialogues with the same beginning as a prompt and two responses, or the reason why they are not that."""
-    prompt, mark, good = chosen.rpartition(ASSISTANT)
-    other_prompt, other_mark, bad = rejected.rpartition(ASSISTANT)
-    if not mark or not other_mark:
-        return 'expected dialogues with an "Assistant:" turn'
-    if HUMAN not in prompt:
-        return 'expected dialogues that open with a "Human:" turn'
-    if prompt != other_prompt:
-        return "chosen and rejected are not two answers to the same dialogue"
-    turns = prompt.removeprefix(HUMAN)
-    first_turn = turns.partition(ASSISTANT)[0].strip()
-    is_single = prompt.startswith(HUMAN) and ASSISTANT not in turns and HUMAN not in turns
-    return DialoguePair((turns if is_single else prompt).strip(), good.strip(), bad.strip(), first_turn)
+def _pair(record: Record, source: FilePreferences) -> Pair:
+    """Raises Unreadable where a record is no pair."""
+    value, form = record.value, _form_of(record, source)
+    chosen, rejected = (pick(value, field) for field in (source.chosen_field, source.rejected_field))
+    for field, answer in ((source.chosen_field, chosen), (source.rejected_field, rejected)):
+        if answer is MISSING or answer is None:
+            raise Unreadable(f"no answer: there is no {field}")
+    if form == "dialogue":
+        for field, answer in ((source.chosen_field, chosen), (source.rejected_field, rejected)):
+            if not isinstance(answer, str):
+                raise Unreadable(f"the field {field} is not a string")
+        found = split_dialogues(*(text if text.startswith("\n\n") else f"\n\n{text}" for text in (chosen, rejected)))
+    elif form == "turns":
+        found = pair_of_turns(turns_of(chosen), turns_of(rejected))
+    else:
+        prompt, group = _prompt(record, source, form)
+        found = DialoguePair(prompt, answer_of(chosen), answer_of(rejected), group)
+    for field, answer in ((source.chosen_field, found.chosen), (source.rejected_field, found.rejected)):
+        if not answer:
+            raise Unreadable(f"no answer: {field} is empty")
+    if found.chosen == found.rejected:
+        raise Unreadable("equal answers: chosen and rejected are the same")
+    fields = {"prompt": found.prompt, "chosen": found.chosen, "rejected": found.rejected}
+    return Pair(fields, record.file.name, found.first_turn)
+
+
+def _prompt(record: Record, source: FilePreferences, form: str) -> tuple[str, str]:
+    """The prompt's text and the pair's group."""
+    if form == "conversation":
+        name = next(name for name in CONVERSATIONS if isinstance(record.value.get(name), list))
+        return prompt_of_turns(turns_of(record.value[name]))
+    field = _prompt_field(record, source)
+    if field is None:
+        raise Unreadable(f"no field {source.prompt_field}")
+    asked = pick(record.value, field)
+    if isinstance(asked, list):
+        return prompt_of_turns(turns_of(asked))
+    if not isinstance(asked, str):
+        raise Unreadable(f"the field {field} is not a string")
+    prompt = prompt_of(record, source.model_copy(update={"prompt_field": field}))
+    return prompt, prompt
 
 
 if __name__ == "__main__":

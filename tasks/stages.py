@@ -195,8 +195,8 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "preferences",
-            about="Prompts with a better and a worse response, for the reward model.",
-            version=1,
+            about="Prompts with a better and a worse response, for a reward model or preference tuning.",
+            version=2,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",

@@ -157,13 +157,17 @@ class FileInstructions(PairFiles):
 
 
 class FilePreferences(PairFiles):
-    """Preference pairs: a prompt with a chosen and a rejected response, or two whole dialogues."""
+    """Preference pairs. Their form is seen from the records: a prompt (`instruction`, `prompt`, or the field named
+    here) with a chosen and a rejected answer; turns (`conversations`, `messages`) with two answers as in ShareGPT; two
+    lists of turns or two dialogues as in HH-RLHF, with the same beginning. Answers are texts, or messages {from, value}
+    or {role, content}."""
 
     chosen_field: str = "chosen"
     """JSON key of the better response."""
     rejected_field: str = "rejected"
     """JSON key of the worse response."""
     dialogue: bool = False
-    """Whether chosen and rejected hold whole dialogues as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open
-    with a blank line and Human: or Assistant:. The prompt is then all before the last Assistant turn, and prompt_field
-    and input_field are not read."""
+    """Reads chosen and rejected as whole dialogues of Anthropic's HH-RLHF (Bai et al., 2022) whatever other fields
+    there are: turns that open with a blank line and Human: or Assistant:. The prompt is then all before the last
+    Assistant turn, and prompt_field and input_field are not read. Without a prompt or turns beside them they are read
+    so by themselves."""

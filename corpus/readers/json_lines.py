@@ -114,18 +114,23 @@ def read_records(
             values = [pick(item.value, field) for field in fields]
             if not looked and MISSING in values:
                 index = values.index(MISSING)
-                raise stage_error(
-                    "wrong_field",
-                    item.place,
-                    f"expected the field {fields[index]}, there are: {field_names(item.value)}",
-                    _field_fix(f"{key}.{field_keys[index]}", fields[index], fields, item.value),
-                )
+                raise wrong_field(item, fields[index], f"{key}.{field_keys[index]}", fields)
             looked = True
             wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
             if wrong is not None:
                 yield Rejected(str(place), item.line, _fault(fields[wrong], values[wrong]))
                 continue
         yield item
+
+
+def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...]) -> Exception:
+    """What to raise where a record lacks a field. setting: the dotted key that names it. fields: all that are read."""
+    return stage_error(
+        "wrong_field",
+        record.place,
+        f"expected the field {field}, there are: {field_names(record.value)}",
+        _field_fix(setting, field, fields, record.value),
+    )
 
 
 def is_list(place: Place) -> bool:

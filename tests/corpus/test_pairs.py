@@ -13,9 +13,13 @@ from corpus.demo.docstrings import Docstring
 from corpus.demo.signatures import question_about, signature_of
 from corpus.demo.style import both_moods
 from corpus.demo.summaries import shortened, summary_of
+from corpus.dialogues import split_dialogues
 from corpus.documents import is_heldout
 from corpus.instructions import instructions
-from corpus.preferences import preferences, split_dialogues
+from corpus.pairs import Pair
+from corpus.preferences import file_pairs, preferences
+from corpus.quarantine import Rejected
+from corpus.readers.config import FilePreferences
 from infra.errors import StageError
 from training.verify import rules_of
 
@@ -263,19 +267,86 @@ def test_dialogues_split_at_the_last_assistant_turn(build, write, lines_of):
     assert (first["chosen"], first["rejected"]) == ("Because.", "No 0.")
 
 
+HUMAN, GPT = {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Yes."}
+ASKED, SAID, OTHER = ({"role": role, "content": text} for role, text in
+                      (("user", "Why?"), ("assistant", "Yes."), ("assistant", "No.")))  # fmt: skip
+SYSTEM = {"role": "system", "content": "Be short."}
+
+
 @pytest.mark.parametrize(
-    ("chosen", "rejected", "reason"),
+    ("record", "prompt"),
     [
-        ("no turns", "no turns", "Assistant"),
-        ("\n\nAssistant: a", "\n\nAssistant: b", "Human"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: c\n\nAssistant: d", "same dialogue"),
+        ({"instruction": "Why?", "chosen": "Yes.", "rejected": "No."}, "Why?"),
+        ({"instruction": "Why?", "input": "Say it.", "chosen": "Yes.", "rejected": "No."}, "Why?\n\nSay it."),
+        ({"prompt": "Why?", "chosen": "Yes.", "rejected": "No."}, "Why?"),
+        ({"question": "Why?", "chosen": SAID, "rejected": OTHER}, "Why?"),
+        ({"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "No."}}, "Why?"),
+        (
+            {"conversations": [HUMAN, GPT, HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "No."}},
+            "Human: Why?\n\nAssistant: Yes.\n\nHuman: Why?",
+        ),
+        ({"prompt": [SYSTEM, ASKED], "chosen": [SAID], "rejected": [OTHER]}, "Be short.\n\nWhy?"),
+        ({"prompt": "Why?", "chosen": [ASKED, SAID], "rejected": [ASKED, OTHER]}, "Why?"),
+        ({"chosen": [ASKED, SAID], "rejected": [ASKED, OTHER]}, "Why?"),
+        ({"chosen": "\n\nHuman: Why?\n\nAssistant: Yes.", "rejected": "\n\nHuman: Why?\n\nAssistant: No."}, "Why?"),
+    ],
+    ids="alpaca input prompt message sharegpt turns system ultrafeedback lists dialogues".split(),  # noqa: SIM905
+)
+def test_the_form_of_preferences_is_seen_from_their_records(record, prompt, write):
+    path = write("pairs.jsonl", json.dumps(record) + "\n")
+    source = FilePreferences(paths=[path])
+    (pair,) = file_pairs(source, source.places(), "preferences.read.0")
+    assert dict(pair.fields) == {"prompt": prompt, "chosen": "Yes.", "rejected": "No."}
+    assert pair.group == (prompt if "instruction" in record else "Why?")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"prompt": "Why?", "chosen": "Yes.", "rejected": "Yes. "}, "equal answers: chosen and rejected are the same"),
+        ({"prompt": "Why?", "chosen": "Yes.", "rejected": " "}, "no answer: rejected is empty"),
+        ({"prompt": "Why?", "chosen": None, "rejected": "No."}, "no answer: there is no chosen"),
+        ({"prompt": "Why?", "chosen": 3, "rejected": "No."}, "expected a list of messages"),
+        ({"chosen": "Yes.", "rejected": "No."}, "no field instruction"),
+        ({"conversations": [GPT], "chosen": GPT, "rejected": GPT}, "the conversation starts with the assistant"),
+        ({"conversations": [HUMAN, GPT], "chosen": GPT, "rejected": GPT}, "does not end with the human"),
+        ({"conversations": [], "chosen": GPT, "rejected": GPT}, "no prompt: nobody said anything"),
+        ({"conversations": [{"from": "tool", "value": "3"}], "chosen": GPT, "rejected": GPT}, "unknown role: tool"),
+        ({"conversations": [HUMAN], "chosen": HUMAN, "rejected": GPT}, "expected one answer of the assistant"),
+        ({"chosen": [SAID, ASKED, SAID], "rejected": [SAID, ASKED, OTHER]}, "starts with the assistant"),
+        ({"chosen": [ASKED, ASKED], "rejected": [ASKED, OTHER]}, "no answer: expected conversations that end"),
+        ({"chosen": [ASKED, SAID], "rejected": [SYSTEM, OTHER]}, "not two answers to the same dialogue"),
+        ({"chosen": "\n\nHuman: a\n\nAssistant:", "rejected": "\n\nHuman: a\n\nAssistant: b"}, "chosen is empty"),
+        ({"chosen": "\n\nAssistant: a\n\nAssistant: b", "rejected": "\n\nAssistant: a"}, "starts with the assistant"),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, "the same dialogue"),
+        ({"chosen": "\n\nAssistant: a", "rejected": "no turns"}, "Assistant"),
     ],
 )
-def test_what_is_no_dialogue_pair_is_said(chosen, rejected, reason):
-    found = split_dialogues(chosen, rejected)
-    assert isinstance(found, str) and reason in found
+def test_what_is_no_pair_is_put_aside_with_the_reason(record, reason, write):
+    """After a record that is one, so that the file's fields are known to be right."""
+    good = {"instruction": "Why?", "chosen": "Yes.", "rejected": "No."}
+    path = write("pairs.jsonl", "".join(json.dumps(one) + "\n" for one in (good, record)))
+    source = FilePreferences(paths=[path])
+    pair, aside = file_pairs(source, source.places(), "preferences.read.0")
+    assert isinstance(pair, Pair) and isinstance(aside, Rejected)
+    assert reason in aside.reason and aside.line == 2
+
+
+def test_a_file_without_answers_is_refused_by_its_first_record(write):
+    path = write("pairs.jsonl", json.dumps({"prompt": "Why?", "answer": "Yes.", "rejected": "No."}) + "\n")
+    source = FilePreferences(paths=[path])
+    with pytest.raises(StageError, match=r"expected the field chosen, there are: answer, prompt, rejected"):
+        list(file_pairs(source, source.places(), "preferences.read.0"))
 
 
 def test_a_single_turn_goes_without_its_mark():
     found = split_dialogues("\n\nHuman: Why?\n\nAssistant: Because.", "\n\nHuman: Why?\n\nAssistant:")
     assert found == ("Why?", "Because.", "", "Why?")
+
+
+def test_real_preferences_are_read_without_being_told(shared_data, write):
+    """rasbt's 1,100 pairs, of which 6 have equal answers, and 2,312 dialogues of HH-RLHF, 9 of which are no pairs."""
+    for folder, ending, pairs, aside in (("rasbt_sft_dpo", "*preference.json", 1094, 6), ("hh_rlhf", "*.gz", 2303, 9)):
+        source = FilePreferences(paths=[str(next((shared_data / folder).rglob(ending)))])
+        found = list(file_pairs(source, source.places(), "preferences.read.0"))
+        assert [sum(isinstance(one, kind) for one in found) for kind in (Pair, Rejected)] == [pairs, aside]

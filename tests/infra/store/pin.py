@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from flows.config import parse, section_classes
 from flows.graph import graph
 from infra.identity import bears_on_result, fingerprint
+from tasks.stages import STAGES
 
 PINNED = Path(__file__).with_name("pinned.json")
 
@@ -55,7 +56,7 @@ def current() -> dict[str, Any]:
     }
     versions = {node.stage.name: node.stage.version for node in nodes.values()}
     defaults: dict[str, dict[str, Any]] = {}
-    for config in section_classes().values():
+    for config in {**section_classes(), **{stage.name: stage.config for stage in STAGES.values()}}.values():
         for found in _with_nested(config):
             defaults[f"{found.__module__}.{found.__name__}"] = _defaults(found)
     return {"names": names, "versions": versions, "defaults": defaults}
