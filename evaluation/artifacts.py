@@ -54,12 +54,13 @@ class Artifact:
 
     @property
     def algorithm(self) -> str:
-        """How a model was aligned. Of `rlhf`: `PPO`, or `RLOO` where several answers to a prompt were held against each
-        other. Of `preference_tuning` its loss: `DPO`."""
+        """How a model was aligned. Of `rlhf` the algorithm, where none was named `PPO`, or `RLOO` with several answers
+        to a prompt. Of `preference_tuning` its loss: `DPO`."""
         config = self.manifest.config if self.manifest else {}
         if self.stage == "preference_tuning":
             return str(config.get("loss", "dpo")).upper()
-        return "RLOO" if config.get("answers_per_prompt", 1) > 1 else "PPO"
+        chosen = config.get("algorithm") or ("rloo" if config.get("answers_per_prompt", 1) > 1 else "ppo")
+        return str(chosen).upper()
 
     @cached_property
     def branch(self) -> Branch | None:

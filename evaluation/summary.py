@@ -112,7 +112,8 @@ def _training(pipeline: PipelineResults, one: Artifact) -> str:
             judge = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
             right = judge.figures.get("heldout_accuracy") if judge else None
             of = f" that is right in {percent(right, 0)} of held-out pairs" if right is not None else ""
-            return f"Alignment: {one.algorithm} against a reward model{of}."
+            against = f"a reward model{of}" if wanted else "rules that check answers"
+            return f"Alignment: {one.algorithm} against {against}."
     return ""
 
 

@@ -244,14 +244,14 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "rlhf",
-            about="The instruction-tuned model, aligned by PPO or RLOO against the reward model.",
+            about="The instruction-tuned model, aligned by PPO, RLOO or GRPO against rewards.",
             version=4,
             config=RlhfConfig,
             section=True,
             function="training.rlhf:rlhf",
             inputs=(
                 needs("model"),
-                needs("reward_model"),
+                may_have("reward_model"),
                 needs("prompts", "instructions"),
                 may_have("judge", "reward_model"),
                 may_have(STATE, "model"),

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from evaluation.statistics import Interval, bootstrap, gain_at_equal_length, share_of_clusters, wilson
 from training.chat import Chat
+from training.completions import Completions, scores_of
 from training.hardware import Hardware
 from training.reward_model import Scorer
-from training.rollouts import Completions, scores_of
 
 
 def raw_scores(

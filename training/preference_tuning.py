@@ -25,6 +25,7 @@ from training.answer_figures import answer_figures, lengthening, raw_scores, sco
 from training.attention import choose_attention
 from training.callbacks import Callback
 from training.chat import Chat, Conversation, read_rows
+from training.completions import Completions, generate, kl_of
 from training.config import PreferenceTuningConfig, batches
 from training.evaluate import Watch, measuring
 from training.export import export
@@ -45,7 +46,6 @@ from training.preference_model import (
 )
 from training.preference_pairs import Pair, fitted_pairs
 from training.reward_model import load_scorer
-from training.rollouts import Completions, generate, kl_of
 from training.train_state import TrainState
 
 _BATCH = 32

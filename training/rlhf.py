@@ -1,7 +1,7 @@
-"""Aligns an SFT model with a reward model by PPO, kept near the SFT model by a KL penalty.
+"""Aligns an SFT model with rewards by PPO, RLOO or GRPO, kept near the SFT model by a KL penalty.
 
-python -m training.rlhf --config rlhf.yaml --input model=DIR --input reward_model=DIR --input prompts=DIR --out DIR
-    [--input judge=DIR]
+python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR --out DIR
+    [--input reward_model=DIR] [--input judge=DIR]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,48 +22,49 @@ from transformers import PreTrainedModel
 from evaluation.statistics import bootstrap, bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from training.algorithms import Algorithm, algorithm_of
 from training.answer_figures import answer_figures, lengthening, means, raw_scores, score_figures, share
 from training.attention import choose_attention
+from training.best_of import best_of_figures
 from training.callbacks import Callback
 from training.chat import Chat, read_rows
+from training.completions import Completions, answer_logits, generate, kl_of, scores_of, token_logprobs
 from training.config import RlhfConfig
 from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.models import limit_length, load
 from training.norms import last_stack
-from training.ppo import policy_loss, value_loss
 from training.reward_model import Scorer, load_scorer
-from training.rollouts import (
-    Completions,
-    RewardScale,
-    Rollouts,
-    answer_logits,
-    generate,
-    kl_of,
-    token_logprobs,
-)
+from training.rewards import Asked, Rewards, RewardScale
+from training.rollouts import Rollouts
 from training.train_state import Loader, TokenCount, Trainable, TrainState
-from training.verify import Rule, right_answers, rules_of
+from training.verify import right_answers, rules_of
 
 
 class PolicyAndValue(Trainable):
-    """A policy and a value function of its own, begun from the reward model (InstructGPT, section 3.5): None where
-    several answers to a prompt are held against each other.
+    """A policy and, where the algorithm has one, a value function of its own, begun from the reward model (InstructGPT,
+    section 3.5).
 
     A batch is a minibatch of `training.rollouts.Rollouts`.
     """
 
     def __init__(
-        self, policy: PreTrainedModel, value: Scorer | None, scale: RewardScale, config: RlhfConfig, hardware: Hardware
+        self,
+        policy: PreTrainedModel,
+        value: Scorer | None,
+        scale: RewardScale,
+        algorithm: Algorithm,
+        temperature: float,
+        hardware: Hardware,
     ):
         super().__init__()
         self.policy = policy
         self.value = value
         self.scale = scale
-        self._config = config
+        self.algorithm = algorithm
+        self._temperature = temperature
         self._hardware = hardware
-        self.clip_share = 0.0
 
     def train(self, mode: bool = True) -> PolicyAndValue:
         """Stays in evaluation mode: dropout would make the ratio to the sampling policy a matter of luck
@@ -85,23 +86,16 @@ class PolicyAndValue(Trainable):
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and values (B, T) of the answers' tokens; probabilities at the sampling temperature."""
-        logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._config.temperature)
+        logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._temperature)
         values = self.values(batch["ids"]).gather(1, batch["places"]) if self.value is not None else None
         return token_logprobs(logits, batch["tokens"]), values
 
     def loss(self, outputs: tuple[Tensor, Tensor | None], batch: Any) -> dict[str, Tensor]:
-        logprobs, values = outputs
-        config, mask = self._config, batch["mask"]
-        policy = policy_loss(logprobs, batch["logprobs"], batch["advantages"], mask, config.clip_ratio)
-        self.clip_share = float(policy.clip_share)
-        if values is None:
-            return {"policy": policy.loss, "total": policy.loss}
-        value = value_loss(values, batch["values"], batch["returns"], mask, config.clip_value)
-        return {"policy": policy.loss, "value": value, "total": policy.loss + config.value_coef * value}
+        return self.algorithm.loss(*outputs, batch)
 
 
 class _Ratios(Callback):
-    """Tells how PPO's parts fare at each batch."""
+    """Tells how the parts of the loss fare at each batch."""
 
     def __init__(self, model: PolicyAndValue, run: Run) -> None:
         self._model = model
@@ -109,7 +103,7 @@ class _Ratios(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         parts = {f"rlhf/{name}_loss": loss for name, loss in state.losses.items() if name != "total"}
-        self._run.metrics({"rlhf/clip_share": self._model.clip_share, **parts}, state.clock.batch)
+        self._run.metrics({"rlhf/clip_share": self._model.algorithm.clip_share, **parts}, state.clock.batch)
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -127,15 +121,21 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. Raises StageError where it is the reward model itself.
 
+    With `reward_functions`, the weighted sum of what they give the same answers is heldout_functions_sft,
+    heldout_functions_rlhf and functions_gain.
+
+    With `best_of`, best_of_4_kl and best_of_4_reward, _judge, _verified are what the best of so many answers of the SFT
+    model comes to, with bootstrap intervals.
+
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
     verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
-    policy, reward = load(inputs["model"]), load_scorer(inputs["reward_model"], hardware)
-    judge = load_scorer(inputs["judge"], hardware) if "judge" in inputs else None
-    scorers = {"reward_model": reward, **({"judge": judge} if judge else {})}
+    policy, algorithm = load(inputs["model"]), algorithm_of(config)
+    scorers = {name: load_scorer(inputs[name], hardware) for name in ("reward_model", "judge") if name in inputs}
+    reward, judge = scorers.get("reward_model"), scorers.get("judge")
     for name, scorer in scorers.items():
         if scorer.model.config.vocab_size != policy.config.vocab_size:
             raise stage_error(
@@ -144,7 +144,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
                 f"expected the policy's vocabulary of {policy.config.vocab_size}, not {scorer.model.config.vocab_size}",
                 f"train the {name.replace('_', ' ')} from the same model",
             )
-    if judge is not None and _same_weights(judge, reward):
+    if judge is not None and reward is not None and _same_weights(judge, reward):
         raise stage_error(
             "same_judge",
             "judge",
@@ -158,8 +158,15 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
     scale = RewardScale(config.kl_coef)
-    value = copy.deepcopy(reward) if config.answers_per_prompt == 1 else None
-    model = PolicyAndValue(policy, value, scale, config, hardware).to(hardware.device)
+    if algorithm.has_values and reward is None:
+        raise stage_error(
+            "no_reward_model",
+            "rlhf.algorithm",
+            f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
+            "give one, or take algorithm: rloo or grpo",
+        )
+    value = copy.deepcopy(reward) if algorithm.has_values else None
+    model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware).to(hardware.device)
     for scorer in scorers.values():
         scorer.eval().requires_grad_(False).to(hardware.device)
 
@@ -170,24 +177,21 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         raise stage_error(
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
+    rewards = Rewards(reward, scale, chat, config, hardware, judge)
+    if reward is None and not config.reward_functions and any(one.rule is None for one in train):
+        raise stage_error(
+            "no_reward",
+            "rlhf.reward_functions",
+            "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
+            "a rule (verify)",
+            "give the input reward_model, name a function, or give instructions that a rule can check",
+        )
     steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
-    rollouts = Rollouts(
-        policy,
-        reference,
-        reward,
-        model.values if value is not None else None,
-        scale,
-        [one.ids for one in train],
-        [one.rule for one in train],
-        chat,
-        config,
-        hardware,
-        run,
-        judge,
-    )
+    values = model.values if value is not None else None
+    rollouts = Rollouts(policy, reference, values, rewards, algorithm, scale, train, chat, config, hardware, run)
     loader = Loader(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
-        lambda batch: TokenCount(batch["ids"].numel(), int(batch["mask"].sum())),
+        lambda batch: TokenCount(batch["ids"].numel(), algorithm.weight(batch)),
     )
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)
@@ -201,8 +205,11 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         name: generate(one, prompts, chat, config, hardware, seed=config.seed)
         for name, one in (("sft", reference), ("rlhf", policy))
     }
-    scores = raw_scores(reward, answers, chat, hardware)
+    scores = raw_scores(reward, answers, chat, hardware) if reward else {}
     judged = raw_scores(judge, answers, chat, hardware) if judge else {}
+    best = {}
+    if config.best_of > 1:
+        best = _best_of(reference, heldout, rewards, scorers, chat, config, hardware)
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
     rules = [one.rule for one in heldout for _ in range(each)]
     right = {name: right_answers([chat.decode(ids) for ids in side.ids], rules) for name, side in answers.items()}
@@ -210,21 +217,29 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     ruled = np.array([one.rule is not None for one in heldout])
     scores, judged, right = ({name: means(x, each) for name, x in one.items()} for one in (scores, judged, right))
     kl, lengths, longer = (means(x, each) for x in (kl, lengths, lengthening(answers["sft"], answers["rlhf"])))
-    by_model = score_figures("reward", scores, longer, ~ruled, config.seed)
+    by_model = score_figures("reward", scores, longer, ~ruled, config.seed) if scores else {}
     by_rule = _verified_figures(right, ruled, each, config.seed)
+    by_function: dict[str, float] = {}
+    if config.reward_functions:
+        asked = [one for one in heldout for _ in range(each)]
+        given = {name: _weighted(rewards, config, chat, side, asked) for name, side in answers.items()}
+        given = {name: means(values, each) for name, values in given.items()}
+        by_function = score_figures("functions", given, longer, np.ones(len(heldout), bool), config.seed)
     by_judge = score_figures("judge", judged, longer, ~ruled, config.seed) if judged else {}
     divergence = bootstrap(kl, seed=config.seed)
     figures = {
         **by_model,
         **by_judge,
         **by_rule,
+        **by_function,
+        **best,
         **divergence.as_figures("kl_to_sft"),
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
         "heldout_prompts": float(len(heldout)),
         "batches": float(done.batches),
         **answer_figures(answers, each),
     }
-    told = ("reward_gain", "reward_gain_equal_length", "judge_gain", "verified_gain", "kl_to_sft")
+    told = ("reward_gain", "reward_gain_equal_length", "judge_gain", "functions_gain", "verified_gain", "kl_to_sft")
     run.metrics({f"rlhf/{name}": figures[name] for name in told if name in figures}, done.batches)
     said = []
     if by_model:
@@ -234,9 +249,50 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     if by_judge:
         bounds = f"({figures['judge_gain_low']:+.2f} to {figures['judge_gain_high']:+.2f})"
         said.append(f"by the judge {figures['judge_gain']:+.2f} {bounds}")
+    if by_function:
+        said.append(f"by the functions {figures['functions_gain']:+.2f}")
     if by_rule:
         said.append(f"right answers {figures['verified_sft']:.0%} → {figures['verified_rlhf']:.0%}")
     return Result(figures, ", ".join([*said, f"KL {divergence.value:.1f}"]))
+
+
+def _weighted(
+    rewards: Rewards, config: RlhfConfig, chat: Chat, answers: Completions, asked: Sequence[Asked]
+) -> NDArray[np.float64]:
+    """The weighted sum of what the config's functions give the answers (A,)."""
+    given = rewards.by_functions([chat.decode(ids) for ids in answers.ids], asked)
+    total = sum(config.reward_functions[path] * values.double() for path, values in given.items())
+    return np.asarray(total)
+
+
+def _best_of(
+    reference: PreTrainedModel,
+    heldout: Sequence[Asked],
+    rewards: Rewards,
+    scorers: Mapping[str, Scorer],
+    chat: Chat,
+    config: RlhfConfig,
+    hardware: Hardware,
+) -> dict[str, float]:
+    """What the best of several answers of the SFT model scores: chosen by the reward model, told by it (reward) and by
+    the judge; and where a rule tells, how often one of them is right (verified)."""
+    asked = [one for one in heldout for _ in range(config.best_of)]
+    answers = generate(reference, [one.ids for one in asked], chat, config, hardware, seed=config.seed + 1)
+    table = len(heldout), config.best_of
+    ruled = np.array([one.rule is not None for one in heldout])
+    figures: dict[str, float] = {}
+    if "reward_model" in scorers and not ruled.all():
+        scored = {
+            name: scores_of(scorers[of], answers, chat, hardware).double().numpy().reshape(table)[~ruled]
+            for name, of in (("reward", "reward_model"), ("judge", "judge"))
+            if of in scorers
+        }
+        figures |= best_of_figures(scored["reward"], scored, config.best_of, config.seed)
+    if ruled.any():
+        texts = [chat.decode(ids) for ids in answers.ids]
+        right = right_answers(texts, [one.rule for one in asked]).reshape(table)[ruled]
+        figures |= best_of_figures(right, {"verified": right}, config.best_of, config.seed)
+    return figures
 
 
 def _same_weights(one: Scorer, other: Scorer) -> bool:
@@ -259,21 +315,12 @@ def _verified_figures(
     return {**figures, "verified_prompts": float(of.sum())}
 
 
-class _Prompt(NamedTuple):
-    """A prompt with its ids, the response beside it, and the rule that tells a right answer, if any."""
-
-    text: str
-    ids: list[int]
-    response: str
-    rule: Rule | None
-
-
-def _short(chat: Chat, path: Path, room: int) -> list[_Prompt]:
+def _short(chat: Chat, path: Path, room: int) -> list[Asked]:
     """The prompts of a pairs file that have at most `room` tokens; longer ones are left out."""
     rows = read_rows(path, ("prompt",))
     encoded = chat.prompts([row["prompt"] for row in rows], max_tokens=1_000_000)
     return [
-        _Prompt(row["prompt"], ids, row.get("response", ""), rule)
+        Asked(row["prompt"], ids, row.get("response", ""), rule)
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]
@@ -281,7 +328,7 @@ def _short(chat: Chat, path: Path, room: int) -> list[_Prompt]:
 
 def _write_samples(
     path: Path,
-    heldout: Sequence[_Prompt],
+    heldout: Sequence[Asked],
     chat: Chat,
     answers: Mapping[str, Completions],
     scores: Mapping[str, Any],

@@ -15,8 +15,10 @@ from transformers import AutoModel
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal
+from training.algorithms import algorithm_of
 from training.chat import Chat, pad
 from training.chat_session import answer
+from training.completions import Completions, scores_of
 from training.config import RewardModelConfig, RlhfConfig, SftConfig
 from training.hardware import prepare
 from training.loaders import next_token_batch, read_packed
@@ -24,8 +26,9 @@ from training.loss import IGNORE
 from training.models import LanguageModel, load
 from training.norms import GradientClip
 from training.reward_model import load_scorer, reward_model
+from training.rewards import Asked, Rewards, RewardScale
 from training.rlhf import rlhf
-from training.rollouts import Completions, RewardScale, Rollouts, scores_of
+from training.rollouts import Rollouts
 from training.sft import sft
 from training.verify import Rule
 
@@ -286,9 +289,10 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     def no_values(ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(ids.shape)
 
-    asked = [one.prompt for one in talks]
-    rollouts = Rollouts(policy, policy, reward, no_values, scale, asked, rules, chat, config, hardware, run)
-    returns = rollouts._experience(answers, rules, 0)["returns"][:, 0]
+    asked = [Asked("", one.prompt, "", rule) for one, rule in zip(talks, rules, strict=True)]
+    rewards, algorithm = Rewards(reward, scale, chat, config, hardware), algorithm_of(config)
+    rollouts = Rollouts(policy, policy, no_values, rewards, algorithm, scale, asked, chat, config, hardware, run)
+    returns = rollouts._experience(answers, asked, 0)["returns"][:, 0]
     raw = scores_of(reward, answers, chat, hardware)
     learnt = raw[[0, 3, 4, 5, 6, 7]]
     assert float(scale.mean) == pytest.approx(float(learnt.mean())) and float(scale.spread) == pytest.approx(

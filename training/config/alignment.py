@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from infra.config import outside_identity
 from infra.errors import Problem
+from infra.sources import Source
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
 from training.duration import Distance, Length
 from training.guard.config import GuardConfig
@@ -29,6 +33,15 @@ def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
             f"shorten answers, or {fix}",
         )
     ]
+
+
+def _file_of(module: str) -> str | None:
+    """The file of a module that can be imported, without importing it but for its packages."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec and spec.has_location else None
 
 
 class SftConfig(TrainerConfig):
@@ -161,16 +174,26 @@ class PreferenceTuningConfig(TrainerConfig):
 
 
 class RlhfConfig(TrainerConfig):
-    """PPO against a reward model with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT, section 3.5)."""
+    """PPO, RLOO or GRPO against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT, section
+    3.5)."""
 
     rollouts: int = Field(100, ge=1)
     """Rounds of sampling answers and learning from them."""
     rollout_prompts: int = Field(512, ge=1)
     """Answers sampled in each round; batch size 512 in InstructGPT, appendix C.4."""
+    algorithm: Literal["ppo", "rloo", "grpo"] | None = None
+    """ppo: with a value function (Schulman et al. 2017). rloo: an answer is held against the mean reward of the others
+    to its prompt, without a value function; the ratio stays clipped (Ahmadian et al. 2024, "Back to Basics", section
+    3.2). grpo: the same in standard deviations of these rewards, with the KL penalty in the loss (DeepSeekMath, Shao et
+    al. 2024). By default ppo with one answer to a prompt, rloo with several."""
     answers_per_prompt: int = Field(1, ge=1)
-    """Of each round, how many answers are to the same prompt. From two on an answer is held against the mean reward of
-    the others to its prompt, and no value function is trained (RLOO: Ahmadian et al. 2024, "Back to Basics", section
-    3.2; 2 and 4 there); the ratio stays clipped. 1 in PPO."""
+    """Of each round, how many answers are to the same prompt: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in
+    DeepSeekMath."""
+    reward_functions: dict[str, float] = Field(default_factory=dict)
+    """Functions that reward answers, `package.module:name`, with their weights: they are called with the prompts, the
+    answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.
+    Added to the reward model's normalised score or the rule's; without the input `reward_model` they are all there
+    is."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4."""
     epochs: int = Field(1, ge=1)
@@ -213,8 +236,24 @@ class RlhfConfig(TrainerConfig):
     """Held-out prompts that both policies answer at the end, the first of the file."""
     heldout_answers: int = Field(1, ge=1)
     """Answers to each of them, of which the mean counts: more take chance out of the measurement."""
+    best_of: int = Field(1, ge=1)
+    """From 2 on, so many answers of the SFT model to each of them, and what the best of 1, 2, 4, … by the reward
+    scores: the baseline that needs no training (Stiennon et al. 2020)."""
     checkpoint_every: Length = outside_identity("50 batches")
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
+
+    @property
+    def chosen_algorithm(self) -> Literal["ppo", "rloo", "grpo"]:
+        """The algorithm, where none is named the one that goes with `answers_per_prompt`."""
+        return self.algorithm or ("ppo" if self.answers_per_prompt == 1 else "rloo")
+
+    def sources(self) -> list[Source]:
+        """The files of the reward functions, as far as they are found: another function makes another model."""
+        return [
+            Source(f"rlhf.reward_functions.{path}", paths=(Path(found),))
+            for path in self.reward_functions
+            if (found := _file_of(path.partition(":")[0]))
+        ]
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """What leaves no room for a prompt; positions: of the model, where they are known."""
@@ -230,6 +269,12 @@ class RlhfConfig(TrainerConfig):
 
     @model_validator(mode="after")
     def _parts_divide(self) -> Self:
+        if (self.chosen_algorithm == "ppo") != (self.answers_per_prompt == 1):
+            wanted = "1" if self.chosen_algorithm == "ppo" else "at least 2"
+            raise ValueError(f"expected answers_per_prompt: {wanted} for algorithm {self.chosen_algorithm}")
+        for path in self.reward_functions:
+            if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
+                raise ValueError(f"reward_functions: expected package.module:name, not {path!r}")
         for key in ("minibatch_answers", "answers_per_prompt"):
             if self.rollout_prompts % (part := getattr(self, key)):
                 raise ValueError(

@@ -1,0 +1,228 @@
+"""Rewards, advantages and losses of PPO, RLOO and GRPO by themselves; best of n; a bandit that each solves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from infra.errors import StageError
+from training.algorithms import algorithm_of
+from training.algorithms.base import Sampled
+from training.algorithms.grpo import group_advantages, kl_k3
+from training.best_of import best_of, best_of_figures, counts, kl_of_best
+from training.config import RlhfConfig
+from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
+from training.rewards import Asked, call, reward_function
+
+RANDOM = np.random.default_rng(11)
+
+
+def lengths(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """A reward function, which the tests name by its import path."""
+    return [float(len(answer)) for answer in answers]
+
+
+def broken(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    raise KeyError("no such unit test")
+
+
+def unknown(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [math.nan for _ in answers]
+
+
+def too_few(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [1.0]
+
+
+HERE = "tests.training.test_algorithms"
+ASKED = [Asked("Why?", [1], "Yes.", None), Asked("How?", [2], "", None)]
+
+
+def test_a_reward_function_is_called_by_its_import_path() -> None:
+    path = f"{HERE}:lengths"
+    assert call(path, reward_function(path), ASKED, ["No.", "Well."]).tolist() == [3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("broken", "reward_function_failed", "it raised KeyError: 'no such unit test'"),
+        ("unknown", "reward_not_finite", "it gave nan for the answer 'No.'"),
+        ("too_few", "reward_function_failed", "a reward for each of 2 answers, it gave 1"),
+    ],
+)
+def test_a_reward_function_that_fails_is_a_named_stop(name: str, code: str, said: str) -> None:
+    path = f"{HERE}:{name}"
+    with pytest.raises(StageError) as caught:
+        call(path, reward_function(path), ASKED, ["No.", "Well."])
+    (problem,) = caught.value.problems
+    assert problem.code == code and problem.path == f"rlhf.reward_functions.{path}" and said in problem.message
+
+
+@pytest.mark.parametrize("path", ["no_such_module:f", f"{HERE}:nobody", f"{HERE}:RANDOM"])
+def test_a_reward_function_that_is_not_there_is_named(path: str) -> None:
+    with pytest.raises(StageError, match=r"rlhf\.reward_functions\..*expected a function"):
+        reward_function(path)
+
+
+def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None:
+    config = RlhfConfig(reward_functions={f"{HERE}:lengths": 1.0})
+    (source,) = config.sources()
+    assert source.paths == (Path(sys.modules[__name__].__file__ or ""),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"algorithm": "ppo", "answers_per_prompt": 2}, "answers_per_prompt: 1 for algorithm ppo"),
+        ({"algorithm": "grpo"}, "answers_per_prompt: at least 2 for algorithm grpo"),
+        ({"reward_functions": {"os.getcwd()": 1.0}}, "expected package.module:name"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said.replace("(", r"\(")):
+        RlhfConfig.model_validate(settings)
+
+
+def test_without_a_name_the_algorithm_follows_from_the_answers_to_a_prompt() -> None:
+    assert [RlhfConfig(answers_per_prompt=n).chosen_algorithm for n in (1, 2)] == ["ppo", "rloo"]
+
+
+def _sampled(**changes: Any) -> tuple[Sampled, dict[str, np.ndarray]]:
+    mask = (np.arange(4) < np.array([4, 2, 1, 3, 4, 2])[:, None]).astype(float)
+    numbers = {"scores": RANDOM.normal(size=6), "mask": mask}
+    numbers |= {name: RANDOM.normal(size=(6, 4)) for name in ("logprobs", "reference", "now")}
+    tensors = {name: torch.from_numpy(numbers[name]) for name in ("scores", "logprobs", "reference", "mask")}
+    return Sampled(**{**tensors, "values": None, "kl_coef": 0.3, **changes}), numbers
+
+
+def test_grpo_is_deepseekmath_s_equations_in_numpy() -> None:
+    sampled, numbers = _sampled()
+    algorithm = algorithm_of(RlhfConfig(algorithm="grpo", answers_per_prompt=3, rollout_prompts=6, minibatch_answers=6))
+    learnt = algorithm.learn(sampled)
+    groups = numbers["scores"].reshape(2, 3)
+    wanted = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-4)).ravel()
+    np.testing.assert_allclose(group_advantages(sampled.scores, 3), wanted)
+    batch = {**learnt, "mask": sampled.mask, "logprobs": sampled.logprobs}
+    losses = algorithm.loss(torch.from_numpy(numbers["now"]), None, batch)
+    ratio = np.exp(numbers["now"] - numbers["logprobs"])
+    surrogate = np.minimum(ratio * wanted[:, None], np.clip(ratio, 0.8, 1.2) * wanted[:, None])
+    difference = numbers["reference"] - numbers["now"]
+    penalty = np.exp(difference) - difference - 1
+    each = ((-surrogate + 0.3 * penalty) * numbers["mask"]).sum(1) / numbers["mask"].sum(1)
+    assert float(losses["total"]) == pytest.approx(each.mean())
+    assert algorithm.weight(batch) == 6
+    assert float(group_advantages(torch.ones(4), 4).abs().max()) == 0, "answers of one reward teach nothing"
+    assert float(kl_k3(torch.zeros(1), torch.zeros(1))) == 0
+
+
+def test_the_best_of_n_is_the_mean_over_all_draws_of_n() -> None:
+    scores, by = RANDOM.normal(size=(3, 5)), RANDOM.normal(size=(3, 5))
+    for n in (1, 2, 5):
+        draws = list(itertools.combinations(range(5), n))
+        wanted = [np.mean([row[max(draw, key=judged.__getitem__)] for draw in draws])
+                  for row, judged in zip(scores, by, strict=True)]  # fmt: skip
+        np.testing.assert_allclose(best_of(scores, by, n), wanted)
+    right = np.array([[1.0, 0.0, 0.0, 1.0]])
+    assert best_of(right, right, 2)[0] == pytest.approx(1 - 1 / 6), "all but the draw of the two wrong ones"
+    assert best_of(np.array([[1.0, 5.0]]), np.zeros((1, 2)), 2)[0] == 3.0, "equally good: neither is the best"
+
+
+def test_the_best_of_n_is_told_over_its_kl_divergence() -> None:
+    assert counts(1) == [1] and counts(6) == [1, 2, 4, 6] and counts(16) == [1, 2, 4, 8, 16]
+    assert kl_of_best(1) == 0 and kl_of_best(16) == pytest.approx(math.log(16) - 15 / 16)
+    scores = RANDOM.normal(size=(400, 16))
+    figures = best_of_figures(scores, {"reward": scores}, 16, seed=1)
+    # The expected largest of 2, 4, 8 and 16 normal numbers (Harter 1961, table 1).
+    for n, expected in ((2, 0.5642), (4, 1.0294), (8, 1.4236), (16, 1.7660)):
+        assert figures[f"best_of_{n}_reward_low"] < expected < figures[f"best_of_{n}_reward_high"]
+    # By the definition of KL: of the best of n of many answers that are equally likely, from one of them.
+    place = (np.arange(20_000) + 0.5) / 20_000
+    density = 4 * place**3
+    assert kl_of_best(4) == pytest.approx(float((density * np.log(density)).mean()), abs=1e-3)
+
+
+ARMS, BEST, STEPS = 5, 3, 150
+PAYS = torch.tensor([0.1, 0.4, 0.2, 0.9, 0.3])
+
+
+class Bandit(nn.Module):
+    """One prompt, answers of one token: a row of logits, and a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits, self.value = nn.Parameter(torch.zeros(ARMS)), nn.Parameter(torch.zeros(()))
+
+    def logprobs(self, arms: torch.Tensor) -> torch.Tensor:
+        return self.logits.log_softmax(-1)[arms]
+
+
+def optimum(kl_coef: float) -> torch.Tensor:
+    """The policy of the greatest reward less its KL penalty from a uniform one (Rafailov et al. 2023, equation 4)."""
+    return (PAYS / kl_coef).softmax(-1)
+
+
+@pytest.mark.parametrize("name", ["ppo", "rloo", "grpo"])
+def test_a_bandit_s_best_arm_is_found_by_sampling(name: str) -> None:
+    """With a KL penalty PPO and RLOO end at the known optimum; GRPO scales rewards, so that its own lies elsewhere."""
+    generator, group, kl_coef = torch.Generator().manual_seed(3), 1 if name == "ppo" else 8, 0.3
+    settings = {"algorithm": name, "answers_per_prompt": group, "rollout_prompts": 64, "minibatch_answers": 64}
+    algorithm = algorithm_of(RlhfConfig.model_validate(settings | {"value_coef": 1.0, "clip_value": 10.0}))
+    bandit = Bandit()
+    optimizer, mask = torch.optim.Adam(bandit.parameters(), lr=0.05), torch.ones(64, 1)
+    reference = torch.full((64, 1), -math.log(ARMS))
+    for _ in range(STEPS):
+        with torch.no_grad():
+            arms = torch.multinomial(bandit.logits.softmax(-1), 64, replacement=True, generator=generator)
+            old, values = bandit.logprobs(arms)[:, None], bandit.value.expand(64, 1)
+        sampled = Sampled(PAYS[arms], old, reference, mask, values if algorithm.has_values else None, kl_coef)
+        batch = {**algorithm.learn(sampled), "mask": mask, "logprobs": old}
+        optimizer.zero_grad()
+        algorithm.loss(bandit.logprobs(arms)[:, None], bandit.value.expand(64, 1), batch)["total"].backward()
+        optimizer.step()
+    found = bandit.logits.detach().softmax(-1)
+    assert int(found.argmax()) == BEST
+    if name != "grpo":
+        torch.testing.assert_close(found, optimum(kl_coef), atol=0.12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "kto", "orpo"])
+def test_a_bandit_s_best_arm_is_found_from_pairs(name: str) -> None:
+    """Pairs whose labels follow Bradley and Terry by the arms' pay: DPO ends at the known optimum (Rafailov et al.
+    2023, theorem 1), the others at its best arm."""
+    generator, beta = torch.Generator().manual_seed(4), 0.3
+    first, second = torch.randint(ARMS, (2, 4000), generator=generator)
+    wins = torch.rand(4000, generator=generator) < torch.sigmoid(PAYS[first] - PAYS[second])
+    kept = first != second
+    chosen, rejected = (torch.where(wins, *pair)[kept] for pair in ((first, second), (second, first)))
+    bandit = Bandit()
+    optimizer, reference = torch.optim.Adam(bandit.parameters(), lr=0.05), -math.log(ARMS)
+    for _ in range(STEPS):
+        good, bad = (bandit.logprobs(arms) for arms in (chosen, rejected))
+        rise = good - reference, bad - reference
+        match name:
+            case "dpo":
+                loss = dpo(*rise, beta)
+            case "ipo":
+                loss = ipo(*rise, beta)
+            case "kto":
+                loss = kto(*rise, kto_kl((rise[0].roll(1) + rise[1].roll(1)).detach() / 2), beta, 1.0, 1.0)
+            case _:
+                loss = orpo(good, bad, beta)
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    found = bandit.logits.detach().softmax(-1)
+    assert int(found.argmax()) == BEST
+    if name == "dpo":
+        torch.testing.assert_close(found, optimum(beta), atol=0.05, rtol=0)

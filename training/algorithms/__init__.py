@@ -1,0 +1,22 @@
+"""What an algorithm of reinforcement learning adds to sampled and rewarded answers: advantages, and a loss.
+
+Sampling and rewards are the same for all (`training.rollouts`, `training.rewards`). An algorithm is a file here, a line
+in ALGORITHMS, and its name in `training.config.alignment.RlhfConfig.algorithm`.
+"""
+
+from __future__ import annotations
+
+from training.algorithms.base import Algorithm, Sampled
+from training.algorithms.grpo import Grpo
+from training.algorithms.ppo import Ppo
+from training.algorithms.rloo import Rloo
+from training.config import RlhfConfig
+
+ALGORITHMS: dict[str, type[Algorithm]] = {"ppo": Ppo, "rloo": Rloo, "grpo": Grpo}
+
+__all__ = ["ALGORITHMS", "Algorithm", "Sampled", "algorithm_of"]
+
+
+def algorithm_of(config: RlhfConfig) -> Algorithm:
+    """The algorithm that a config asks for."""
+    return ALGORITHMS[config.chosen_algorithm](config)

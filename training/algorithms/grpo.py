@@ -1,0 +1,51 @@
+"""GRPO: rewards in standard deviations of the answers to one prompt, the KL penalty within the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from training.algorithms.base import Algorithm, Sampled
+
+_LEAST_SPREAD = 1.0e-4
+"""Added to a group's standard deviation, as in trl's GRPOTrainer: answers of one reward teach nothing."""
+
+
+class Grpo(Algorithm):
+    """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2)."""
+
+    def learn(self, sampled: Sampled) -> dict[str, Tensor]:
+        advantages = group_advantages(sampled.scores, self.config.answers_per_prompt)
+        kl_coef = torch.full_like(sampled.scores, sampled.kl_coef)[:, None]
+        return {"advantages": advantages[:, None] * sampled.mask, "reference": sampled.reference, "kl_coef": kl_coef}
+
+    def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        mask, clip = batch["mask"], self.config.clip_ratio
+        ratio = torch.exp(logprobs - batch["logprobs"])
+        advantages = batch["advantages"]
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+        penalty = batch["kl_coef"] * kl_k3(logprobs, batch["reference"])
+        tokens = mask.sum(1).clamp(min=1)
+        self.clip_share = float((((ratio - 1).abs() > clip) * mask).sum() / mask.sum().clamp(min=1))
+        policy, kl = (((each * mask).sum(1) / tokens).mean() for each in (-surrogate, penalty))
+        return {"policy": policy, "kl_penalty": kl, "total": policy + kl}
+
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """Answers: each counts as much, whatever its length."""
+        return len(batch["mask"])
+
+
+def group_advantages(scores: Tensor, group: int) -> Tensor:
+    """Scores (B,) less the mean of their group of answers to one prompt, over its standard deviation."""
+    grouped = scores.view(-1, group)
+    spread = grouped.std(1, keepdim=True) + _LEAST_SPREAD
+    return ((grouped - grouped.mean(1, keepdim=True)) / spread).view(-1)
+
+
+def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """π_ref/π − log π_ref/π − 1 of sampled tokens: an unbiased estimate of the KL divergence that is never negative
+    (Schulman 2020; DeepSeekMath, equation 4)."""
+    difference = reference - logprobs
+    return torch.exp(difference) - difference - 1

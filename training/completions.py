@@ -1,0 +1,127 @@
+"""Sampled answers: drawn from a model, laid out for scoring, and scored.
+
+Shapes: B answers, P prompt tokens and T answer tokens after padding, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from training.chat import Chat, pad
+from training.evaluate import measuring
+from training.hardware import Hardware
+from training.ppo import exact_kl
+from training.reward_model import Scorer
+from training.sampling import sample
+
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`."""
+
+    prompts: list[list[int]]
+    ids: list[list[int]]
+    finished: Tensor
+
+
+@dataclass
+class Batch:
+    """Prompts and answers side by side, padded on the right.
+
+    ids (B, P + T), places (B, T): the position whose logits predict each answer token, tokens (B, T), mask (B, T).
+    """
+
+    ids: Tensor
+    places: Tensor
+    tokens: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, answers: Completions, fill: int) -> Batch:
+        ids = pad([[*prompt, *answer] for prompt, answer in zip(answers.prompts, answers.ids, strict=True)], fill)
+        lengths = torch.tensor([len(answer) for answer in answers.ids])
+        starts = torch.tensor([len(prompt) for prompt in answers.prompts])
+        steps = torch.arange(int(lengths.max()))
+        mask = (steps < lengths[:, None]).float()
+        places = (starts[:, None] - 1 + steps).clamp(max=ids.shape[1] - 1)
+        tokens = ids.gather(1, (places + 1).clamp(max=ids.shape[1] - 1))
+        return cls(ids, places, tokens, mask)
+
+    def last(self) -> Tensor:
+        """Position (B,) of each answer's last token."""
+        return self.places[:, 0] + self.mask.sum(1).long()
+
+
+def answer_logits(
+    model: PreTrainedModel, ids: Tensor, places: Tensor, hardware: Hardware, temperature: float = 1.0
+) -> Tensor:
+    """Logits (B, T, V) in fp32, over the temperature, at the places that predict the answer's tokens."""
+    with hardware.autocast():
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        chosen = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+        return model.get_output_embeddings()(chosen).float() / temperature
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities (B, T) of tokens under logits (B, T, V)."""
+    return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+
+
+class Answering(Protocol):
+    """How answers are sampled, as a stage's config says it."""
+
+    @property
+    def answer_max_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+
+
+def generate(
+    model: PreTrainedModel, prompts: Sequence[list[int]], chat: Chat, config: Answering, hardware: Hardware, seed: int
+) -> Completions:
+    """One sampled answer to each prompt."""
+    ids = sample(
+        model,
+        prompts,
+        max_new_tokens=config.answer_max_tokens,
+        temperature=config.temperature,
+        stops=chat.stops,
+        hardware=hardware,
+        seed=seed,
+        batch_size=128,
+    )
+    return Completions(list(prompts), ids, torch.tensor([answer[-1:] == [chat.end] for answer in ids]))
+
+
+def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
+    """The reward model's raw scores (B,), read at each answer's last token."""
+    batch = Batch.of(answers, chat.pad)
+    with measuring(scorer):
+        return torch.cat(
+            [
+                scorer(ids.to(hardware.device), last.to(hardware.device)).cpu()
+                for ids, last in zip(batch.ids.split(_BATCH), batch.last().split(_BATCH), strict=True)
+            ]
+        )
+
+
+def kl_of(
+    model: PreTrainedModel, reference: PreTrainedModel, answers: Completions, chat: Chat, hardware: Hardware
+) -> tuple[Tensor, Tensor]:
+    """KL(model ‖ reference) summed over each answer's tokens (B,), from whole distributions, and the token counts."""
+    batch = Batch.of(answers, chat.pad)
+    sums = []
+    with measuring(model), measuring(reference):
+        for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
+            ids, places = batch.ids[rows].to(hardware.device), batch.places[rows].to(hardware.device)
+            ours, theirs = (answer_logits(one, ids, places, hardware) for one in (model, reference))
+            sums.append((exact_kl(ours, theirs).cpu() * batch.mask[rows]).sum(1))
+    return torch.cat(sums), batch.mask.sum(1)

@@ -1,0 +1,157 @@
+"""What sampled answers are worth: a reward model's score, what a rule says, and functions that the config names.
+
+Shapes: B answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from infra.errors import stage_error
+from training.chat import Chat
+from training.completions import Completions, scores_of
+from training.config import RlhfConfig
+from training.hardware import Hardware
+from training.reward_model import Scorer
+from training.verify import Rule, right_answers
+
+RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Sequence[float]]
+"""(prompts, answers, responses of the instructions file, "" where there is none) → a reward of each answer."""
+
+KEY = "rlhf.reward_functions"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt with its ids, the response beside it, and the rule that tells a right answer, if any."""
+
+    text: str
+    ids: list[int]
+    response: str
+    rule: Rule | None
+
+
+def reward_function(path: str) -> RewardFunction:
+    """The function behind `package.module:name`. Raises StageError where there is none."""
+    module, _, name = path.partition(":")
+    where, fix = f"{KEY}.{path}", "name a function of a module that is installed or lies on PYTHONPATH"
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise stage_error("no_such_function", where, f"expected a function: {error}", fix) from error
+    if not callable(found):
+        raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", fix)
+    function: RewardFunction = found
+    return function
+
+
+def call(path: str, function: RewardFunction, asked: Sequence[Asked], answers: Sequence[str]) -> Tensor:
+    """Its rewards (B,). Raises StageError where it raises, gives too few, or one that is no finite number, with the
+    answer."""
+    where = f"{KEY}.{path}"
+    try:
+        given = list(function([one.text for one in asked], list(answers), [one.response for one in asked]))
+    except Exception as error:
+        kind = type(error).__name__
+        raise stage_error("reward_function_failed", where, f"it raised {kind}: {error}", "mend the function") from error
+    if len(given) != len(answers):
+        message = f"expected a reward for each of {len(answers)} answers, it gave {len(given)}"
+        raise stage_error("reward_function_failed", where, message, "mend the function")
+    for value, answer in zip(given, answers, strict=True):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            message = f"expected a finite number, it gave {value!r} for the answer {answer[:80]!r}"
+            raise stage_error("reward_not_finite", where, message, "have it give a number for every answer")
+    return torch.tensor([float(value) for value in given])
+
+
+class RewardScale(nn.Module):
+    """Mean and spread of the SFT model's scores on training prompts, and the KL coefficient, kept in checkpoints."""
+
+    mean: Tensor
+    spread: Tensor
+    known: Tensor
+    kl_coef: Tensor
+
+    def __init__(self, kl_coef: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("known", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
+
+    def learn(self, scores: Tensor) -> None:
+        self.mean.copy_(scores.mean())
+        self.spread.copy_(scores.std().clamp(min=1e-6))
+        self.known.fill_(True)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return (scores - self.mean) / self.spread
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """scores (B,): what the algorithm learns from. metrics: mean rewards, for the curves."""
+
+    scores: Tensor
+    metrics: Mapping[str, float]
+
+
+class Rewards:
+    """The reward of answers: a rule's word where there is a rule, else the reward model's score, and on both what the
+    config's functions add; less a penalty for an answer without an end.
+
+    scorer: the reward model; None where rules and functions are all there is. judge: scores the answers beside it, and
+    nothing is learnt from what it says.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer | None,
+        scale: RewardScale,
+        chat: Chat,
+        config: RlhfConfig,
+        hardware: Hardware,
+        judge: Scorer | None = None,
+    ) -> None:
+        self._scorer = scorer
+        self._judge = judge
+        self._scale = scale
+        self._chat = chat
+        self._config = config
+        self._hardware = hardware
+        self._functions = {path: reward_function(path) for path in config.reward_functions}
+
+    def of(self, answers: Completions, asked: Sequence[Asked]) -> Rewarded:
+        """asked: the prompt of each answer. Raises StageError as `call` does."""
+        config, scale = self._config, self._scale
+        texts = [self._chat.decode(ids) for ids in answers.ids]
+        right = torch.from_numpy(right_answers(texts, [one.rule for one in asked])).float()
+        ruled = ~right.isnan()
+        metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
+        scores = torch.zeros(len(texts))
+        if self._scorer is not None:
+            raw = scores_of(self._scorer, answers, self._chat, self._hardware)
+            learnt = raw[~ruled]
+            if config.normalise_reward and not scale.known and len(learnt) > 1:
+                scale.learn(learnt.to(scale.mean.device))
+            scores = scale(raw.to(scale.mean.device)).cpu()
+            if len(learnt):
+                metrics |= {"rlhf/reward": float(learnt.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+        if self._judge is not None and not ruled.all():
+            judged = scores_of(self._judge, answers, self._chat, self._hardware)
+            metrics["rlhf/judge"] = float(judged[~ruled].mean())
+        scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
+        for path, values in self.by_functions(texts, asked).items():
+            metrics[f"rlhf/function/{path}"] = float(values.mean())
+            scores = scores + config.reward_functions[path] * values
+        return Rewarded(scores - config.unfinished_penalty * (~answers.finished).float(), metrics)
+
+    def by_functions(self, texts: Sequence[str], asked: Sequence[Asked]) -> dict[str, Tensor]:
+        """What each function gives the answers (B,), before its weight."""
+        return {path: call(path, function, asked, texts) for path, function in self._functions.items()}
