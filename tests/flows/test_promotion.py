@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,34 @@ def test_a_promotion_is_recorded_and_told(store: Store) -> None:
 def test_a_model_that_was_not_registered_is_named(store: Store) -> None:
     with pytest.raises(ConfigError, match="was not registered"):
         promote(store, "sft")
+
+
+def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wanted(store: Store) -> None:
+    """The base model, registered under the same name after the aligned one."""
+    taken = f"register/{_taken(store)}"
+    worse = store.root / "register" / ("f" * 16)
+    manifest = json.loads((worse / "manifest.json").read_text())
+    base = next(one for _, one in store.manifests("pretrain"))
+    evaluated = [one for _, one in store.manifests() if one.inputs.get("model") == base.as_input()]
+    of_base = {"model": base} | {
+        one.step or one.stage: one for one in evaluated if one.stage in ("benchmarks", "safety")
+    }
+    assert len(of_base) == 3
+    answers = store.path(of_base["benchmarks"]) / "aux" / "samples_cloze.jsonl"
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    answers.write_text("".join(json.dumps({**row, "acc": 0.0}) + "\n" for row in rows))
+    manifest["inputs"] = {name: asdict(one.as_input()) for name, one in of_base.items()}
+    (worse / "manifest.json").write_text(json.dumps(manifest))
+    (worse / "registration.json").write_text(json.dumps({"name": "demo", "status": "registered", "reasons": []}))
+    promote(store, taken)
+    with pytest.raises(GateRefused, match=r"cloze accuracy -0\.3") as error:
+        promote(store, f"register/{worse.name}")
+    assert error.value.problems[0].code == "worse"
+    assert Promotions(store.root).promoted("demo").registration == taken  # type: ignore[union-attr]
+    forced = promote(store, f"register/{worse.name}", force=True)
+    assert forced.now.registration == f"register/{worse.name}" and any(row["worse"] for row in forced.compared)
+    # The other way round there is nothing to refuse, and a rollback puts the earlier one in force.
+    assert rollback(store, "demo").now.registration == taken
 
 
 def _taken(store: Store) -> str:
