@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,14 @@ from mlflow.entities import Run
 
 from infra.lineage.delivery import Delivery, UnknownBuild
 from infra.lineage.ledger import Ledger, ledger_path
-from infra.lineage.messages import Message, PipelineFinished, PipelineStarted, StageFinished
+from infra.lineage.messages import (
+    Message,
+    PipelineFinished,
+    PipelineStarted,
+    PromoteModel,
+    RegisterModel,
+    StageFinished,
+)
 from infra.lineage.registry import artifact_folder
 from infra.lineage.tracking import database_uri
 from infra.run import Run as StageRun
@@ -131,6 +139,19 @@ def test_a_registered_version_leads_to_its_run_and_its_files(story, delivery, cl
     assert card.name == "README.md" and card.read_text() == story.card.read_text()
     assert client.get_model_version_by_alias("quickstart-base", "newest").version == version.version
     assert version.description.startswith("**the base**\n\n# A model\n\nIt writes.\n\n… The rest is in README.md")
+
+
+def test_a_rejected_version_says_why_and_has_no_alias_until_one_is_promoted(story, delivery, client) -> None:
+    told = {"status": "rejected", "reason": "cloze_accuracy is 0.2, expected at least 0.3"}
+    ending = [replace(one, tags=told) if isinstance(one, RegisterModel) else one for one in story.ending()]
+    deliver(delivery, story.beginning() + ending)
+    [version] = client.search_model_versions("name = 'quickstart-base'")
+    assert version.tags.items() >= told.items()
+    assert client.get_registered_model("quickstart-base").aliases == {}
+    deliver(delivery, [PromoteModel("promotion", "quickstart-base", "c" * 64)])
+    assert client.get_registered_model("quickstart-base").aliases == {}, "no version has these bytes"
+    deliver(delivery, [PromoteModel("promotion", "quickstart-base", "b" * 64)])
+    assert client.get_model_version_by_alias("quickstart-base", "promoted").version == version.version
 
 
 def test_runs_of_pipelines_are_compared_by_figures_of_their_own(story, delivery, client, root) -> None:
