@@ -44,12 +44,14 @@ _SIGINT = signal.getsignal(signal.SIGINT)
 @dataclass(frozen=True)
 class Start:
     """What a new process is to do. modules: to import before the fork; argv: as `sys.argv`, the first a module that
-    has a `main(argument…) -> exit code`; set: what its environment has besides."""
+    has a `main(argument…) -> exit code`; set: what its environment has besides; own_session: whether it is the head of
+    a session, or one of the server's group."""
 
     modules: list[str]
     argv: list[str]
     cwd: str
     set: dict[str, str]
+    own_session: bool = True
 
 
 @dataclass(eq=False)
@@ -252,7 +254,8 @@ def _every_process_hook() -> bool:
 
 def _become(start: Start, output: int, parent: int) -> None:
     """Makes a forked process what it would be had it been started: session, signals, streams, environment, entropy."""
-    os.setsid()
+    if start.own_session:
+        os.setsid()
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):  # some libraries take a signal when they are imported
             signal.signal(number, signal.SIG_DFL)

@@ -39,10 +39,15 @@ class ForkServer:
 
     environment: of the server and so of all that it forks; libraries read most of it when they are imported.
     inherited: descriptors that all of these have open too.
+    own_sessions: whether it and each process that it forks lead sessions of their own; else all are of the group of
+        this process.
     """
 
-    def __init__(self, environment: Mapping[str, str], inherited: Sequence[int] = ()) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], inherited: Sequence[int] = (), own_sessions: bool = True
+    ) -> None:
         self.environment = dict(environment)
+        self._own_sessions = own_sessions
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._parent_pipe = os.pipe()
         try:
@@ -51,7 +56,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=own_sessions,
                 pass_fds=[theirs.fileno(), read_end, *inherited],
                 cwd=PROJECT,
                 # The forked have it in /proc as well, by which they are known for ours.
@@ -86,7 +91,7 @@ class ForkServer:
         stop: Callable[[], bool],
         set: Mapping[str, str] = {},
     ) -> Process:
-        """Starts a process in a session of its own: `python -m argv…` as far as it can tell.
+        """Starts a process: `python -m argv…` as far as it can tell.
 
         modules: imported first. output: the descriptor for stdout and stderr. parent: the read end of a pipe, see
         `infra.process.die_with_parent`. stop: asked while the server still imports. set: variables besides the
@@ -94,7 +99,8 @@ class ForkServer:
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._send(asdict(Start(list(modules), list(argv), str(cwd), dict(set))), theirs.fileno(), output, parent)
+            wanted = Start(list(modules), list(argv), str(cwd), dict(set), self._own_sessions)
+            self._send(asdict(wanted), theirs.fileno(), output, parent)
         except NotForkedError:
             mine.close()
             raise

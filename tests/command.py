@@ -21,6 +21,8 @@ from tests.forked import CommandServer, ForkedCommand
 REPOSITORY = Path(__file__).resolve().parent.parent
 GUARD = str(REPOSITORY / "tests" / "offline_guard")
 Command = ForkedCommand | subprocess.Popen[str]
+patience_s = 400.0
+"""How long a command may take; `conftest` sets it for each test."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,11 @@ def _new(words: Sequence[str], env: Mapping[str, str], **options: Any) -> subpro
     )
 
 
-def finish(process: Command, timeout_s: float = 400) -> Answer:
-    """Waits for a started command; its stdout must be one JSON document. One that takes longer is killed."""
+def finish(process: Command, timeout_s: float | None = None) -> Answer:
+    """Waits for a started command; its stdout must be one JSON document. One that takes longer is killed.
+
+    timeout_s: by default `patience_s`."""
+    timeout_s = timeout_s or patience_s
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -96,7 +101,10 @@ def finish(process: Command, timeout_s: float = 400) -> Answer:
 
 
 def stemma(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 400
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float | None = None,
 ) -> Answer:
     """Runs `stemma ARGUMENTS --json` to its end."""
     return finish(start(*arguments, env=env, cwd=cwd), timeout_s)
@@ -105,7 +113,7 @@ def stemma(
 def typed(*words: str, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs `stemma WORDS` to its end, as a person types it."""
     process = _started(words, env, cwd, None)
-    stdout, stderr = process.communicate(timeout=400)
+    stdout, stderr = process.communicate(timeout=patience_s)
     assert process.returncode is not None
     return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 

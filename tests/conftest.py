@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import tests.command
 from infra.servers.private import private_prefect_server
 from tests.command import REPOSITORY, Answer, environment, stemma, write_config
 from tests.pipelines import data_config, full_config
 from tests.processes import COLD
 
+LONG_S = 3600.0
+"""What a test marked `long` may take, in place of `timeout` in pyproject.toml."""
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 # Without it each of the hundreds of processes that the tests start compiles what it imports of ours: about a second.
@@ -31,6 +34,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("few", max_examples=25)
     if "not long" in config.getoption("markexpr"):
         settings.load_profile("few")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A long proof is ended for hanging, not for a machine that is slow and does other work too."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    tests.command.patience_s = 0.9 * LONG_S if item.get_closest_marker("long") else 400.0
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,7 @@ class SharedForkServer(ForkServer):
         self._shared = all(name.startswith(_TOLD_LATER) and name in environment for name in different)
         if self._shared:
             self.environment = dict(environment)
+            self._own_sessions = True
             self._later = {name: environment[name] for name in different}
             self._requests = socket.socket(fileno=os.dup(number))
         else:

@@ -31,6 +31,7 @@ from flows.deploy import deploy_pipeline, deploy_stages
 from flows.schedules import Schedule, next_dates
 from infra.errors import ConfigError
 from infra.servers.ports import any_free_port
+from infra.servers.state import recorded
 from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
 from tests.processes import COLD, running_stage, wait_until
@@ -246,6 +247,10 @@ def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: A
     child = wait_until(lambda: running_stage(house.root, "clean"))
     assert isinstance(child, psutil.Process)
     os.killpg(child.pid, signal.SIGSTOP)  # the first is under way for as long as it must be
+    flow = child.parent()
+    assert flow is not None
+    assert "infra.fork_server" in flow.cmdline(), "the worker forks its runs"
+    assert os.getpgid(flow.pid) == recorded(house.root)["worker"].pid, "and they end with it"
     said = tmp_path / "second.stderr"
     try:
         with said.open("w") as stderr:
