@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from cli.completion import artifacts
 from cli.options import names, root_of, root_option
 from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
+
+if TYPE_CHECKING:
+    from evaluation.config import FailureClassesConfig
 
 MIRROR = click.option(
     "--mirror",
@@ -24,7 +27,14 @@ MIRROR = click.option(
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
-@click.option("--tasks", multiple=True, required=True, metavar="TASK,…", help="Tasks or groups by lm-eval's names.")
+@click.option("--tasks", multiple=True, metavar="TASK,…", help="Tasks or groups by lm-eval's names.")
+@click.option(
+    "--failure-classes",
+    "classes",
+    multiple=True,
+    metavar="CLASS,…",
+    help="Templated tests: all, names such as negation, or YAML files of yours.",
+)
 @click.option(
     "--num-fewshot", "shots", multiple=True, metavar="N,…", help="Solved examples before each question, e.g. 0,1,5."
 )
@@ -44,6 +54,7 @@ MIRROR = click.option(
 def command(
     models: tuple[str, ...],
     tasks: tuple[str, ...],
+    classes: tuple[str, ...],
     shots: tuple[str, ...],
     limit: int | None,
     mirror: Path | None,
@@ -63,8 +74,9 @@ def command(
     numbers = _numbers(shots)
     folders = _folders(models, store)
     asked = tuple(dict.fromkeys(names(tasks)))
-    if not asked:
-        raise click.UsageError("--tasks wants at least one name, e.g. --tasks arc_easy,piqa")
+    failures = _failure_classes(names(classes))
+    if not asked and failures is None:
+        raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
     os.environ.update(QUIET | OFFLINE)
     from evaluation.evaluate import EvalOptions, evaluate_models
     from infra.run import Run
@@ -78,13 +90,20 @@ def command(
         seed,
         batch_size=batch_size,
         chat_template=chat_template,
+        failure_classes=failures,
     )
     with tempfile.TemporaryDirectory(prefix="stemma-eval-") as work:
         done = evaluate_models(folders, options, Run(Path(work)), lambda text: click.echo(text, err=True))
     document: dict[str, Any] = {
         "status": "done",
         "models": [
-            {"model": one.name, "path": str(one.path), "results": one.results, "calibration": one.calibration}
+            {
+                "model": one.name,
+                "path": str(one.path),
+                "results": one.results,
+                "calibration": one.calibration,
+                **({"failure_classes": one.failures["classes"]} if one.failures else {}),
+            }
             for one in done.models
         ],
         "comparisons": done.comparisons,
@@ -99,6 +118,21 @@ def _numbers(shots: tuple[str, ...]) -> tuple[int, ...]:
     if wrong := [one for one in found if not one.isdecimal()]:
         raise click.UsageError(f"--num-fewshot wants numbers from 0, e.g. 0,1,5, not {', '.join(wrong)}")
     return tuple(sorted({int(one) for one in found}))
+
+
+def _failure_classes(given: list[str]) -> FailureClassesConfig | None:
+    """None where none were asked. Raises UsageError for what is neither a class that ships nor a file."""
+    if not given:
+        return None
+    from evaluation.config import FAILURE_CLASSES, FailureClassesConfig
+
+    own = [one for one in given if one not in FAILURE_CLASSES and one != "all"]
+    if wrong := [one for one in own if not Path(one).is_file()]:
+        raise click.UsageError(
+            f"--failure-classes: {', '.join(wrong)} is neither all, one of {', '.join(FAILURE_CLASSES)}, nor a file"
+        )
+    chosen = FAILURE_CLASSES if "all" in given else tuple(one for one in FAILURE_CLASSES if one in given)
+    return FailureClassesConfig(classes=chosen, files=tuple(str(Path(one).absolute()) for one in own))
 
 
 def _folders(models: tuple[str, ...], root: Path) -> dict[str, Path]:

@@ -26,19 +26,30 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     """Scores a model on the tasks of the config with lm-eval.
 
     inputs: model, an HF causal language model with its tokenizer.
-    Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …}};
-    aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item.
+    Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
+    "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}}; aux/lm_eval.json as lm-eval gives it;
+    aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a case of the failure classes.
     """
-    from evaluation.harness import evaluate
+    from evaluation.harness import evaluate_model
+    from evaluation.language_model import load_model
 
-    found = evaluate(config, inputs["model"], run)
+    lm = load_model(inputs["model"], run)
+    found = evaluate_model(config, lm, run)
     names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
-    results = {
+    results: dict[str, Any] = {
         "tasks": {name: task_metrics(found, name, config.confidence) for name in names},
         "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
     }
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
+    if config.failure_classes:
+        from evaluation.failure_classes import measure_failures
+
+        results["failure_classes"], cases = measure_failures(
+            lm, config.failure_classes, run, seed=config.seed, confidence=config.confidence
+        )
+        lines = [json.dumps(case, ensure_ascii=False) + "\n" for case in cases]
+        (aux / "failure_cases.jsonl").write_text("".join(lines), encoding="utf-8")
     (out_dir / "results.json").write_text(_json(results), encoding="utf-8")
     for name, samples in found.get("samples", {}).items():
         lines = [json.dumps(brief(sample), ensure_ascii=False, default=str) + "\n" for sample in samples]
@@ -127,6 +138,9 @@ def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
             for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high"), ("_chance", "chance")):
                 if field in entry:
                     figures[name + suffix] = entry[field]
+    for name, one in results.get("failure_classes", {}).get("classes", {}).items():
+        for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high")):
+            figures[f"{name}_failure_rate{suffix}"] = one[field]
     return figures
 
 

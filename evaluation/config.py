@@ -97,6 +97,46 @@ MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
 """How files of a mirror end that hold questions."""
 
 
+FailureClassName = Literal[
+    "arithmetic_digits", "arithmetic_words", "copying", "negation", "number_agreement", "ordering"
+]
+FAILURE_CLASSES: tuple[FailureClassName, ...] = (
+    "arithmetic_digits", "arithmetic_words", "copying", "negation", "number_agreement", "ordering",
+)  # fmt: skip
+FAILURE_CLASSES_DIR = DATA_DIR.parents[1] / "configs" / "failure_classes"
+
+
+class FailureClassesConfig(Config):
+    """Templated tests by class of failure, as CheckList's (Ribeiro et al. 2020)."""
+
+    classes: tuple[FailureClassName, ...] = FAILURE_CLASSES
+    """Those of configs/failure_classes; [] for none."""
+    files: tuple[SourcePath, ...] = ()
+    """Classes of yours: YAML files like those of configs/failure_classes."""
+    cases: int = Field(30, ge=1)
+    """Cases drawn of each templated test."""
+    by: Literal["likelihood", "answer"] = "likelihood"
+    """likelihood: which of the choices is the likeliest, which small models can be asked too. answer: what the model
+    writes, greedily; tests of direction go by likelihood all the same."""
+    max_new_tokens: int = Field(12, ge=1)
+    """by answer: the longest answer, in tokens."""
+    batch_size: int = outside_identity(32, ge=1)
+    """Requests a forward pass."""
+
+    @model_validator(mode="after")
+    def _some(self) -> FailureClassesConfig:
+        if not self.classes and not self.files:
+            raise ValueError("expected at least one of `classes` or `files`")
+        names = [path.stem for path in self.paths()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"each class needs a name of its own; given twice: {', '.join(twice)}")
+        return self
+
+    def paths(self) -> list[Path]:
+        """The YAML files of all classes."""
+        return [*(FAILURE_CLASSES_DIR / f"{name}.yaml" for name in self.classes), *map(Path, self.files)]
+
+
 class BenchmarksConfig(StageConfig):
     tasks: tuple[TaskByName, ...] = Field(
         (BenchmarkTask(name="minimal_pairs"), BenchmarkTask(name="cloze")), min_length=1
@@ -104,6 +144,9 @@ class BenchmarksConfig(StageConfig):
     """The project's own tasks and lm-eval's by name, or tasks of yours by file."""
     tasks_mirror: SourcePath | None = None
     """The folder with the data of lm-eval's own tasks, as `stemma mirror TASK FROM --mirror DIR` fills it."""
+    failure_classes: FailureClassesConfig | None = None
+    """Templated tests of what a model fails at: `{}` for those that ship, `{classes: [negation], files: [mine.yaml]}`
+    for some and yours; none by default."""
     num_fewshot: int = Field(0, ge=0, le=64)
     """Solved examples that stand before each question, drawn from the same file; of lm-eval's own tasks, from a split
     that is not scored. 0 is zero-shot."""
@@ -151,6 +194,8 @@ class BenchmarksConfig(StageConfig):
                 found.append(Source(key, lm_eval_files(Path(str(task.path)))))
             else:
                 found.append(Source(key, expand([str(task.path)])))
+        if self.failure_classes:
+            found.append(Source("benchmarks.failure_classes", tuple(self.failure_classes.paths())))
         return found
 
 

@@ -12,6 +12,8 @@ import lm_eval
 
 from evaluation.benchmarks import SHARES, chance_level
 from evaluation.calibration import calibration
+from evaluation.config import FailureClassesConfig
+from evaluation.failure_classes import measure_failures
 from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
 from evaluation.harness_model import ReportingHFLM
 from evaluation.language_model import load_model
@@ -30,9 +32,10 @@ SEED = 1234
 class EvalOptions:
     """What models are asked.
 
-    tasks: names of lm-eval's tasks or groups. shots: numbers of solved examples before each question; empty leaves
-    each task its own. limit: only the first so many items of each task. mirror: the folder with the tasks' data.
-    batch_size: of what is not multiple choice; 1 is lm-eval's default, and its padding moves no likelihood.
+    tasks: names of lm-eval's tasks or groups; may be empty where there are failure_classes. shots: numbers of solved
+    examples before each question; empty leaves each task its own. limit: only the first so many items of each task.
+    mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is lm-eval's default, and its
+    padding moves no likelihood. failure_classes: templated tests, None for none.
     """
 
     tasks: tuple[str, ...]
@@ -43,17 +46,23 @@ class EvalOptions:
     confidence: float = 0.95
     batch_size: int = 1
     chat_template: bool = False
+    failure_classes: FailureClassesConfig | None = None
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """One model's rows, the calibration of its choices, and lm-eval's records of its items by (task, shots)."""
+    """One model's rows, the calibration of its choices, and lm-eval's records of its items by (task, shots).
+
+    failures: results of the failure classes, None where none were asked; they also are rows of the metric
+    `failure_rate`, and their cases items.
+    """
 
     name: str
     path: Path
     results: list[dict[str, Any]]
     calibration: list[dict[str, Any]]
     samples: dict[tuple[str, int], list[dict[str, Any]]]
+    failures: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,14 +82,14 @@ def evaluate_models(
     `no_shots`, `bad_model`, before any model was asked.
     """
     with quiet(), own_cache(run.work_dir / "datasets"):
-        loaded = tasks_of(load_named(options.tasks, options.mirror))
+        loaded = tasks_of(load_named(options.tasks, options.mirror)) if options.tasks else {"tasks": {}}
         _check_shots(loaded["tasks"].values(), options)
         found = []
         for name, folder in models.items():
             lm = load_model(folder, run)
             rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
             samples: dict[tuple[str, int], list[dict[str, Any]]] = {}
-            for shots in options.shots or (None,):
+            for shots in (options.shots or (None,)) if options.tasks else ():
                 tell(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
                 with seeded(0, lm.device):
                     for task in loaded["tasks"].values():
@@ -104,7 +113,20 @@ def evaluate_models(
                 if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice"
                 and (one := calibration(items, options.confidence))
             ]
-            found.append(ModelScores(name, folder, list(rows.values()), calibrated, samples))
+            failures = None
+            if options.failure_classes:
+                tell(f"{name}: failure classes")
+                failures, cases = measure_failures(
+                    lm, options.failure_classes, run, seed=options.seed, confidence=options.confidence
+                )
+                for row in failure_rows(failures):
+                    rows[row["task"], row["metric"], "none", 0] = row
+                    samples[row["task"], 0] = [
+                        {"doc_id": case["case"], "failure_rate": float(case["failed"])}
+                        for case in cases
+                        if case["class"] == row["task"]
+                    ]
+            found.append(ModelScores(name, folder, list(rows.values()), calibrated, samples, failures))
             del lm
         aggregations = {name: task.aggregation() for name, task in loaded["tasks"].items()}
         comparisons = compare_models(
@@ -181,6 +203,24 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
                 row["chance"] = chance
             rows.append(row)
     return rows
+
+
+def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each failure class, as those of tasks."""
+    return [
+        {
+            "task": name,
+            "metric": "failure_rate",
+            "filter": "none",
+            "num_fewshot": 0,
+            **{field: one[field] for field in ("value", "low", "high", "n")},
+            "stderr": math.sqrt(one["value"] * (1 - one["value"]) / one["n"]),
+            "higher_is_better": False,
+            "version": None,
+            **({"chance": one["chance"]} if "chance" in one else {}),
+        }
+        for name, one in failures["classes"].items()
+    ]
 
 
 def _bounds(

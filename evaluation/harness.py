@@ -19,7 +19,7 @@ from yaml import YAMLError
 
 from evaluation.config import BenchmarksConfig, BenchmarkTask
 from evaluation.harness_model import ReportingHFLM
-from evaluation.language_model import LoadedModel, load_model
+from evaluation.language_model import LoadedModel
 from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
 from evaluation.task_file import as_file_task, check_rows
@@ -30,16 +30,11 @@ BOOTSTRAP_ITERATIONS = 1000
 """For lm-eval metrics without a closed-form standard error, such as perplexity."""
 
 
-def evaluate(config: BenchmarksConfig, model: Path, run: Run) -> dict[str, Any]:
-    """lm-eval's own results for a model folder: results, configs, samples, versions.
+def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[str, Any]:
+    """lm-eval's own results for a model: results, configs, samples, versions.
 
     Raises StageError naming the task whose file lm-eval cannot read.
     """
-    return evaluate_model(config, load_model(model, run), run)
-
-
-def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[str, Any]:
-    """The same for a model in memory."""
     with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None

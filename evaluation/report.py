@@ -13,6 +13,7 @@ from pathlib import Path
 from evaluation.config import CLAIMS, ReportConfig
 from evaluation.page.benchmark_sections import answers, answers_over_training, benchmarks
 from evaluation.page.branch_sections import branches
+from evaluation.page.failure_section import failure_classes
 from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
@@ -80,6 +81,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
         branches(pipeline),
         benchmarks(pipeline),
+        failure_classes(pipeline),
         answers(pipeline, samples),
         answers_over_training(pipeline),
         toxicity(pipeline),

@@ -117,7 +117,7 @@ def test_scores_on_published_sets_are_those_of_lm_evals_command_line(
 def test_the_command_scores_models_at_each_number_of_shots(model_dir: Path, mirror: Path, tmp_path: Path) -> None:
     answer = stemma(
         "eval", model_dir, "--tasks", "arc_easy", "--num-fewshot", "0,2", "--limit", "8", "--mirror", mirror,
-        "--root", tmp_path / "store", env=environment(),
+        "--failure-classes", "negation", "--root", tmp_path / "store", env=environment(),
     )  # fmt: skip
     assert answer.code == 0 and answer.document["status"] == "done", answer.stderr
     (model,) = answer.document["models"]
@@ -126,6 +126,11 @@ def test_the_command_scores_models_at_each_number_of_shots(model_dir: Path, mirr
     assert rows.keys() == {("acc", 0), ("acc", 2), ("acc_norm", 0), ("acc_norm", 2)}
     for row in rows.values():
         assert row["n"] == 8 and row["low"] <= row["value"] <= row["high"] and row["stderr"] >= 0
+    (failures,) = [row for row in model["results"] if row["metric"] == "failure_rate"]
+    assert failures["task"] == "negation" and failures["value"] == model["failure_classes"]["negation"]["value"]
+    assert set(model["failure_classes"]["negation"]["tests"]) >= {"opposite", "doubly_negated"}
+    wrong = stemma("eval", model_dir, "--failure-classes", "negatoin", env=environment())
+    assert wrong.code == 2 and "one of arithmetic_digits" in wrong.stderr
 
 
 def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:

@@ -1,0 +1,182 @@
+"""Failure rates of a model by class: templated tests asked by likelihood of the choices or by generated answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from evaluation.config import FailureClassesConfig
+from evaluation.failure_templates import Case, draw_cases, read_failure_class
+from evaluation.harness import quiet
+from evaluation.harness_model import ReportingHFLM
+from evaluation.language_model import LoadedModel
+from evaluation.random_state import seeded
+from evaluation.statistics import wilson
+from infra.run import Run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case and how the model did. before, after: what it answered to the prompt and to the changed prompt."""
+
+    case: Case
+    failed: bool
+    before: str
+    after: str = ""
+
+
+def measure_failures(
+    lm: LoadedModel, config: FailureClassesConfig, run: Run, *, seed: int, confidence: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Failure rates with their intervals by class and test, and a row a case with what was answered.
+
+    Raises StageError `bad_failure_class` naming the file, before the model is asked.
+    """
+    classes = [read_failure_class(path) for path in config.paths()]
+    cases = [case for one in classes for case in draw_cases(one, config.cases, seed)]
+    with quiet(), seeded(seed, lm.device):
+        model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
+        outcomes = by_likelihood([case for case in cases if _by_likelihood(case, config)], model)
+        outcomes += by_answer([case for case in cases if not _by_likelihood(case, config)], model, config)
+    order = {case: number for number, case in enumerate(cases)}
+    outcomes.sort(key=lambda outcome: order[outcome.case])
+    rates = {
+        one.name: {
+            "about": one.about,
+            **_rate([outcome for outcome in outcomes if outcome.case.failure_class == one.name], config, confidence),
+            "tests": {
+                test.name: {"kind": test.kind}
+                | _rate(
+                    [o for o in outcomes if (o.case.failure_class, o.case.test) == (one.name, test.name)],
+                    config,
+                    confidence,
+                )
+                for test in one.tests
+            },
+        }
+        for one in classes
+    }
+    return {"by": config.by, "classes": rates}, [_row(number, one) for number, one in enumerate(outcomes)]
+
+
+def _by_likelihood(case: Case, config: FailureClassesConfig) -> bool:
+    return config.by == "likelihood" or case.kind == "direction"
+
+
+def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[Outcome]:
+    """Each case judged by the log likelihoods of its choices after the prompt, and after the changed one."""
+    asked = [(case, prompt) for case in cases for prompt in _prompts(case)]
+    requests = [
+        Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=number)
+        for case, prompt in asked
+        for number, choice in enumerate(case.choices)
+    ]
+    scores = iter(model.loglikelihood(requests)) if requests else iter(())
+    outcomes = []
+    for case in cases:
+        found = [[next(scores)[0] for _ in case.choices] for _ in _prompts(case)]
+        likeliest = [case.choices[_likeliest(one)].strip() for one in found]
+        outcomes.append(Outcome(case, failed_by_likelihood(case, found), *likeliest))
+    return outcomes
+
+
+def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
+    """Whether a case failed. found: the choices' log likelihoods, a list for the prompt and one for the changed prompt.
+
+    A tie is a failure where one answer is right, and where a change had to move an answer.
+    """
+    if case.kind == "minimum_functionality":
+        right = found[0][case.answer]
+        return any(score >= right for number, score in enumerate(found[0]) if number != case.answer)
+    if case.kind == "invariance":
+        return _likeliest(found[0]) != _likeliest(found[1])
+    before, after = (_share(one, case.answer) for one in found)
+    return after <= before if case.expect == "more" else after >= before
+
+
+def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClassesConfig) -> list[Outcome]:
+    """Each case judged by the first line that the model writes, greedily."""
+    asked = [prompt for case in cases for prompt in _prompts(case)]
+    options = {"until": ["\n"], "max_gen_toks": config.max_new_tokens, "do_sample": False}
+    requests = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=0) for prompt in asked
+    ]
+    written = iter(model.generate_until(requests) if requests else [])
+    outcomes = []
+    for case in cases:
+        answers = [next(written).strip() for _ in _prompts(case)]
+        given = [answer_given(text, case.choices) for text in answers]
+        failed = given[0] != case.answer if case.kind == "minimum_functionality" else given[0] != given[1]
+        outcomes.append(Outcome(case, failed, *answers))
+    return outcomes
+
+
+def answer_given(text: str, choices: Sequence[str]) -> int | str:
+    """The choice that a text begins with, as whole words and whatever its case; else the text itself."""
+    said = text.strip().casefold()
+    fits = [
+        number
+        for number, choice in enumerate(one.strip().casefold() for one in choices)
+        if said.startswith(choice) and not said[len(choice) : len(choice) + 1].isalnum()
+    ]
+    return max(fits, key=lambda number: len(choices[number])) if fits else said
+
+
+def guessing_fails(case: Case) -> float | None:
+    """How often a model that guesses fails; None for invariance, which one that always says the same never fails."""
+    if case.kind == "minimum_functionality":
+        return 1 - 1 / len(case.choices)
+    return 0.5 if case.kind == "direction" else None
+
+
+def _prompts(case: Case) -> list[str]:
+    return [case.prompt] if case.changed is None else [case.prompt, case.changed]
+
+
+def _likeliest(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=lambda number: scores[number])
+
+
+def _share(scores: Sequence[float], answer: int) -> float:
+    """The answer's share of the choices' likelihoods."""
+    highest = max(scores)
+    return math.exp(scores[answer] - highest) / math.fsum(math.exp(score - highest) for score in scores)
+
+
+def _rate(outcomes: Sequence[Outcome], config: FailureClassesConfig, confidence: float) -> dict[str, float]:
+    failed = sum(outcome.failed for outcome in outcomes)
+    guessing = [
+        guess
+        for outcome in outcomes
+        # What a guess of a written answer is nobody can say.
+        if _by_likelihood(outcome.case, config) and (guess := guessing_fails(outcome.case)) is not None
+    ]
+    found = {**wilson(failed, len(outcomes), confidence).as_json(), "n": len(outcomes)}
+    if len(guessing) == len(outcomes):
+        found["chance"] = round(math.fsum(guessing) / len(guessing), 6)
+    return found
+
+
+def _row(number: int, outcome: Outcome) -> dict[str, Any]:
+    case = outcome.case
+    row: dict[str, Any] = {
+        "case": number,
+        "class": case.failure_class,
+        "test": case.test,
+        "kind": case.kind,
+        "prompt": case.prompt,
+        "choices": list(case.choices),
+        "failed": outcome.failed,
+        "answer": outcome.before,
+    }
+    if case.kind != "invariance":
+        row["about"] = case.choices[case.answer]
+    if case.changed is not None:
+        row |= {"changed": case.changed, "answer_after": outcome.after}
+    if case.expect:
+        row["expect"] = case.expect
+    return row
