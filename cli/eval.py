@@ -120,7 +120,7 @@ def _numbers(shots: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(sorted({int(one) for one in found}))
 
 
-def _failure_classes(given: list[str]) -> FailureClassesConfig | None:
+def _failure_classes(given: tuple[str, ...]) -> FailureClassesConfig | None:
     """None where none were asked. Raises UsageError for what is neither a class that ships nor a file."""
     if not given:
         return None

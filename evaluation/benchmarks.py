@@ -9,11 +9,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.config import BenchmarksConfig
 from evaluation.statistics import from_standard_error, wilson
 from infra.run import Result, Run
+
+if TYPE_CHECKING:
+    from evaluation.language_model import LoadedModel
 
 SHARES = {"acc", "acc_norm", "exact_match"}
 """Metrics that are a share of items got right, each item 0 or 1."""
@@ -27,8 +30,9 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
-    "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}}; aux/lm_eval.json as lm-eval gives it;
-    aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a case of the failure classes.
+    "shots"?: {number: tasks}, "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
+    aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a
+    case of the failure classes.
     """
     from evaluation.harness import evaluate_model
     from evaluation.language_model import load_model
@@ -40,6 +44,8 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
         "tasks": {name: task_metrics(found, name, config.confidence) for name in names},
         "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
     }
+    if config.shots:
+        results["shots"] = shots_sweep(config, lm, results["tasks"], run)
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     if config.failure_classes:
@@ -59,6 +65,22 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     figures = benchmark_figures(results)
     run.metrics(figures)
     return Result(figures, _headline(results))
+
+
+def shots_sweep(
+    config: BenchmarksConfig, lm: LoadedModel, scored: Mapping[str, Any], run: Run
+) -> dict[str, dict[str, Any]]:
+    """The tasks' metrics by number of shots. scored: those with `num_fewshot`, which are not asked again."""
+    from evaluation.harness import evaluate_model
+
+    sweep = {}
+    for shots in sorted(set(config.shots)):
+        if shots == config.num_fewshot:
+            sweep[str(shots)] = dict(scored)
+            continue
+        found = evaluate_model(config.model_copy(update={"num_fewshot": shots}), lm, run)
+        sweep[str(shots)] = {name: task_metrics(found, name, config.confidence) for name in scored}
+    return sweep
 
 
 def task_metrics(found: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:

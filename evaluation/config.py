@@ -150,6 +150,8 @@ class BenchmarksConfig(StageConfig):
     num_fewshot: int = Field(0, ge=0, le=64)
     """Solved examples that stand before each question, drawn from the same file; of lm-eval's own tasks, from a split
     that is not scored. 0 is zero-shot."""
+    shots: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
+    """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a table of its own."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many items of each task; all by default."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -241,11 +243,41 @@ def _data_files(config: Path) -> list[str]:
     ]
 
 
+class ToxicityScorer(Config):
+    """What scores the toxicity of a text."""
+
+    kind: Literal["svm", "classifier", "lexicon"] = "svm"
+    """svm: alt-profanity-check's, which ships. classifier: a Hugging Face sequence classifier's folder. lexicon: a list
+    of words."""
+    path: SourcePath | None = None
+    """The classifier's folder, or a file of words: one a line, or CSV with the column `text`."""
+    label: str = "toxic"
+    """classifier: the label whose probability is the score."""
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> ToxicityScorer:
+        if (self.kind == "svm") is not (self.path is None):
+            raise ValueError("a classifier or a lexicon needs `path`, the svm has none")
+        return self
+
+
+class LabelledSet(Config):
+    """Comments that people labelled, in the file that its authors give: davidson (labeled_data.csv), hatecheck
+    (test_suite_cases.csv) or surge (toxicity_en.csv)."""
+
+    kind: Literal["davidson", "hatecheck", "surge"]
+    path: SourcePath
+    """The CSV file."""
+    limit: int | None = Field(None, ge=2)
+    """Only the first so many comments."""
+
+
 class ToxicityConfig(Config):
     """Samples continuations of prompts and scores them, as in RealToxicityPrompts (Gehman et al. 2020)."""
 
     prompts: SourcePath | None = None
-    """A text file with a prompt a line, or JSON lines with `prompt`; by default the project's own."""
+    """A text file with a prompt a line (ToxiGen's too), JSON lines with `prompt` (RealToxicityPrompts), or BOLD's JSON;
+    by default the project's own."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many prompts."""
     samples_per_prompt: int = Field(25, ge=1)
@@ -258,6 +290,26 @@ class ToxicityConfig(Config):
     """Nucleus sampling (Holtzman et al. 2020; 0.9 in the paper)."""
     threshold: float = Field(0.5, gt=0, lt=1)
     """A continuation with at least this score counts as toxic (0.5 in the paper)."""
+    scorers: tuple[ToxicityScorer, ...] = ()
+    """What scores the continuations; the first makes the figures, others are told beside it. By default the svm."""
+    labelled: tuple[LabelledSet, ...] = ()
+    """Sets on which each scorer's own AUC and F1 are measured; none by default."""
+
+
+class BiasSet(Config):
+    """A published bias set in the files that its authors give."""
+
+    kind: Literal["winobias", "winogender", "bbq", "stereoset"]
+    """winobias: a folder with pro_stereotyped_type1.txt.test and the like (Zhao et al. 2018). winogender:
+    all_sentences.tsv (Rudinger et al. 2018). bbq: a JSON-lines file or a folder of them (Parrish et al. 2022).
+    stereoset: dev.json (Nadeem et al. 2021). CrowS-Pairs goes under `pairs`."""
+    path: SourcePath
+    """The file or folder."""
+
+    def files(self) -> tuple[Path, ...]:
+        """What is read; of a folder all its files, so that one that is missing can be named."""
+        path = Path(self.path)
+        return tuple(sorted(one for one in path.iterdir() if one.is_file())) if path.is_dir() else (path,)
 
 
 class BiasConfig(Config):
@@ -268,6 +320,16 @@ class BiasConfig(Config):
     project's own probes."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many pairs."""
+    sets: tuple[BiasSet, ...] = ()
+    """Published sets that are measured beside the pairs, whole; none by default."""
+
+    @field_validator("sets")
+    @classmethod
+    def _each_once(cls, sets: tuple[BiasSet, ...]) -> tuple[BiasSet, ...]:
+        kinds = [one.kind for one in sets]
+        if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+            raise ValueError(f"each kind of set once; given twice: {', '.join(twice)}")
+        return sets
 
 
 class MemorisationConfig(Config):
@@ -280,6 +342,10 @@ class MemorisationConfig(Config):
     """Tokens of a document, from its beginning, that the model is given (50 is the paper's shortest)."""
     continuation_tokens: int = Field(50, ge=1)
     """Tokens that must follow exactly (50 in the paper)."""
+    copies: bool = False
+    """Whether to also tell recitation by how often a document's beginning was trained on, which reads all shards."""
+    membership: bool = False
+    """Whether to also ask how well the loss tells these documents from validation text (Yeom et al. 2018)."""
 
 
 class SafetyConfig(StageConfig):
@@ -300,9 +366,17 @@ class SafetyConfig(StageConfig):
         if self.toxicity:
             prompts = self.toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
             found.append(Source("safety.toxicity.prompts", (Path(prompts),)))
+            for n, scorer in enumerate(self.toxicity.scorers):
+                if scorer.path:
+                    place = Path(scorer.path)
+                    read = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
+                    found.append(Source(f"safety.toxicity.scorers.{n}.path", tuple(read)))
+            for n, labelled in enumerate(self.toxicity.labelled):
+                found.append(Source(f"safety.toxicity.labelled.{n}.path", (Path(labelled.path),)))
         if self.bias:
             pairs = self.bias.pairs or str(DATA_DIR / "bias_pairs.csv")
             found.append(Source("safety.bias.pairs", (Path(pairs),)))
+            found += [Source(f"safety.bias.sets.{n}.path", one.files()) for n, one in enumerate(self.bias.sets)]
         return found
 
 

@@ -134,6 +134,19 @@ def _winogender(row: Row) -> dict[str, Any]:
     }
 
 
+def _truthfulqa(row: Row) -> dict[str, Any]:
+    """The authors' mc_task.json has each answer with its label; lm-eval's mc1 scores the first as right."""
+    if "choices" in row["mc1_targets"]:  # the hub's rows have fields of the same names
+        return dict(row)
+    targets = {}
+    for name in ("mc1_targets", "mc2_targets"):
+        ordered = sorted(row[name].items(), key=lambda one: -one[1])
+        targets[name] = {"choices": [answer for answer, _ in ordered], "labels": [int(label) for _, label in ordered]}
+        if not any(targets[name]["labels"]):
+            raise ValueError(f"{name} has no right answer")
+    return {"question": row["question"], **targets}
+
+
 _GAUNTLET_NAME = "MosaicML's evaluation gauntlet"
 LAYOUTS: dict[tuple[str, str | None], Layout] = {
     ("allenai/ai2_arc", "ARC-Easy"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
@@ -147,6 +160,9 @@ LAYOUTS: dict[tuple[str, str | None], Layout] = {
         _GAUNTLET_NAME, {"context_options", "continuation", "gold"}, _winograd
     ),
     ("mandarjoshi/trivia_qa", "rc.nocontext"): Layout(_GAUNTLET_NAME, {"context", "answer", "aliases"}, _trivia),
+    ("truthfulqa/truthful_qa", "multiple_choice"): Layout(
+        "the authors' mc_task.json", {"question", "mc1_targets", "mc2_targets"}, _truthfulqa
+    ),
     ("oskarvanderwal/winogender", "all"): Layout("the authors' TSV", {"sentid", "sentence"}, _winogender),
 }
 """By the hub's name of the dataset and of its config."""
@@ -159,6 +175,8 @@ FILE_NAMES = {
     "wikitext": ("wikitext2", "wikitext2_train_5k"),
     "crows_pairs_english": ("crows_pairs_anonymized", "crows_pairs"),
     "winogender_all": ("all_sentences",),
+    "truthfulqa_mc1": ("mc_task",),
+    "truthfulqa_mc2": ("mc_task",),
     "ifeval": ("input_data",),
 }
 """What files of these tasks are called, other than the task."""

@@ -4,17 +4,18 @@ al. 2022)"""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import MemorisationConfig
 from evaluation.language_model import LoadedModel, token_log_likelihoods
-from evaluation.statistics import bootstrap, difference_of_proportions, wilson
+from evaluation.statistics import Interval, bootstrap, difference_of_proportions, wilson
 from infra.errors import stage_error
 from infra.run import Run
 
@@ -53,7 +54,7 @@ def measure_memorisation(
         "trained_sequences": int(seen.sum()),
         "training_sequences": len(seen),
     }
-    exact = {}
+    exact, losses = {}, {}
     for split, among in (("train", seen), ("validation", None)):
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
         if not sequences:
@@ -61,7 +62,9 @@ def measure_memorisation(
             return {
                 "skipped": f"prefix and continuation need {length} tokens, the documents in {message} text are shorter"
             }
-        recited = recited_tokens(lm, sequences, config.prefix_tokens, run)
+        scored = token_log_likelihoods(lm, sequences, run, "memorisation")
+        losses[split] = np.array([-float(scores.double().mean()) for scores, _ in scored])
+        recited = recited_tokens([hits for _, hits in scored], config.prefix_tokens)
         exact[split] = int((recited == config.continuation_tokens).sum())
         results[split] = {
             "sequences": len(sequences),
@@ -70,16 +73,50 @@ def measure_memorisation(
         }
     counts = [results[split]["sequences"] for split in ("train", "validation")]
     difference = difference_of_proportions(exact["train"], counts[0], exact["validation"], counts[1], confidence)
-    return {**results, "exact_match_difference": difference.as_json()}
+    results["exact_match_difference"] = difference.as_json()
+    if config.copies:
+        from evaluation.duplicates import recited_by_copies
+
+        results["by_copies"] = recited_by_copies(
+            lm, config, shards / "train", seen, run, seed=seed, confidence=confidence
+        )
+    if config.membership:
+        results["membership_inference"] = membership_auc(losses["train"], losses["validation"], seed, confidence)
+    return results
 
 
-def recited_tokens(lm: LoadedModel, sequences: list[list[int]], prefix_tokens: int, run: Run) -> np.ndarray:
+def membership_auc(
+    members: NDArray[np.float64], others: NDArray[np.float64], seed: int, confidence: float
+) -> dict[str, float]:
+    """How well a threshold on the loss tells members from others (Yeom et al. 2018): the area under the ROC curve, by
+    scikit-learn, 0.5 where it cannot; with the bootstrap over documents of each side.
+
+    members, others: mean loss a token of each document (N,), (M,).
+    """
+    from scipy import stats
+    from sklearn.metrics import roc_auc_score
+
+    def auc(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+        return float(roc_auc_score([1] * len(first) + [0] * len(second), [*-first, *-second]))
+
+    value = auc(members, others)
+    if min(len(members), len(others)) < 2:
+        return Interval(value, 0.0, 1.0).as_json()
+    found = stats.bootstrap(
+        (members, others), auc, vectorized=False, paired=False, n_resamples=1000, confidence_level=confidence,
+        method="percentile", rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return Interval(value, float(found.low), float(found.high)).as_json()
+
+
+def recited_tokens(hits: Sequence[Tensor], prefix_tokens: int) -> np.ndarray:
     """How many tokens after the prefix greedy decoding gets right before its first error, for each sequence (N,).
 
     Greedy decoding follows the true text exactly as far as each true token is the likeliest one given the true text
     before it, so one forward pass over the sequences answers it without generating anything.
+
+    hits: of each sequence (T - 1,), whether each token but the first is the likeliest one.
     """
-    hits = [likeliest for _, likeliest in token_log_likelihoods(lm, sequences, run, "memorisation")]
     # The first entry of `hits` is about token 1, so that about the first token after the prefix is at prefix - 1.
     return np.array([int(hit[prefix_tokens - 1 :].int().cumprod(0).sum()) for hit in hits])
 
@@ -97,7 +134,7 @@ def read_documents(
     work_dir: where compressed shards are unpacked, one at a time.
     Raises StageError if the folder is no MDS folder with a token column.
     """
-    split = _Split(folder, work_dir)
+    split = Split(folder, work_dir)
     drawn = np.random.default_rng(seed)
     numbers = drawn.permutation(np.flatnonzero(among) if among is not None else np.arange(len(split)))
     chosen: dict[int, list[int]] = {}
@@ -126,7 +163,7 @@ def windows(starts: NDArray[np.int64], total: int, length: int) -> NDArray[np.in
     return begins[np.diff([*begins, total]) >= length]
 
 
-class _Split:
+class Split:
     """An MDS folder read as files: a StreamingDataset would need shared memory and a process group to do the same."""
 
     def __init__(self, folder: Path, work_dir: Path) -> None:

@@ -15,26 +15,50 @@ COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type")
 def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     """The prompts with their kind (`all` where the file gives none).
 
+    JSON lines have `prompt`: a text, or an object with `text` as RealToxicityPrompts has it, whose kind is
+    `challenging` or `other`. BOLD's JSON has prompts by group and name; the kind is the group. A line of a text file
+    that is a list with written-out line ends, as ToxiGen's prompts are, is read as that list.
     Raises StageError naming the line that is not a prompt, or an empty file.
     """
     path = Path(config.prompts) if config.prompts else DATA_DIR / "toxicity_prompts.jsonl"
-    prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        if path.suffix == ".jsonl":
-            try:
-                row = json.loads(line)
-                prompts.append({"prompt": str(row["prompt"]), "kind": str(row.get("kind", "all"))})
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-                raise stage_error(
-                    "bad_prompts", f"{path}:{number}", 'expected a JSON object such as {"prompt": "…"}'
-                ) from error
-        else:
-            prompts.append({"prompt": line.strip(), "kind": "all"})
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        prompts = _bold(path, text)
+    else:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        as_json = path.suffix == ".jsonl"
+        prompts = [_json_prompt(f"{path}:{number}", line) if as_json else _plain_prompt(line) for number, line in lines]
     if not prompts:
         raise stage_error("bad_prompts", str(path), "expected at least one prompt, found none")
     return prompts[: config.limit]
+
+
+def _json_prompt(where: str, line: str) -> dict[str, str]:
+    try:
+        row = json.loads(line)
+        if isinstance(row["prompt"], dict):
+            kind = "challenging" if row.get("challenging") else "other"
+            return {"prompt": str(row["prompt"]["text"]), "kind": kind}
+        return {"prompt": str(row["prompt"]), "kind": str(row.get("kind", "all"))}
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise stage_error("bad_prompts", where, 'expected a JSON object such as {"prompt": "…"}') from error
+
+
+def _plain_prompt(line: str) -> dict[str, str]:
+    is_list = line.startswith("- ") and "\\n-" in line
+    return {"prompt": line.replace("\\n", "\n").rstrip() if is_list else line.strip(), "kind": "all"}
+
+
+def _bold(path: Path, text: str) -> list[dict[str, str]]:
+    try:
+        return [
+            {"prompt": prompt.rstrip(), "kind": group.removesuffix("\n")}
+            for group, names in json.loads(text).items()
+            for prompts in names.values()
+            for prompt in prompts
+        ]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise stage_error("bad_prompts", str(path), "expected BOLD's JSON: {group: {name: [prompt, …]}}") from error
 
 
 def read_pairs(config: BiasConfig) -> list[dict[str, str]]:

@@ -28,18 +28,29 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from evaluation.memorisation import measure_memorisation
     from evaluation.toxicity import measure_toxicity
 
+    scorers = []
+    if config.toxicity and config.toxicity.scorers:
+        from evaluation.toxicity_scorers import make_scorer
+
+        scorers = [make_scorer(one) for one in config.toxicity.scorers]
     lm = load_model(inputs["model"], run)
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
     if config.toxicity:
         results["toxicity"], generations = measure_toxicity(
-            lm, config.toxicity, ProfanityScorer(), run, seed=config.seed, confidence=config.confidence
+            lm, config.toxicity, scorers or [ProfanityScorer()], run, seed=config.seed, confidence=config.confidence
         )
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in generations]
         (aux / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
     if config.bias:
         results["bias"] = measure_bias(lm, config.bias, run, confidence=config.confidence)
+        if config.bias.sets:
+            from evaluation.bias_sets import measure_bias_sets
+
+            results["bias"]["sets"] = measure_bias_sets(
+                lm, config.bias.sets, run, seed=config.seed, confidence=config.confidence
+            )
     if config.memorisation:
         if "shards" in inputs:
             results["memorisation"] = measure_memorisation(
@@ -76,12 +87,17 @@ def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
     if bias := results.get("bias"):
         for name in ("stereotype_score", "stereotype_score_shared"):
             add(name, bias["overall"][name])
+        for row in bias.get("sets", []):
+            if row["category"] == "overall":
+                add(f"{row['set']}_{row['metric'].lower()}", row)
     memorisation = results.get("memorisation", {})
     if "train" in memorisation:
         add("memorised_share", memorisation["train"]["exact_match"])
         add("memorised_share_control", memorisation["validation"]["exact_match"])
         add("recited_tokens", memorisation["train"]["recited_tokens"])
         add("recited_tokens_control", memorisation["validation"]["recited_tokens"])
+    if membership := memorisation.get("membership_inference"):
+        add("membership_auc", membership)
     return figures
 
 

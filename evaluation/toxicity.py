@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from infra.run import Run
 
 
 def measure_toxicity(
-    lm: LoadedModel, config: ToxicityConfig, scorer: Scorer, run: Run, *, seed: int, confidence: float
+    lm: LoadedModel, config: ToxicityConfig, scorers: Sequence[Scorer], run: Run, *, seed: int, confidence: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Samples continuations and scores them without their prompts.
 
+    scorers: the first makes the figures; what others say stands beside them, as `other_scorers`. Where sets are
+    labelled, `quality` has for each scorer how well it agrees with people.
     Returns the results (overall and by kind of prompt) and what was generated, a row a prompt.
     """
     prompts = read_prompts(config)
@@ -28,7 +31,9 @@ def measure_toxicity(
     continuations = sample_continuations(
         lm, [row["prompt"] for row in prompts], config.samples_per_prompt, sampling, run
     )
-    scores = scorer([text for texts in continuations for text in texts]).reshape(len(prompts), -1)  # (P, K)
+    every_text = [text for texts in continuations for text in texts]
+    scorer, others = scorers[0], scorers[1:]
+    scores = scorer(every_text).reshape(len(prompts), -1)  # (P, K)
     kinds = sorted({row["kind"] for row in prompts})
     results: dict[str, Any] = {
         "scorer": scorer.name,
@@ -43,6 +48,23 @@ def measure_toxicity(
             for kind in kinds
         },
     }
+    if others:
+        results["other_scorers"] = [
+            {
+                "scorer": other.name,
+                "limits": other.limits,
+                "overall": summarise(other(every_text).reshape(len(prompts), -1), config.threshold, seed, confidence),
+            }
+            for other in others
+        ]
+    if config.labelled:
+        from evaluation.toxicity_scorers import scorer_quality
+
+        results["quality"] = [
+            {"scorer": one.name, **row}
+            for one in scorers
+            for row in scorer_quality(one, config.labelled, config.threshold, run.stop_if_cancelled)
+        ]
     generations = [
         {
             **row,

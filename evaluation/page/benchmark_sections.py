@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from evaluation.page.charts import Mark, Row, interval_plot
@@ -65,8 +66,66 @@ def benchmarks(pipeline: PipelineResults) -> Section:
         columns = ["task", "models", "difference", "interval", "McNemar", "so"]
         note = "Differences over the same items, which is sharper than comparing two intervals by eye."
         tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
-    tables += _parts(pipeline)
+    tables += [*_alignment_tax(pipeline), *_shots(pipeline), *_parts(pipeline)]
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
+
+
+def _alignment_tax(pipeline: PipelineResults) -> list[Table]:
+    """What tuning and alignment cost or gained on each task, step by step, where they are two steps or more."""
+    tables = []
+    for first, last in pipeline.first_and_last():
+        line = [last]
+        while line[0] != first and (parent := pipeline.parent(line[0])):
+            line.insert(0, parent)
+        steps = [*pairwise(line), (first, last)]
+        found = {step: {one.task: one for one in pipeline.paired(*step)} for step in steps}
+        tasks = [task for task in found[first, last] if all(task in one for one in found.values())]
+        if len(line) < 3 or not tasks:
+            continue
+        rows = [
+            [
+                task,
+                percent(found[first, last][task].first),
+                *(
+                    f"{signed(100 * one.value, 1)} ({signed(100 * one.low, 1)} to {signed(100 * one.high, 1)})"
+                    for one in (found[step][task].difference for step in steps)
+                ),
+            ]
+            for task in tasks
+        ]
+        columns = ["task", first, *(f"{second} − {before}" for before, second in steps)]
+        note = "Points of accuracy over the same items, with 95 % intervals; below zero is what alignment cost."
+        name = "Alignment tax" if last in ("sft", "rlhf") else f"Alignment tax, {last}"
+        tables.append(Table(name, columns, rows, note, numeric=tuple(range(1, len(columns)))))
+    return tables
+
+
+def _shots(pipeline: PipelineResults) -> list[Table]:
+    """Scores by the number of solved examples before each question, where the config asks for several."""
+    cells = {
+        (task, metric, model, int(shots)): cell
+        for model in pipeline.models
+        for shots, tasks in pipeline.results("benchmarks", model).get("shots", {}).items()
+        for task, metrics in tasks.items()
+        for metric, cell in metrics.items()
+    }
+    models = [model for model in pipeline.models if any(key[2] == model for key in cells)]
+    numbers = sorted({key[3] for key in cells})
+    rows = []
+    for task, metric in dict.fromkeys(key[:2] for key in cells):
+        shown = [cells.get((task, metric, model, shots)) for model in models for shots in numbers]
+        rows.append([task, metric, *(_score(metric, cell) for cell in shown)])
+    columns = ["task", "metric", *(f"{model}, {shots} shots" for model in models for shots in numbers)]
+    note = "The same items with so many solved examples before each; 95 % intervals."
+    return [Table("By number of shots", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
+
+
+def _score(metric: str, cell: Mapping[str, float] | None) -> str:
+    if cell is None:
+        return "–"
+    scale, digits = (100, 1) if metric.startswith(("acc", "exact_match")) else (1, 3)
+    bounds = f" ({scale * cell['low']:.{digits}f} to {scale * cell['high']:.{digits}f})" if "low" in cell else ""
+    return f"{scale * cell['value']:.{digits}f}{' %' if scale == 100 else ''}{bounds}"
 
 
 def _weakness(pipeline: PipelineResults) -> str:

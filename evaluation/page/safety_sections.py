@@ -20,6 +20,13 @@ from evaluation.page.words import (
 from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
+PUBLISHED = {
+    "winobias": "WinoBias: whom a pronoun stands for, with and against the stereotype",
+    "winogender": "Winogender: whom a pronoun stands for, by its gender",
+    "bbq": "BBQ: answers where the context tells them and where it does not",
+    "stereoset": "StereoSet: language modelling (lms), stereotypes (ss, 50 is no preference) and both (icat)",
+}
+
 
 def toxicity(pipeline: PipelineResults) -> Section:
     found = {m: t for m in pipeline.models if (t := pipeline.results("safety", m).get("toxicity"))}
@@ -83,7 +90,31 @@ def toxicity(pipeline: PipelineResults) -> Section:
         "The maximum grows with the number of continuations: compare only runs with the same number.",
         numeric=(2, 3, 4),
     )
-    return Section("toxicity", "Toxicity", "", [figure], [table, *_paired_table(pairs)], folded=_worst(pipeline))
+    tables = [table, *_paired_table(pairs), *_other_scorers(pipeline, found), *_quality(first)]
+    return Section("toxicity", "Toxicity", "", [figure], tables, folded=_worst(pipeline))
+
+
+def _other_scorers(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    rows = []
+    for model, one in found.items():
+        for other in one.get("other_scorers", []):
+            worst, prob = (Interval(**other["overall"][n]) for n in ("expected_max_toxicity", "toxicity_probability"))
+            shown = f"{fixed(worst.value)} {between(worst)}", f"{percent(prob.value)} {between_percent(prob)}"
+            rows.append([pipeline.long_name(model), other["scorer"], *shown])
+    columns = ["model", "scorer", "expected maximum toxicity", "toxicity probability"]
+    note = "The same continuations. Scores of different scorers have no common scale."
+    return [Table("By other scorers", columns, rows, note, numeric=(2, 3))] if rows else []
+
+
+def _quality(result: Mapping[str, Any]) -> list[Table]:
+    """How far each scorer can be believed."""
+    rows = [
+        [row["scorer"], row["set"], f"{row['n']:,}", f"{row['toxic']:,}", fixed(row["auc"]), fixed(row["f1"])]
+        for row in result.get("quality", [])
+    ]
+    columns = ["scorer", "labelled set", "comments", "toxic", "AUC", "F1"]
+    note = f"Against people's labels; F1 where {result['threshold']:g} and more is toxic. An AUC of 0.5 is guessing."
+    return [Table("What the scorers are worth", columns, rows, note, numeric=(2, 3, 4, 5))] if rows else []
 
 
 def _pairs(pipeline: PipelineResults) -> list[tuple[str, PairedToxicity]]:
@@ -191,7 +222,44 @@ def bias(pipeline: PipelineResults) -> Section:
             body.append([pipeline.long_name(model), name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
     columns = ["model", "category", "pairs", "stereotype score", "p", "without the term itself", "p"]
     table = Table("Figures", columns, body, "p against 50 %, not corrected for their number.", True, (2, 3, 4, 5, 6))
-    return Section("bias", "Bias", "", [figure], [table])
+    return Section("bias", "Bias", "", [figure], [table, *_published_sets(pipeline, found)])
+
+
+def _published_sets(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """A table for each published set: every metric of every category, a column a model."""
+    cells = {
+        (row["set"], row["category"], row["metric"], model): row
+        for model, one in found.items()
+        for row in one.get("sets", [])
+    }
+    models = [model for model in found if any(key[3] == model for key in cells)]
+    tables = []
+    for kind in dict.fromkeys(key[0] for key in cells):
+        lines = dict.fromkeys(key[1:3] for key in cells if key[0] == kind)
+        rows = []
+        for category, metric in lines:
+            shown = [cells.get((kind, category, metric, model)) for model in models]
+            n = next(cell["n"] for cell in shown if cell)
+            rows.append([category, metric.replace("_", " "), f"{n}", *(_published(cell) for cell in shown)])
+        tables.append(
+            Table(
+                PUBLISHED[kind],
+                ["category", "metric", "n", *map(pipeline.long_name, models)],
+                rows,
+                "With 95 % intervals; p by Holm's method for all tests of a model's published sets.",
+                numeric=tuple(range(2, 3 + len(models))),
+            )
+        )
+    return tables
+
+
+def _published(cell: Mapping[str, float] | None) -> str:
+    if cell is None:
+        return "–"
+    digits = 1 if abs(cell["high"]) > 1 else 2
+    found = Interval(cell["value"], cell["low"], cell["high"])
+    p = f", p = {cell['p_holm']:.2g}" if "p_holm" in cell else ""
+    return f"{fixed(found.value, digits)} {between(found, digits)}{p}"
 
 
 def _score(cell: dict[str, float]) -> list[str]:
@@ -249,7 +317,35 @@ def memorisation(pipeline: PipelineResults) -> Section:
         "changes is not seen. Boilerplate that stands in both texts raises both columns.",
         numeric=(1, 2, 3, 4, 5, 6),
     )
-    return Section("memorisation", "Memorisation", " ".join(said), tables=[table])
+    return Section(
+        "memorisation", "Memorisation", " ".join(said), tables=[table, *_copies(pipeline), *_membership(pipeline)]
+    )
+
+
+def _copies(pipeline: PipelineResults) -> list[Table]:
+    rows = []
+    for model in pipeline.models:
+        for row in pipeline.results("safety", model).get("memorisation", {}).get("by_copies", []):
+            share = Interval(**row["exact_match"])
+            copies = f"{row['at_least']}" + (f" to {row['at_most']}" if row["at_most"] > row["at_least"] else "")
+            found = f"{percent(share.value)} {between_percent(share)}"
+            rows.append([pipeline.long_name(model), copies, f"{row['documents']:,}", f"{row['sequences']}", found])
+    note = "Copies are documents that begin with the same tokens and were trained on; different ones are asked."
+    columns = ["model", "copies", "different documents", "asked", "recited exactly"]
+    return [Table("Recitation by number of copies", columns, rows, note, numeric=(1, 2, 3, 4))] if rows else []
+
+
+def _membership(pipeline: PipelineResults) -> list[Table]:
+    rows = []
+    for model in pipeline.models:
+        found = pipeline.results("safety", model).get("memorisation", {}).get("membership_inference")
+        if found:
+            auc = Interval(**found)
+            so = "cannot be told apart" if auc.low <= 0.5 else "can be told apart"
+            rows.append([pipeline.long_name(model), f"{fixed(auc.value)} {between(auc)}", so])
+    note = "How well a threshold on the loss tells training documents from validation text; 0.5 is guessing."
+    columns = ["model", "AUC", "training text and other text"]
+    return [Table("Membership inference", columns, rows, note, numeric=(1,))] if rows else []
 
 
 def _trained(found: Mapping[str, Any]) -> str:

@@ -177,3 +177,15 @@ def test_progress_counts_requests(model_dir: Path, tmp_path: Path) -> None:
     items = [json.loads(line) for line in (DATA_DIR / "cloze.jsonl").read_text().splitlines()[:10]]
     requests = sum(len(item["choices"]) for item in items)
     assert progress[-1]["total"] == requests and 0 < progress[-1]["done"] <= requests
+
+
+def test_each_number_of_shots_is_a_score_of_its_own(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    task = {"name": "plus", "kind": "multiple_choice", "path": write_rows(tmp_path / "q.jsonl", QUESTIONS)}
+    swept, alone = tmp_path / "swept", tmp_path / "alone"
+    for out, options in ((swept, {"shots": [2, 0]}), (alone, {"num_fewshot": 2})):
+        out.mkdir()
+        benchmarks(config_of(task, **options), {"model": model_dir}, out, run)
+    found = results_of(swept)
+    assert list(found["shots"]) == ["0", "2"] and found["shots"]["0"] == found["tasks"]
+    assert found["shots"]["2"] == results_of(alone)["tasks"] != found["tasks"]
+    assert "shots" not in results_of(alone)

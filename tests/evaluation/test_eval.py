@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -51,6 +52,17 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mirror_task("lambada_openai", write_rows(folder / "lambada.jsonl", passages), folder, shots=0)
     asked = [{"context": f"Question: Who is {n}?\nAnswer:", "answer": "a", "aliases": ["a", "b"]} for n in range(8)]
     mirror_task("triviaqa", write_rows(folder / "triviaqa.jsonl", asked), folder, shots=0)
+    truths = [
+        {
+            "question": f"What is {n}?",
+            "mc1_targets": {"A door.": 0, f"A number, {n}.": 1, "A clerk.": 0},
+            "mc2_targets": {"A door.": 0, f"A number, {n}.": 1, "A digit.": 1},
+        }
+        for n in range(5)
+    ]
+    (folder / "mc_task.json").write_text(json.dumps(truths))
+    for name in ("truthfulqa_mc1", "truthfulqa_mc2"):
+        assert mirror_task(name, folder / "mc_task.json", folder, shots=0).layout == "the authors' mc_task.json"
     (folder / "wiki.txt").write_text("".join(f" = Page {n} = \n\n The file is open . \n" for n in range(5)))
     assert mirror_task("wikitext", folder / "wiki.txt", folder, shots=0).splits == {"test": 5}
     return folder
@@ -67,7 +79,7 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
     from evaluation.evaluate import EvalOptions, evaluate_models
     from evaluation.named_tasks import load_named
 
-    names = ("arc_easy", "lambada_openai", "wikitext", "triviaqa")
+    names = ("arc_easy", "lambada_openai", "wikitext", "triviaqa", "truthfulqa_mc1", "truthfulqa_mc2")
     model = new_model(tmp_path / "model", seed=3)
     with pytest.raises(StageError, match="triviaqa writes up to 256 tokens, the model's context has 128"):
         evaluate_models({"m": model}, EvalOptions(names, mirror=mirror), run)
@@ -84,6 +96,13 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
     assert {row["task"] for row in ours.results} == set(names)
     for row in ours.results:
         assert row["value"] == theirs["results"][row["task"]][f"{row['metric']},{row['filter']}"], row
+    # mc1: the right answer is the likeliest; mc2: the right answers' share of the likelihood.
+    for shown, single in zip(ours.samples["truthfulqa_mc2", 0], ours.samples["truthfulqa_mc1", 0], strict=True):
+        likelihoods = [math.exp(score) for score, _ in shown["filtered_resps"]]
+        assert shown["doc"]["mc2_targets"]["labels"] == [1, 1, 0]
+        assert shown["acc"] == pytest.approx(sum(likelihoods[:2]) / sum(likelihoods))
+        scores = [score for score, _ in single["filtered_resps"]]
+        assert single["acc"] == float(scores[0] == max(scores)) and len(scores) == 3
 
 
 @pytest.mark.long
@@ -130,7 +149,7 @@ def test_the_command_scores_models_at_each_number_of_shots(model_dir: Path, mirr
     assert failures["task"] == "negation" and failures["value"] == model["failure_classes"]["negation"]["value"]
     assert set(model["failure_classes"]["negation"]["tests"]) >= {"opposite", "doubly_negated"}
     wrong = stemma("eval", model_dir, "--failure-classes", "negatoin", env=environment())
-    assert wrong.code == 2 and "one of arithmetic_digits" in wrong.stderr
+    assert wrong.code == 2 and "one of arithmetic_digits" in wrong.document["errors"][0]["message"]
 
 
 def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:

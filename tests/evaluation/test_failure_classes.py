@@ -160,6 +160,7 @@ def test_the_report_shows_each_class_before_and_after_alignment_with_failures_to
         classes = {"negation": {"about": "Knows not.", **rate, "tests": tests}}
         folder = folders[f"benchmarks_{model}"]
         results = json.loads((folder / "results.json").read_text())
+        results["shots"] = {"0": results["tasks"], "5": {"cloze": {"acc": {"value": 0.123, "low": 0.1, "high": 0.2}}}}
         (folder / "results.json").write_text(
             json.dumps(results | {"failure_classes": {"by": "likelihood", "classes": classes}})
         )
@@ -168,5 +169,7 @@ def test_the_report_shows_each_class_before_and_after_alignment_with_failures_to
     page, _ = render(ReportConfig(), folders)
     assert "Failure classes" in page and "Before and after alignment" in page
     assert "−37.5 points" in page and "50 %" in page
+    assert "Alignment tax" in page and "rlhf − base" in page
+    assert "By number of shots" in page and "rlhf, 5 shots" in page and "12.3 % (10.0 to 20.0)" in page
     # 15 cases got better and none worse: McNemar's exact test gives 2 / 2^15.
     assert "&lt;b&gt;0&lt;/b&gt; is not wet. It is ▸ wet (right: dry)" in page and "<b>0</b>" not in page

@@ -136,7 +136,7 @@ class TestToxicity:
         prompts.write_text("Go on from here\n\nAnd here too\n")
         scorer = Recorder()
         config = ToxicityConfig(prompts=str(prompts), samples_per_prompt=4, max_new_tokens=5)
-        results, generations = measure_toxicity(load(model_dir, run), config, scorer, run, seed=1, confidence=0.95)
+        results, generations = measure_toxicity(load(model_dir, run), config, [scorer], run, seed=1, confidence=0.95)
         assert [row["prompt"] for row in generations] == ["Go on from here", "And here too"]
         assert scorer.seen == [c["text"] for row in generations for c in row["continuations"]]
         assert not any(text.startswith(("Go on", "And here")) for text in scorer.seen)
@@ -170,6 +170,30 @@ class TestToxicity:
     @pytest.mark.parametrize(
         ("name", "content", "expected"),
         [
+            (
+                "rtp.jsonl",
+                '{"prompt": {"text": "So if", "toxicity": 0.1}, "challenging": true}\n{"prompt": {"text": "Then"}}\n',
+                [("So if", "challenging"), ("Then", "other")],
+            ),
+            ("bold.json", '{"Dancers": {"A_B": ["A B is a "]}, "Poets": {"C": ["C is"]}}',
+             [("A B is a", "Dancers"), ("C is", "Poets")]),
+            ("toxigen.txt", "- one\\n- two\\n-\n", [("- one\n- two\n-", "all")]),
+            ("plain.txt", "A path is C:\\new\n", [("A path is C:\\new", "all")]),
+        ],
+    )  # fmt: skip
+    def test_prompts_are_read_as_their_authors_write_them(
+        self, name: str, content: str, expected: list[tuple[str, str]], tmp_path: Path
+    ) -> None:
+        from evaluation.probes import read_prompts
+
+        (tmp_path / name).write_text(content)
+        found = read_prompts(ToxicityConfig(prompts=str(tmp_path / name)))
+        assert [(row["prompt"], row["kind"]) for row in found] == expected
+
+    @pytest.mark.parametrize(
+        ("name", "content", "expected"),
+        [
+            ("b.json", '["a"]', "expected BOLD's JSON"),
             ("p.jsonl", '{"prompt": "a"}\nnot json\n', r"p\.jsonl:2: expected a JSON object"),
             ("p.jsonl", '{"text": "a"}\n', r"p\.jsonl:1"),
             ("p.txt", "\n\n", "at least one prompt"),
@@ -250,6 +274,7 @@ class TestMemorisation:
     def test_one_forward_pass_finds_what_greedy_decoding_recites(self, model_dir: Path, run: Run) -> None:
         import torch
 
+        from evaluation.language_model import token_log_likelihoods
         from evaluation.memorisation import recited_tokens
 
         lm = load(model_dir, run)
@@ -262,7 +287,46 @@ class TestMemorisation:
             )[0].tolist()
             # What greedy decoding says, wrong from `keep` on.
             sequences.append(greedy[: 12 + keep] + [(token + 1) % 300 for token in greedy[12 + keep :]])
-        assert recited_tokens(lm, sequences, 12, run).tolist() == [0, 1, 5, 10]
+        hits = [likeliest for _, likeliest in token_log_likelihoods(lm, sequences, run)]
+        assert recited_tokens(hits, 12).tolist() == [0, 1, 5, 10]
+
+    def test_recitation_is_told_by_the_number_of_copies_that_were_trained_on(
+        self, model_dir: Path, tmp_path: Path, run: Run
+    ) -> None:
+        """What the model says greedily stands there three times, and once more in a sequence that it never saw."""
+        import torch
+        from streaming import MDSWriter
+
+        from evaluation.config import MemorisationConfig
+        from evaluation.duplicates import recited_by_copies
+
+        lm = load(model_dir, run)
+        prefix = torch.tensor([[7, 8, 9, 10]])
+        greedy = lm.model.generate(
+            prefix, attention_mask=torch.ones_like(prefix), do_sample=False, min_new_tokens=6, max_new_tokens=6
+        )[0].tolist()
+        others = np.random.default_rng(0).integers(5, 300, (5, 10)).tolist()
+        # Two documents lie in each packed sequence; `starts` are the places of their second tokens.
+        packed = [greedy + others[0], others[1] + greedy, greedy + others[2], greedy + others[3], others[4] + greedy]
+        columns = {"tokens": "ndarray:uint16", "starts": "ndarray:uint16"}
+        with MDSWriter(out=str(tmp_path / "train"), columns=columns) as writer:
+            for tokens in packed:
+                writer.write({"tokens": np.array(tokens, np.uint16), "starts": np.array([1, 11], np.uint16)})
+        seen = np.array([True, True, True, False, False])
+        config = MemorisationConfig(prefix_tokens=4, continuation_tokens=6)
+        once, thrice = recited_by_copies(lm, config, tmp_path / "train", seen, run, seed=1, confidence=0.95)
+        assert (once["at_least"], once["at_most"], once["documents"]) == (1, 1, 3)
+        assert (thrice["at_least"], thrice["at_most"], thrice["documents"]) == (2, 3, 1)
+        assert once["exact_match"]["value"] == 0 and thrice["exact_match"]["value"] == 1
+
+    def test_membership_is_told_by_the_loss_as_often_as_pairs_are_in_order(self, run: Run) -> None:
+        """AUC: of the six pairs of a member and another, five have the smaller loss on the member's side."""
+        from evaluation.memorisation import membership_auc
+
+        found = membership_auc(np.array([1.0, 2.0, 3.5]), np.array([3.0, 4.0]), 17, 0.95)
+        assert found["value"] == pytest.approx(5 / 6, abs=1e-6) and found["low"] <= found["value"] <= found["high"]
+        alike = membership_auc(np.arange(60.0), np.arange(60.0), 17, 0.95)
+        assert alike["value"] == 0.5 and alike["low"] < 0.45 and alike["high"] > 0.55
 
     def test_sequences_are_drawn_under_the_seed_and_short_ones_passed_over(self, shards: Path) -> None:
         from evaluation.memorisation import read_documents

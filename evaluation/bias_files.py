@@ -1,0 +1,229 @@
+"""Published bias sets in the files that their authors give: WinoBias, Winogender, BBQ and StereoSet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import stage_error
+
+
+@dataclass(frozen=True)
+class Coreference:
+    """A sentence whose pronoun stands for one of two people.
+
+    pair: sentences that differ in the pronoun alone share it. group: `pro` or `anti` (WinoBias), or the pronoun's
+    gender (Winogender). people: the occupation first. answer: which of them the pronoun stands for.
+    """
+
+    pair: str
+    category: str
+    group: str
+    sentence: str
+    pronoun: str
+    people: tuple[str, str]
+    answer: int
+
+
+@dataclass(frozen=True)
+class BbqQuestion:
+    """answers: three, of which `unknown` says that it cannot be known; biased: those that show the bias asked about."""
+
+    category: str
+    ambiguous: bool
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    label: int
+    unknown: int
+    biased: frozenset[int]
+
+
+@dataclass(frozen=True)
+class StereoItem:
+    """One context of StereoSet with a stereotyping, an anti-stereotyping and an unrelated ending.
+
+    context: what is given and not scored; empty where the whole sentence is scored (intrasentence).
+    """
+
+    category: str
+    target: str
+    context: str
+    stereotype: str
+    anti_stereotype: str
+    unrelated: str
+
+
+_MARKED = re.compile(r"\[([^\]]+)\]")
+_PRONOUN = re.compile(r"\b(he|she|they|him|her|them|his|hers|himself|herself|their|theirs)\b", re.IGNORECASE)
+
+
+def read_winobias(path: Path) -> list[Coreference]:
+    """A folder with `pro_stereotyped_type1.txt.test` and the like, as github.com/uclanlp/corefBias has them.
+
+    Raises StageError naming what is missing, or the line that is no such sentence.
+    """
+    files = sorted(path.glob("pro_stereotyped_type[12].txt.*")) if path.is_dir() else []
+    if not files:
+        raise _wrong(path, "expected a folder with WinoBias' files, e.g. pro_stereotyped_type1.txt.test")
+    lines = {
+        (pro.name.replace("pro_", ""), group): _lines(pro.with_name(pro.name.replace("pro_", f"{group}_", 1)))
+        for pro in files
+        for group in ("pro", "anti")
+    }
+    occupations = {people[0] for found in lines.values() for line in found if (people := _marks(line)[0])}
+    found = []
+    for (name, group), sentences in lines.items():
+        for number, line in enumerate(sentences, 1):
+            people, pronouns = _marks(line)
+            sentence = _MARKED.sub(r"\1", line.partition(" ")[2]).strip()
+            mentioned = {
+                one: place.start()
+                for one in occupations - set(people)
+                if (place := re.search(rf"\b(the|a|an) {one}\b", sentence, re.IGNORECASE))
+            }
+            if len(people) != 1 or not pronouns or not mentioned:
+                where = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
+                raise _wrong(
+                    f"{where}:{number}", "expected one occupation and its pronouns in brackets, and another one"
+                )
+            kind = "type 1" if "type1" in name else "type 2"
+            pair = f"{name}:{number}"
+            found.append(
+                Coreference(
+                    pair, kind, group, sentence, pronouns[0], (people[0], min(mentioned, key=mentioned.__getitem__)), 0
+                )
+            )
+    return found
+
+
+def read_winogender(path: Path) -> list[Coreference]:
+    """`all_sentences.tsv` of github.com/rudinger/winogender-schemas, or a folder with it."""
+    path = path / "all_sentences.tsv" if path.is_dir() else path
+    found = []
+    for number, row in enumerate(_table(path, "\t"), 2):
+        try:
+            occupation, participant, answer, gender = row["sentid"].removesuffix(".txt").split(".")
+            pronoun = _PRONOUN.search(row["sentence"])
+            if pronoun is None:
+                raise ValueError("no pronoun")
+            found.append(
+                Coreference(
+                    f"{occupation}.{participant}.{answer}", occupation, gender, row["sentence"], pronoun[0],
+                    (occupation, participant), int(answer),
+                )
+            )  # fmt: skip
+        except (KeyError, ValueError, AttributeError) as error:
+            raise _wrong(f"{path}:{number}", f"expected sentid and sentence as Winogender has them: {error}") from error
+    return found
+
+
+def read_bbq(path: Path) -> list[BbqQuestion]:
+    """A JSON-lines file of github.com/nyu-mll/BBQ, or a folder with one a category."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise _wrong(path, "expected BBQ's files, e.g. Age.jsonl")
+    found = []
+    for file in files:
+        for number, line in enumerate(_lines(file), 1):
+            try:
+                found.append(_bbq(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise _wrong(f"{file}:{number}", f"expected a row of BBQ: {error}") from error
+    return found
+
+
+def _bbq(line: str) -> BbqQuestion:
+    row = json.loads(line)
+    names = ("ans0", "ans1", "ans2")
+    groups = [_groups(row["answer_info"][name]) for name in names]
+    (unknown,) = [place for place, group in enumerate(groups) if "unknown" in group]
+    stereotyped = {_plain(group) for group in row["additional_metadata"]["stereotyped_groups"]}
+    about = {place for place, group in enumerate(groups) if place != unknown and group & stereotyped}
+    others = {0, 1, 2} - about - {unknown}
+    if row["question_polarity"] not in ("neg", "nonneg") or row["context_condition"] not in ("ambig", "disambig"):
+        raise ValueError("question_polarity is neg or nonneg, context_condition ambig or disambig")
+    return BbqQuestion(
+        row["category"],
+        row["context_condition"] == "ambig",
+        row["context"],
+        row["question"],
+        tuple(row[name] for name in names),
+        int(row["label"]),
+        unknown,
+        # A question that asks for something good shows the bias where the others are named.
+        frozenset(about if row["question_polarity"] == "neg" else others),
+    )
+
+
+def _groups(info: Iterable[str]) -> set[str]:
+    """What an answer's person belongs to; of `F-Black` both parts."""
+    found = {_plain(one) for one in info}
+    for one in list(found):
+        if both := re.fullmatch(r"(m|f|lowses|highses)[-_](.+)", one):
+            found |= set(both.groups())
+    if found & {"woman", "girl"}:
+        found.add("f")
+    if found & {"man", "boy"}:
+        found.add("m")
+    return found
+
+
+def _plain(group: str) -> str:
+    return group.lower().replace(" ", "")
+
+
+def read_stereoset(path: Path) -> list[StereoItem]:
+    """`dev.json` of github.com/moinnadeem/StereoSet: intrasentence and intersentence items."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))["data"]
+        items = [(kind, row) for kind in ("intrasentence", "intersentence") for row in data.get(kind, [])]
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _wrong(
+            path, f"expected StereoSet's JSON with data.intrasentence and data.intersentence: {error}"
+        ) from error
+    found = []
+    for number, (kind, row) in enumerate(items, 1):
+        try:
+            said = {one["gold_label"]: one["sentence"] for one in row["sentences"]}
+            context = "" if kind == "intrasentence" else row["context"]
+            endings = said["stereotype"], said["anti-stereotype"], said["unrelated"]
+            found.append(StereoItem(row["bias_type"], row["target"], context, *endings))
+        except (KeyError, TypeError) as error:
+            raise _wrong(f"{path}: {kind} {number}", f"expected StereoSet's fields; missing: {error}") from error
+    if not found:
+        raise _wrong(path, "expected at least one item, found none")
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"cannot be read: {error}") from error
+
+
+def _table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file, delimiter=delimiter)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _wrong(path, f"cannot be read: {error}") from error
+
+
+def _marks(line: str) -> tuple[list[str], list[str]]:
+    """The people and the pronouns that stand in brackets."""
+    marked = [one.strip() for one in _MARKED.findall(line)]
+    people = [one for one in marked if not _PRONOUN.fullmatch(one)]
+    return [re.sub(r"^(the|a|an) ", "", one, flags=re.IGNORECASE).lower() for one in people], [
+        one for one in marked if _PRONOUN.fullmatch(one)
+    ]
+
+
+def _wrong(where: Path | str, message: str) -> Exception:
+    return stage_error("bad_bias_set", str(where), message)
