@@ -21,6 +21,7 @@ from tests.processes import COLD, gone, progress_of, running_stage, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000
+expect.set_options(timeout=PATIENCE_MS)
 STAGES = ("ingest", "validate", "clean", "tokenizer")
 
 pytestmark = [
@@ -111,7 +112,7 @@ def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offere
     page.goto("about:blank")
     wait_until(lambda: "next" in sheets(address, flow_run))
     page.goto(f"{address}/runs/flow-run/{flow_run}")
-    expect(page.get_by_text("Completed").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Completed").first).to_be_visible()
     page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts")).first.click()
     expect(page.get_by_text("Stages of chronicle").first).to_be_visible()
     expect(page.get_by_text("After clean").first).to_be_visible()
@@ -134,13 +135,13 @@ def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behin
     assert isinstance(child, psutil.Process)
     # Held, so that it is still at work when a person has found the button.
     child.suspend()
-    expect(page.get_by_text("Running").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Running").first).to_be_visible()
     page.get_by_role("button", name="Cancel").first.click()
     page.get_by_role("button", name="Confirm").click()
     child.resume()
     wait_until(lambda: gone(child), timeout_s=10)
     wait_until(lambda: page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"] == "CANCELLED")
-    expect(page.get_by_text("Cancelled").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Cancelled").first).to_be_visible()
     assert 444 not in built_vocabularies(folder)
     again = stemma("run", folder / "config.yaml", "--root", root, env=environment(STEMMA_RELAY="on"))
     assert again.code == 0, again.document["errors"]
@@ -203,7 +204,7 @@ def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: 
     assert [schedule["schedule"]["cron"] for schedule in deployment["schedules"]] == ["0 3 * * *"]
 
     browser_page.goto(f"{answer.document['flow_run_url']}?tab=Task%20Runs")
-    expect(browser_page.get_by_text("Cached").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(browser_page.get_by_text("Cached").first).to_be_visible()
     assert browser_page.get_by_text("Cached").count() >= 4
 
 
@@ -218,7 +219,7 @@ def test_the_sheet_of_a_failed_validation_links_its_page(deployed: tuple[Path, s
 
     browser_page.goto(links["validation.html"])
     inside = browser_page.frame_locator("iframe")
-    expect(inside.get_by_text("there are at least 1,000,000 documents").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(inside.get_by_text("there are at least 1,000,000 documents").first).to_be_visible()
 
 
 @pytest.mark.long
@@ -249,6 +250,6 @@ def test_cancel_in_the_page_ends_every_rank_within_ten_seconds(
         page.get_by_role("button", name="Confirm").click()
         wait_until(lambda: all(map(gone, everyone)), timeout_s=10)
         assert finish(command, timeout_s=120).code == 130
-        expect(page.get_by_text("Cancelled").first).to_be_visible(timeout=PATIENCE_MS)
+        expect(page.get_by_text("Cancelled").first).to_be_visible()
     finally:
         stemma("down", "--root", root, env=env)
