@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -418,7 +419,28 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         judged = ["judge's score"] if "judge_gain" in figures else []
         columns = ["model", "reward", *judged, "tokens an answer", "answers that end"]
         tables.append(Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns)))))
+    tables += _best_of(figures, pipeline.algorithm(id))
     return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), "", drawn, tables)
+
+
+def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
+    """What choosing among several answers of the model before would give, above what the training gave."""
+    counts = sorted(int(name.split("_")[2]) for name in figures if re.fullmatch(r"best_of_\d+_kl", name))
+    kinds = {"reward": "reward", "judge": "judge's score", "verified": "verified right"}
+    kinds = {kind: label for kind, label in kinds.items() if f"best_of_1_{kind}" in figures}
+    if not counts or not kinds:
+        return []
+
+    def row(label: str, kl: float, names: list[str]) -> list[str]:
+        found = [interval_of(figures, name) for name in names]
+        return [label, fixed(kl), *(f"{fixed(one.value)} {between(one)}" if one else "–" for one in found)]
+
+    rows = [row(f"best of {n}", figures[f"best_of_{n}_kl"], [f"best_of_{n}_{kind}" for kind in kinds]) for n in counts]
+    own = {"reward": "heldout_reward_rlhf", "judge": "heldout_judge_rlhf", "verified": "verified_rlhf"}
+    rows.append(row(algorithm, figures.get("kl_to_sft", math.nan), [own[kind] for kind in kinds]))
+    note = "Chosen by the reward model among answers of the model before, without training; KL = log n − (n − 1)/n."
+    columns = ["", "KL, nats an answer", *kinds.values()]
+    return [Table("Against the best of n", columns, rows, note, numeric=tuple(range(1, len(columns))))]
 
 
 def _standardised(

@@ -301,6 +301,33 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     assert returns.tolist() == pytest.approx([*scale(raw[:1]).tolist(), 3.0, -3.0, *scale(raw[3:]).tolist()], abs=1e-4)
 
 
+def brevity(prompts: list[str], answers: list[str], responses: list[str]) -> list[float]:
+    """A reward function: what is short is good."""
+    assert all(responses)
+    return [-len(answer) / 10 for answer in answers]
+
+
+def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    function = f"{__name__}:brevity"
+    rate = {"learning_rate": 1.0e-3, "weight_decay": 0.0}
+    settings = {"algorithm": "grpo", "answers_per_prompt": 4, "reward_functions": {function: 2.0}, "optimizer": rate}
+    settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0}
+    inputs = {name: prompts[name] for name in ("model", "prompts")}
+    figures = rlhf(RlhfConfig.model_validate(RLHF | settings), inputs, tmp_path / "out", run).figures
+    told = journal.metric(f"rlhf/function/{function}")
+    assert sum(told[-3:]) > sum(told[:3]) and not journal.metric("rlhf/reward")
+    gain = figures["heldout_functions_rlhf"] - figures["heldout_functions_sft"]
+    assert figures["functions_gain"] == pytest.approx(gain) and gain > 0
+    with pytest.raises(StageError, match="expected the input reward_model for ppo"):
+        rlhf(RlhfConfig.model_validate(RLHF), inputs, tmp_path / "ppo", Run(tmp_path / "w", run.launch))
+    config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "best_of": 4})
+    best = rlhf(config, prompts, tmp_path / "best", Run(tmp_path / "v", run.launch)).figures
+    rewards = [best[f"best_of_{n}_reward"] for n in (1, 2, 4)]
+    assert rewards == sorted(rewards) and best["best_of_4_kl"] == pytest.approx(math.log(4) - 0.75)
+
+
 def test_ppo_runs_in_fp16_and_logs_its_loss_scale(prompts: dict[str, Path], tmp_path: Path, journal: Any) -> None:
     launch = LaunchConfig(device="cpu", threads=1, precision="fp16")
     config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "heldout_prompts": 2})

@@ -19,7 +19,8 @@ from training.hardware import Hardware
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, flops_per_token, hf_config, load
 from training.optimizers import optimizer_of
-from training.reward_model import Pair, RewardModel, load_scorer, pair_batch
+from training.preference_pairs import Pair
+from training.reward_model import RewardModel, load_scorer, pair_batch
 from training.sampling import sample
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
