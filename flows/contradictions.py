@@ -116,11 +116,17 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
-    if isinstance(section, SftConfig) and bool(section.text_share) != ("shards" in node.inputs):
-        share = section.text_share
-        message = f"a share of {share:g} and {'no ' if share else ''}shards to read text from were given"
-        fix = "add a shard section, or name a step of shards in inputs.shards" if share else "leave the input out"
-        yield Problem("contradiction", "sft.text_share", message, fix)
+    if isinstance(section, SftConfig):
+        yield from _of_text("sft.text_share", section.text_share, node)
+    if isinstance(section, RlhfConfig):
+        yield from _of_text("rlhf.text_coef", section.text_coef, node)
+
+
+def _of_text(key: str, value: float, node: Node) -> Iterator[Problem]:
+    if bool(value) != ("shards" in node.inputs):
+        message = f"{value:g} and {'no ' if value else ''}shards to read text from were given"
+        fix = "add a shard section, or name a step of shards in inputs.shards" if value else "leave the input out"
+        yield Problem("contradiction", key, message, fix)
 
 
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
 from tasks.stage import STATE, Node
 from tasks.stages import CORPUS_STEPS, STAGES
-from training.config import BaseModelConfig, PretrainConfig, SftConfig
+from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, SftConfig
 
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
@@ -105,13 +105,14 @@ def usual_nodes(config: PipelineConfig) -> Graph:
     base = add("pretrain", shards="shard", tokenizer="tokenizer", requires=[of_shards]) or add("base_model")
     add("instructions")
     of_instructions = check("instructions", "instructions")
-    tuning = config.of(SftConfig)
+    tuning, aligning = config.of(SftConfig), config.of(RlhfConfig)
     text = {"shards": shards} if tuning and tuning.text_share else {}
     tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions], **text)
     add("preferences")
     of_preferences = check("preferences", "preferences")
     add("reward_model", model=tuned, preferences="preferences", requires=[of_preferences])
-    aligned = add("rlhf", model=tuned, reward_model="reward_model", prompts="instructions")
+    text = {"shards": shards} if aligning and aligning.text_coef else {}
+    aligned = add("rlhf", model=tuned, reward_model="reward_model", prompts="instructions", **text)
     judged = []
     for label, model in (("base", base), ("sft", tuned), ("rlhf", aligned)):
         if model:

@@ -254,6 +254,7 @@ STAGES: dict[str, Stage] = {
                 may_have("reward_model"),
                 needs("prompts", "instructions"),
                 may_have("judge", "reward_model"),
+                may_have("shards"),
                 may_have(STATE, "model"),
             ),
             makes="model",

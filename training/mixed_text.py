@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from infra.errors import stage_error
 from infra.run import Run
 from training.chat import Conversation
 from training.loaders import open_in_order, unpacked_bytes
+from training.loss import IGNORE
+from training.models import LanguageModel
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
 
@@ -22,12 +28,68 @@ class Text(Conversation):
     """The beginning of a document, as if all but its first token were a response."""
 
 
+class Rounds(Protocol):
+    """Minibatches that a training can continue in."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]: ...
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]: ...
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
 def as_long_as_the_others(examples: Sequence[Conversation]) -> list[Conversation]:
     """The examples of a batch, text cut to the longest conversation: else all would be padded to its length."""
     longest = max((len(one.ids) for one in examples if not isinstance(one, Text)), default=None)
     return [
         Text(one.prompt, one.response[: longest and longest - 1]) if isinstance(one, Text) else one for one in examples
     ]
+
+
+class WithText(IterableDataset[dict[str, Tensor]]):
+    """Minibatches of a policy's learning, each with as many texts as answers, in columns of their own.
+
+    text_ids and text_labels (B, T) are as wide as the minibatch's `ids`, `text_unit` (B,) is what makes a part's summed
+    loss its share of the mean over all text tokens; see `loss_of_text`. Which texts those are follows from seed, round
+    and the minibatch's number.
+    weight: what the parts of a minibatch are weighed by.
+    """
+
+    def __init__(
+        self,
+        minibatches: Rounds,
+        texts: Sequence[Text],
+        batch: Callable[[Sequence[Conversation]], dict[str, Tensor]],
+        weight: Callable[[dict[str, Tensor]], int],
+        seed: int,
+    ) -> None:
+        self._minibatches = minibatches
+        self._texts = texts
+        self._batch = batch
+        self._weight = weight
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        round_ = self.state_dict(0, False)["round"]
+        for number, minibatch in enumerate(self._minibatches):
+            rows, width = minibatch["ids"].shape
+            random = np.random.default_rng([self._seed, round_, number])
+            chosen = [self._texts[place] for place in random.integers(len(self._texts), size=rows)]
+            text = self._batch([Text(one.prompt, one.response[: width - 1]) for one in chosen])
+            unit = self._weight(minibatch) / max(1, int((text["labels"] != IGNORE).sum()))
+            columns = {"text_ids": text["input_ids"], "text_labels": text["labels"]}
+            yield {**minibatch, **columns, "text_unit": torch.full((rows,), unit)}
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return self._minibatches.state_dict(num_samples, from_beginning)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._minibatches.load_state_dict(state)
+
+
+def loss_of_text(model: LanguageModel, batch: Mapping[str, Tensor], weight: int) -> Tensor:
+    """The mean loss over the text tokens of a minibatch, as far as this part of it goes. weight: of the part."""
+    text = {"input_ids": batch["text_ids"], "labels": batch["text_labels"]}
+    labelled = (text["labels"] != IGNORE).sum()
+    return model.loss(model(text), text) * labelled * batch["text_unit"][0] / weight
 
 
 def text_examples(shards: Path, count: int, longest: int, seed: int, run: Run) -> list[Text]:

@@ -1,7 +1,7 @@
 """Aligns an SFT model with rewards by PPO, RLOO or GRPO, kept near the SFT model by a KL penalty.
 
 python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR --out DIR
-    [--input reward_model=DIR] [--input judge=DIR]
+    [--input reward_model=DIR] [--input judge=DIR] [--input shards=DIR]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedModel
 
 from evaluation.statistics import bootstrap, bootstrap_ratio
@@ -33,13 +33,17 @@ from training.config import RlhfConfig
 from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
-from training.models import limit_length, load
+from training.mixed_text import WithText, loss_of_text, text_examples
+from training.models import LanguageModel, limit_length, load
 from training.norms import last_stack
 from training.reward_model import Scorer, load_scorer
 from training.rewards import Asked, Rewards, RewardScale
 from training.rollouts import Rollouts
 from training.train_state import Loader, TokenCount, Trainable, TrainState
 from training.verify import right_answers, rules_of
+
+_TEXTS = 4096
+"""Documents that minibatches draw from."""
 
 
 class PolicyAndValue(Trainable):
@@ -57,6 +61,7 @@ class PolicyAndValue(Trainable):
         algorithm: Algorithm,
         temperature: float,
         hardware: Hardware,
+        text_coef: float = 0.0,
     ):
         super().__init__()
         self.policy = policy
@@ -65,6 +70,9 @@ class PolicyAndValue(Trainable):
         self.algorithm = algorithm
         self._temperature = temperature
         self._hardware = hardware
+        # In a tuple the policy is no second part of this network.
+        self._reading = (LanguageModel(policy, hardware),) if text_coef else ()
+        self._text_coef = text_coef
 
     def train(self, mode: bool = True) -> PolicyAndValue:
         """Stays in evaluation mode: dropout would make the ratio to the sampling policy a matter of luck
@@ -84,14 +92,21 @@ class PolicyAndValue(Trainable):
         assert self.value is not None
         return self.scale(self.value.every_token(ids))
 
-    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and values (B, T) of the answers' tokens; probabilities at the sampling temperature."""
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
+        the loss of the text beside them (`training.mixed_text`)."""
         logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._temperature)
         values = self.values(batch["ids"]).gather(1, batch["places"]) if self.value is not None else None
-        return token_logprobs(logits, batch["tokens"]), values
+        weight = self.algorithm.weight(batch)
+        text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
+        return token_logprobs(logits, batch["tokens"]), values, text
 
-    def loss(self, outputs: tuple[Tensor, Tensor | None], batch: Any) -> dict[str, Tensor]:
-        return self.algorithm.loss(*outputs, batch)
+    def loss(self, outputs: tuple[Tensor, Tensor | None, Tensor | None], batch: Any) -> dict[str, Tensor]:
+        logprobs, values, text = outputs
+        losses = self.algorithm.loss(logprobs, values, batch)
+        if text is None:
+            return losses
+        return {**losses, "text": text, "total": losses["total"] + self._text_coef * text}
 
 
 class _Ratios(Callback):
@@ -166,7 +181,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
             "give one, or take algorithm: rloo or grpo",
         )
     value = copy.deepcopy(reward) if algorithm.has_values else None
-    model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware).to(hardware.device)
+    model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
+    model = model.to(hardware.device)
     for scorer in scorers.values():
         scorer.eval().requires_grad_(False).to(hardware.device)
 
@@ -189,8 +205,12 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
     values = model.values if value is not None else None
     rollouts = Rollouts(policy, reference, values, rewards, algorithm, scale, train, chat, config, hardware, run)
+    minibatches: IterableDataset[dict[str, Tensor]] = rollouts
+    if config.text_coef:
+        text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run)
+        minibatches = WithText(rollouts, text, chat.response_batch, algorithm.weight, config.seed)
     loader = Loader(
-        DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
+        DataLoader(minibatches, batch_size=None, generator=torch.Generator().manual_seed(0)),
         lambda batch: TokenCount(batch["ids"].numel(), algorithm.weight(batch)),
     )
     tokens = config.minibatch_answers * longest

@@ -23,6 +23,7 @@ from training.config import RewardModelConfig, RlhfConfig, SftConfig
 from training.hardware import prepare
 from training.loaders import next_token_batch, read_packed
 from training.loss import IGNORE
+from training.mixed_text import Text, WithText, loss_of_text
 from training.models import LanguageModel, load
 from training.norms import GradientClip
 from training.reward_model import load_scorer, reward_model
@@ -30,6 +31,7 @@ from training.rewards import Asked, Rewards, RewardScale
 from training.rlhf import rlhf
 from training.rollouts import Rollouts
 from training.sft import sft
+from training.train_state import split_batch
 from training.verify import Rule
 
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
@@ -88,6 +90,14 @@ def test_sft_lowers_held_out_loss_and_ends_its_answers(tuned: tuple[Path, Any]) 
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 4]
 
 
+def _loss_on_text(model_dir: Path, shards_dir: Path, work: Path) -> float:
+    """Nats a token of the validation text."""
+    text = read_packed(shards_dir / "validation", work / "cache")
+    model = LanguageModel(load(model_dir), prepare(LaunchConfig()))
+    batch = next_token_batch(text.tokens, text.starts)
+    return float(model.losses(batch).sum() / (batch["labels"] != IGNORE).sum())
+
+
 def test_text_among_the_examples_is_learnt_beside_the_answers(
     base_dir: Path, instructions_dir: Path, shards_dir: Path, tmp_path: Path
 ) -> None:
@@ -101,10 +111,7 @@ def test_text_among_the_examples_is_learnt_beside_the_answers(
         inputs = {"model": base_dir, "instructions": instructions_dir, **({"shards": shards_dir} if share else {})}
         result = sft(config, inputs, out, run)
         assert result.figures["heldout_loss_sft"] < 0.7 * result.figures["heldout_loss_base"]
-        text = read_packed(shards_dir / "validation", tmp_path / "cache")
-        model = LanguageModel(load(out), prepare(run.launch))
-        batch = next_token_batch(text.tokens, text.starts)
-        return float(model.losses(batch).sum() / (batch["labels"] != IGNORE).sum())
+        return _loss_on_text(out, shards_dir, tmp_path)
 
     assert loss_of_text(0.5) < loss_of_text(0.0) - 0.5
 
@@ -369,10 +376,14 @@ def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
 
 
 def test_a_stopped_ppo_run_continues_at_a_round_with_the_same_weights(
-    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
+    prompts: dict[str, Path], shards_dir: Path, tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:
-    config = RlhfConfig.model_validate(RLHF)
+    """With text beside the answers, which is learnt meanwhile."""
+    config = RlhfConfig.model_validate(RLHF | {"text_coef": 2.0})
+    prompts = prompts | {"shards": shards_dir}
     rlhf(config, prompts, tmp_path / "unbroken", Run(tmp_path / "other", run.launch))
+    before, after = (_loss_on_text(one, shards_dir, tmp_path) for one in (prompts["model"], tmp_path / "unbroken"))
+    assert after < before - 0.1
     stopped = Run(run.work_dir, run.launch, is_cancelled=_after(100))
     with pytest.raises(Exception, match="cancelled"):
         rlhf(config, prompts, tmp_path / "stopped", stopped)
@@ -380,6 +391,33 @@ def test_a_stopped_ppo_run_continues_at_a_round_with_the_same_weights(
     assert any(message.startswith("continuing rlhf at batch") for message in journal.events())
     ours, theirs = weights(tmp_path / "continued"), weights(tmp_path / "unbroken")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_parts_of_a_minibatch_come_to_the_loss_of_all_its_text(base_dir: Path) -> None:
+    model = LanguageModel(load(base_dir), prepare(LaunchConfig()))
+    texts = [Text([5 + n], list(range(6, 9 + 3 * n))) for n in range(4)]
+    answers = {"ids": torch.zeros(4, 12), "mask": (torch.arange(5) < torch.tensor([[1], [2], [3], [5]])).float()}
+    chat = Chat.load(base_dir)
+
+    def weight(batch: Any) -> int:
+        return int(batch["mask"].sum())
+
+    class Round:
+        def __iter__(self) -> Any:
+            yield answers
+
+        def state_dict(self, *_: Any) -> dict[str, int]:
+            return {"round": 3}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    (whole,) = WithText(Round(), texts, chat.response_batch, weight, seed=1)
+    text = {"input_ids": whole["text_ids"], "labels": whole["text_labels"]}
+    assert text["input_ids"].shape[0] == 4 and text["input_ids"].shape[1] <= 12
+    expected = model.loss(model(text), text)
+    parts = [(part, weight(part)) for part in split_batch(whole, 3)]
+    added = sum(loss_of_text(model, part, size) * size / weight(whole) for part, size in parts)
+    torch.testing.assert_close(added, expected)
 
 
 def _after(looks: int) -> Any:

@@ -194,6 +194,11 @@ class RlhfConfig(TrainerConfig):
     answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.
     Added to the reward model's normalised score or the rule's; without the input `reward_model` they are all there
     is."""
+    text_coef: float = Field(0.0, ge=0.0)
+    """What the loss on pretraining text (the input `shards`), the mean over its tokens, weighs beside the policy's: it
+    keeps what alignment would cost elsewhere. PPO-ptx with 27.8 in InstructGPT, section 3.5 and appendix C.4. A
+    minibatch reads as many beginnings of documents as it has answers, each as long as the longest prompt with its
+    answer."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4."""
     epochs: int = Field(1, ge=1)
