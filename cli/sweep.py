@@ -37,6 +37,7 @@ from cli.output import as_json, print_problems, print_table
     show_default=True,
     help="Ends drawn trials early whose validation on the way is poor.",
 )
+@click.option("--law", is_flag=True, help="Fit a scaling law to sizes and durations, and predict the largest run.")
 @click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Trials side by side.")
 @click.option(
     "--page", type=click.Path(path_type=Path, dir_okay=False), help="Where the page goes; by default sweeps/."
@@ -50,6 +51,7 @@ def command(
     ablate: tuple[str, ...],
     ablations: Path | None,
     at_once: int,
+    law: bool,
     page: Path | None,
     settings: tuple[str, ...],
     root: Path | None,
@@ -69,6 +71,7 @@ def command(
     from evaluation.page.sweep_page import sweep_page
     from flows.sweeps.curves import curves
     from flows.sweeps.definition import Wishes, define
+    from flows.sweeps.law import check, law_of
     from flows.sweeps.results import summary
     from flows.sweeps.space import read_ablation, read_space
     from flows.sweeps.sweep import run_sweep
@@ -78,12 +81,15 @@ def command(
 
     named = dict(map(read_ablation, ablate)) | _of_file(ablations)
     sweep = define(Wishes(config, settings_of(settings), read_space(keys), named, **options))
+    if law:
+        check(sweep)
     store = Store(root_of(root))
     trials = Trials(store.root, sweep.id)
     many = sweep.trials * len(sweep.seeds)
     click.echo(f"sweep {sweep.id}: {many} trials, {at_once} at once, by {sweep.measure}", err=True)
     ended, cancelled = run_sweep(sweep, store, at_once, partial(click.echo, err=True))
     document = summary(sweep, ended, cancelled)
+    document["law"] = law_of(sweep, ended, trials.folder) if law and document["status"] == "done" else None
     place = page or trials.folder / "sweep.html"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(sweep_page(sweep.base.name, document, curves(sweep, ended, store)), encoding="utf8")
@@ -113,6 +119,15 @@ def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
     return {str(name): one for name, one in found.items()}
 
 
+def _print_law(law: dict[str, Any]) -> None:
+    from evaluation.page.sweep_page import law_sentences
+
+    click.echo()
+    for sentence in law_sentences(law):
+        click.echo(sentence)
+    click.echo(f"for stemma plan --law {law['file']}")
+
+
 def _print(document: dict[str, Any]) -> None:
     from evaluation.page.sweep_page import bounds, number
 
@@ -137,6 +152,8 @@ def _print(document: dict[str, Any]) -> None:
         print_table(
             shown, {"name": "", "figure": "figure", "difference": "difference", "span": "95 % interval", "so": ""}
         )
+    if document["law"]:
+        _print_law(document["law"])
     click.echo(f"\n{document['status']}; page: {document['page']}")
     for warning in document["warnings"]:
         click.echo(f"warning: {warning['path']}: {warning['message']}", err=True)

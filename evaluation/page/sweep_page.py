@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -33,6 +34,7 @@ def sweep_page(name: str, document: Mapping[str, Any], curves: Curves) -> str:
     sections = [
         _leaderboard(document),
         _ablations(document),
+        _law(document.get("law")),
         _keys(document, styles),
         Section("curves", "Curves", _curves_lead(document), _curves(document, curves, styles)),
         _trials(document),
@@ -84,6 +86,40 @@ def _ablations(document: Mapping[str, Any]) -> Section:
     return Section("ablations", "Differences to the base", "", tables=[table] if rows else [])
 
 
+def law_sentences(law: Mapping[str, Any]) -> list[str]:
+    """The law, and what it said of the run that was held out."""
+    of, spans, held = law["law"], law["intervals"], law["held_out"]
+    ends = {name: f"{number(of[name])} ({number(spans[name][0])} to {number(spans[name][1])})" for name in of}
+    inside = "within" if held["low"] <= held["loss"] <= held["high"] else "outside"
+    return [
+        f"L(N, D) = {number(of['E'])} + {number(of['A'])} / N^{of['alpha']:.3f} + "
+        f"{number(of['B'])} / D^{of['beta']:.3f}"
+        f", fitted to {law['runs']} runs, off by {100 * law['rmse_log']:.2f} % (root mean square)",
+        f"95 % by bootstrap: {', '.join(f'{name} {said}' for name, said in ends.items())}",
+        f"held out: {number(held['parameters'])} parameters, {number(held['tokens'])} tokens; predicted "
+        f"{held['predicted']:.4f} ({held['low']:.4f} to {held['high']:.4f}), measured {held['loss']:.4f}, "
+        f"a miss of {100 * held['miss']:+.2f} %, {inside} the interval of the law",
+    ]
+
+
+def _law(law: Mapping[str, Any] | None) -> Section:
+    if not law:
+        return Section("law", "Scaling law")
+    sizes: dict[float, list[Point]] = {}
+    for point in law["points"]:
+        at = math.log10(6 * point["parameters"] * point["tokens"])
+        sizes.setdefault(point["parameters"], []).append((at, point["loss"]))
+    styles = [STYLES[place % COLOURED] for place in range(len(sizes))]
+    drawn = sorted(sizes.items())
+    labels = [f"{number(size)} parameters" for size, _ in drawn]
+    lines = [Line(label, sorted(of), style) for label, (_, of), style in zip(labels, drawn, styles, strict=True)]
+    chart = line_chart("loss against compute", lines, x_label="log10 of FLOPs (6 N D)", y_label="loss (nats a token)")
+    weak = "Parameters with embeddings. A law of small runs says little of runs a hundred times as large."
+    legend = list(zip(labels, styles, strict=True))
+    figure = Figure("Loss against compute, a line a size", chart, " ".join(law_sentences(law)), weak, legend, wide=True)
+    return Section("law", "Scaling law", "", [figure])
+
+
 def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
     figures = []
     if plot := parallel_coordinates(document, styles):
@@ -129,8 +165,6 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
 def _axis(title: str, values: Sequence[Any]) -> tuple[str, list[tuple[float, str]], list[float]]:
     """(title, labels with their places from 0 to 1, the place of each value): numbers by size, evenly in the logarithm
     where they span more than a factor of ten; others side by side."""
-    import math
-
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         log = min(values) > 0 and max(values) / min(values) > 10
         scale = [math.log(value) if log else float(value) for value in values]

@@ -13,6 +13,7 @@ from scipy.stats import ttest_rel
 
 from evaluation.page.sweep_page import sweep_page
 from flows.sweeps.definition import Sweep, Wishes, define
+from flows.sweeps.law import check, law_of
 from flows.sweeps.results import summary
 from flows.sweeps.sampling import chooser
 from flows.sweeps.space import Choices, Range, read_ablation, read_space
@@ -21,6 +22,7 @@ from infra.errors import ConfigError
 from tests.command import start, stemma, write_config
 from tests.pipelines import data_config
 from tests.processes import wait_until
+from training.planner.scaling_laws import find_law
 
 RATE = "pretrain.optimizer.learning_rate"
 
@@ -224,6 +226,28 @@ def test_importance_finds_the_key_that_matters(config: Path) -> None:
     assert document["best"]["settings"][RATE] == 1e-3
     page = sweep_page("tiny", document, {})
     assert "Parallel coordinates" in page and "Importance of the keys" in page
+
+
+def test_a_law_is_refused_before_anything_is_spent_where_it_cannot_come(config: Path) -> None:
+    few = define(wishes(config, "pretrain.duration=6 batches,12 batches"))
+    with pytest.raises(ConfigError, match="too few"):
+        check(few)
+    other = define(wishes(config, f"{RATE}=1e-3,2e-3", measure="pretrain.unigram_loss"))
+    with pytest.raises(ConfigError, match="validation_loss"):
+        check(other)
+
+
+def test_a_law_of_trials_predicts_the_largest_and_is_a_file_for_plan(config: Path, tmp_path: Path) -> None:
+    sweep = define(wishes(config, "pretrain.duration=6 batches,12 batches"))
+    trials = []
+    for number, (size, length) in enumerate((n, d) for n in (1e5, 2e5, 4e5) for d in (1e6, 2e6, 4e6)):
+        of = ended(Trial(number, number, {}, 17), 2 + 60 / size**0.4 + 90 / length**0.4, parameters=size, tokens=length)
+        trials.append(of)
+    found = law_of(sweep, trials, tmp_path)
+    assert found["held_out"]["parameters"] == 4e5 and abs(found["held_out"]["miss"]) < 1e-3
+    assert find_law(str(tmp_path / "law.json")).loss(4e5, 4e6) == pytest.approx(trials[-1].value, rel=1e-3)
+    page = sweep_page("tiny", {**summary(sweep, trials, False), "law": found}, {})
+    assert "a line a size" in page and "a miss of" in page
 
 
 @pytest.mark.long
