@@ -17,6 +17,7 @@ from evaluation.page.words import (
     signed,
     whole_percent,
 )
+from evaluation.paired import holm
 from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
@@ -215,13 +216,26 @@ def bias(pipeline: PipelineResults) -> Section:
         pipeline.legend(list(found)),
         wide=True,
     )
-    body = []
-    for model, one in found.items():
-        for name, cell in [("overall", one["overall"]), *one["by_category"].items()]:
-            whole, shared = cell["stereotype_score"], cell["stereotype_score_shared"]
-            body.append([pipeline.long_name(model), name, f"{cell['pairs']}", *_score(whole), *_score(shared)])
-    columns = ["model", "category", "pairs", "stereotype score", "p", "without the term itself", "p"]
-    table = Table("Figures", columns, body, "p against 50 %, not corrected for their number.", True, (2, 3, 4, 5, 6))
+    cells_of = [
+        (model, name, cell)
+        for model, one in found.items()
+        for name, cell in [("overall", one["overall"]), *one["by_category"].items()]
+    ]
+    scores = ("stereotype_score", "stereotype_score_shared")
+    adjusted = [holm([cell[score]["p_value"] for _, _, cell in cells_of]) for score in scores]
+    body = [
+        [
+            pipeline.long_name(model),
+            name,
+            f"{cell['pairs']}",
+            *_score(cell[scores[0]], whole),
+            *_score(cell[scores[1]], shared),
+        ]
+        for (model, name, cell), whole, shared in zip(cells_of, *adjusted, strict=True)
+    ]
+    columns = ["model", "category", "pairs", "stereotype score", "p (Holm)", "without the term itself", "p (Holm)"]
+    note = "p against 50 %, corrected for the number of rows of its column (Holm 1979)."
+    table = Table("Figures", columns, body, note, True, (2, 3, 4, 5, 6))
     return Section("bias", "Bias", "", [figure], [table, *_published_sets(pipeline, found)])
 
 
@@ -262,8 +276,8 @@ def _published(cell: Mapping[str, float] | None) -> str:
     return f"{fixed(found.value, digits)} {between(found, digits)}{p}"
 
 
-def _score(cell: dict[str, float]) -> list[str]:
-    return [f"{cell['value']:.1f} % ({cell['low']:.1f} to {cell['high']:.1f})", f"{cell['p_value']:.2g}"]
+def _score(cell: dict[str, float], p_holm: float) -> list[str]:
+    return [f"{cell['value']:.1f} % ({cell['low']:.1f} to {cell['high']:.1f})", f"{p_holm:.2g}"]
 
 
 def memorisation(pipeline: PipelineResults) -> Section:
