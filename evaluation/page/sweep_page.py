@@ -46,6 +46,8 @@ def number(value: float | None) -> str:
     """Four digits; a dash for None."""
     if value is None:
         return "–"
+    if abs(value) >= 1e9 or 0 < abs(value) < 1e-9:
+        return f"{value:.1e}".replace("-", "−")
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}".replace("-", "−")
 
 
@@ -113,10 +115,18 @@ def _law(law: Mapping[str, Any] | None) -> Section:
     drawn = sorted(sizes.items())
     labels = [f"{number(size)} parameters" for size, _ in drawn]
     lines = [Line(label, sorted(of), style) for label, (_, of), style in zip(labels, drawn, styles, strict=True)]
-    chart = line_chart("loss against compute", lines, x_label="log10 of FLOPs (6 N D)", y_label="loss (nats a token)")
+    chart = line_chart(
+        "loss against compute",
+        lines,
+        x_label="log10 of FLOPs (6 N D)",
+        y_label="loss (nats a token)",
+        width=900,
+    )
     weak = "Parameters with embeddings. A law of small runs says little of runs a hundred times as large."
     legend = list(zip(labels, styles, strict=True))
-    figure = Figure("Loss against compute, a line a size", chart, " ".join(law_sentences(law)), weak, legend, wide=True)
+    figure = Figure(
+        "Loss against compute, a line a size", chart, ". ".join(law_sentences(law)) + ".", weak, legend, wide=True
+    )
     return Section("law", "Scaling law", "", [figure])
 
 
@@ -147,18 +157,19 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
     xs = [left + (width - left - right) * place / (len(axes) - 1) for place in range(len(axes))]
     deep = height - top - bottom
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="parallel coordinates" class="chart">']
-    for x, (title, labels, _) in zip(xs, axes, strict=True):
+    for x, (title, _, _) in zip(xs, axes, strict=True):
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}"/>')
         parts.append(f'<text class="axis" x="{x:.1f}" y="14" text-anchor="middle">{escape(title)}</text>')
-        for place, label in labels:
-            y = top + deep * (1 - place)
-            parts.append(f'<text class="tick" x="{x + 6:.1f}" y="{y + 3.5:.1f}">{escape(label)}</text>')
     for number_of, row in reversed(list(enumerate(rows))):  # the best last, on top
         ys = [top + deep * (1 - places[number_of]) for _, _, places in axes]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
         style = styles.get(row["arm"], "base faint")
         message = escape(f"{row['name']}: {number(row['mean'])}")
         parts.append(f'<polyline class="line {style}" points="{points}"><title>{message}</title></polyline>')
+    for x, (_, labels, _) in zip(xs, axes, strict=True):  # after the lines, which would run through them
+        for place, label in labels:
+            y = top + deep * (1 - place)
+            parts.append(f'<text class="level-label" x="{x + 6:.1f}" y="{y + 3.5:.1f}">{escape(label)}</text>')
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -170,8 +181,10 @@ def _axis(title: str, values: Sequence[Any]) -> tuple[str, list[tuple[float, str
         scale = [math.log(value) if log else float(value) for value in values]
         low, high = min(scale), max(scale)
         places = [(value - low) / (high - low) if high > low else 0.5 for value in scale]
-        ends = {0.0: number(min(values)), 1.0: number(max(values))} if high > low else {0.5: number(values[0])}
-        return title, list(ends.items()), places
+        labels = dict(zip(places, map(number, values), strict=True))
+        if len(labels) > 6:
+            labels = {place: label for place, label in labels.items() if place in (0.0, 1.0)}
+        return title, list(labels.items()), places
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     known = list(dict.fromkeys(texts))
     at = {text: (place / (len(known) - 1) if len(known) > 1 else 0.5) for place, text in enumerate(known)}
@@ -192,7 +205,7 @@ def _curves(document: Mapping[str, Any], curves: Curves, styles: Mapping[int, st
             arm = document["trials"][place]["arm"]
             lines.append(Line(names[arm], points, styles.get(arm, "base"), faint=arm not in styles))
         lines.sort(key=lambda line: not line.faint)
-        chart = line_chart(title, lines, x_label="batch", y_label="loss (nats a token)")
+        chart = line_chart(title, lines, x_label="batch", y_label="loss (nats a token)", width=900)
         if chart:
             shown = {document["trials"][place]["arm"] for place in by_trial}
             legend = [(names[arm], style) for arm, style in styles.items() if arm in shown]
