@@ -239,7 +239,7 @@ STAGES: dict[str, Stage] = {
                 may_have(STATE, "model"),
             ),
             makes="model",
-            shows=("aux/samples.jsonl", "aux/corrections.json"),
+            shows=("aux/samples.jsonl", "aux/corrections.json", *PROFILE),
             trains=True,
         ),
         Stage(

@@ -24,10 +24,11 @@ MEASURED = {
     "pretrain": "validation_loss",
     "sft": "heldout_loss_sft",
     "reward_model": "heldout_accuracy",
+    "preference_tuning": "win_rate",
     "rlhf": "reward_gain",
 }
 """The figure of a training stage that a sweep is judged by, where it names none."""
-_MORE_IS_BETTER = ("accuracy", "acc", "gain", "reward", "margin", "score", "mfu", "tflops", "per_s", "verified")
+_MORE_IS_BETTER = ("accuracy", "acc", "gain", "win_rate", "reward", "margin", "score", "mfu", "per_s", "verified")
 BASE = "base"
 """The arm of an ablation that changes nothing."""
 
