@@ -152,7 +152,7 @@ def ensure(
         manifest, path = _Build(node, request, inputs, requires, context, lease, clock).run(because)
     finally:
         lease.release()
-    return Done("built", manifest, path, time.monotonic() - begun, tuple(because))
+    return Done("built", manifest, path, manifest.seconds, tuple(because))
 
 
 def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:
@@ -291,6 +291,7 @@ class _Build:
             self._prepare()
             self._send_started(started)
             with self.context.turn(self.node.id):
+                begun = time.time()  # a stage that waited for its turn did not work meanwhile
                 said = "; ".join(map(str, because[:3]))
                 self.context.say(self.node.id, {"kind": "building", "time": time.time(), "message": said})
                 outcome = run_child(
@@ -303,7 +304,7 @@ class _Build:
                 )
             with self.clock("journal"):
                 self._keep_records()
-            manifest = self._manifest(outcome, started)
+            manifest = self._manifest(outcome, begun)
             if not self.lease.still_held():
                 raise lease_lost(self.node.id)
             with self.clock("commit"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -9,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
 from infra.store.lease import LEASE_S
+from infra.store.manifest import Manifest
 from tasks.stages import STAGES as DECLARED
 from tests.command import Answer, start, stemma, write_config
 from tests.command import finish as finish_command
@@ -123,6 +126,26 @@ def test_force_builds_again_and_only_below_if_bytes_changed(run: Run, data_pipel
     answer = run_again(run, data_pipeline, "--force", "clean")
     assert answer.with_status("built") == {"clean"}
     assert answer.rows()["clean"]["because"] == ["forced"]
+
+
+def test_a_stage_that_waits_for_its_turn_is_not_said_to_have_worked(run: Run, data_pipeline: Path) -> None:
+    tokenizer = {"uses": "tokenizer", "inputs": {"documents": "clean"}}
+    steps = {f"of_{size}": {**tokenizer, "vocab_size": size} for size in (310, 320, 330)}
+    edit(data_pipeline, lambda config: config.update(steps=steps, launch={"stages_at_once": 1}))
+    answer = run_again(run, data_pipeline)
+    assert answer.with_status("built") == set(steps)
+    manifests = [
+        Manifest.read(path.parent)
+        for path in (data_pipeline / "store" / "tokenizer").glob("*/manifest.json")
+        if json.loads(path.read_text())["step"] in steps
+    ]
+    begun, ended = (
+        [datetime.fromisoformat(getattr(one, name)).timestamp() for one in manifests]
+        for name in ("started", "finished")
+    )
+    worked = sum(one.seconds for one in manifests)
+    assert worked < 1.3 * (max(ended) - min(begun)), "one after the other: the last would have waited for two"
+    assert sum(answer.rows()[name]["seconds"] for name in steps) == pytest.approx(worked)
 
 
 def flip_a_byte(path: Path) -> None:
