@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import train_in_ranks
+from training import ranks
 from training.chat import Chat
 from training.config import PreferenceTuningConfig
+from training.hardware import prepare
+from training.models import LanguageModel, load
 from training.preference_losses import dpo, ipo, kto, log_odds, orpo
+from training.preference_model import Mismatched, PreferenceTuned
 from training.preference_pairs import fitted_pairs
 from training.preference_tuning import preference_tuning
 
@@ -101,14 +106,37 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
 def test_ranks_and_microbatches_end_with_the_weights_of_one_process(
     loss: str, sharding: str, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """KTO's baseline is of the whole batch: by microbatches of 2 on 2 ranks it would be another each time."""
     settings = SETTINGS | {"loss": loss, "duration": "4 batches"}
     train_in_ranks("preference_tuning", 1, settings, inputs, tmp_path / "one")
     told = {"sharding": sharding, "microbatch": 2}
     train_in_ranks("preference_tuning", 2, settings, inputs, tmp_path / "two", launch=told)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+    base, one, two = (
+        load_file(folder / "model.safetensors") for folder in (inputs["model"], tmp_path / "one", tmp_path / "two")
+    )
+    # AdamW takes a gradient that is next to nothing for a whole step of either sign: single weights say little.
+    apart = sum(float((two[name] - one[name]).square().sum()) for name in one) ** 0.5
+    moved = sum(float((one[name] - base[name]).square().sum()) for name in one) ** 0.5
+    assert apart < 0.01 * moved
+
+
+def test_what_kto_holds_answers_against_is_of_the_whole_batch_over_all_ranks(
+    base_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PreferenceTuningConfig.model_validate(SETTINGS | {"loss": "kto"})
+    model = PreferenceTuned(LanguageModel(load(base_dir), prepare(LaunchConfig())), config)
+    ids = torch.randint(5, 300, (3, 4, 9), generator=torch.Generator().manual_seed(1))
+    reference = torch.full((3, 4), -500.0)
+    batch = {"input_ids": ids, "labels": ids.roll(-1, 2), "reference": reference, "kl": torch.zeros(3)}
+    with torch.no_grad():
+        risen = model(batch).sums - reference
+    # Another rank's share of the batch: 6 mismatched answers that rose by 300 nats together.
+    monkeypatch.setattr(ranks, "all_reduce", lambda ours: ours + torch.tensor([300.0, 6.0], dtype=torch.float64))
+    state: Any = SimpleNamespace(batch=batch, device=torch.device("cpu"))
+    Mismatched(model).batch_start(state)
+    expected = float(risen[:, 2:].double().sum() + 300) / (6 + 6)
+    assert expected > 100
+    torch.testing.assert_close(state.batch["kl"], torch.full((3,), expected))
+    assert state.batch["input_ids"].shape == (3, 2, 9), "the mismatched answers leave the batch"
 
 
 def test_answers_stay_whole_and_what_has_no_room_is_counted(base_dir: Path) -> None:
