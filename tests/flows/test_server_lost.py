@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,7 +178,7 @@ def test_a_run_whose_signs_of_life_came_late_is_followed_to_its_end(prefect_url:
     def followed(journal: RunJournal) -> dict[str, Any]:
         with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
             run = client.create_flow_run(prefect.Flow(print, name="late"), state=Crashed(message="no sign of life"))
-            return _follow(request, journal, client, run.id, threading.Event(), told.append)
+            return _follow(request, journal, client, run.id, lambda: False, told.append)
 
     assert [error["code"] for error in followed(dead)["errors"]] == ["run_lost"] and not told
     with ThreadPoolExecutor() as pool:

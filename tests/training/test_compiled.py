@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
-from torch._inductor import cpu_vec_isa
 
 from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
@@ -34,18 +33,6 @@ CONFIG = PretrainConfig.model_validate(
 )
 
 
-@pytest.fixture
-def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The compiler tries one of the kinds of vectors that x86 has, each of which costs it a program and a process that
-    imports torch, and starts no pool of processes. The tests marked `long` leave that to it."""
-    cpu_vec_isa.valid_vec_isa_list.cache_clear()
-    monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [cpu_vec_isa.VecAVX2()])
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
-    yield
-    cpu_vec_isa.valid_vec_isa_list.cache_clear()
-
-
-@pytest.mark.usefixtures("quick_compiler")
 def test_compiling_moves_weights_by_rounding_and_resumes_to_the_bit(
     shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, journal: Any, weights: Callable[[Path], dict[str, Any]]
 ) -> None:
