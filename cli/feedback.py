@@ -31,7 +31,7 @@ def command() -> None:
     """
 
 
-@command.command("export")
+@command.command("export", short_help="Write pairs of answers for people to judge.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
 @click.option(
@@ -80,7 +80,7 @@ def export(
     return {"status": "done", "export": made.id, "pairs": len(made.pairs), "out": str(out.absolute())}, 0
 
 
-@command.command("import")
+@command.command("import", short_help="Read judgements: agreement, win rates, data to train on.")
 @click.argument("folder", metavar="EXPORT", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE …", type=click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -119,7 +119,7 @@ def import_(
     return {"status": "done", **found.summary, "out": str(place.absolute()), "resumed": resumed}, 0
 
 
-@command.command("round")
+@command.command("round", short_help="Draw, wait for people in the Prefect page, train on what they chose.")
 @CONFIG
 @click.option("--model", default="rlhf", show_default=True, help="The step whose newest model answers.")
 @click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")

@@ -13,7 +13,7 @@ import numpy as np
 
 from evaluation.feedback import label_studio
 from evaluation.feedback.page import judging_page
-from evaluation.feedback.pairs import Export, blind
+from evaluation.feedback.pairs import Export, blind, require_free
 from infra.errors import stage_error
 from infra.run import Run
 from infra.store.manifest import Manifest
@@ -49,8 +49,9 @@ def write_export(
 ) -> Export:
     """Draws `answer_pairs` and writes them with the page and the tasks to judge them by, see `evaluation.feedback`.
 
-    noted: kept in the key beside how answers were drawn.
+    noted: kept in the key beside how answers were drawn. Raises StageError `folder_in_use` before anything is drawn.
     """
+    require_free(out)
     pairs, given_by = blind(answer_pairs(models, prompts, count, drawing, run), drawing.seed)
     known = {name: _known_of(folder) for name, folder in models.items()}
     export = Export(pairs, given_by, known, {**asdict(drawing), **noted})

@@ -57,12 +57,8 @@ class Export:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def write(self, folder: Path, pages: Mapping[str, str]) -> None:
-        """Writes pairs and key, and `pages`, texts by file name: all of them or none.
-
-        Raises StageError `folder_in_use` for a folder that is there and not empty.
-        """
-        if folder.exists() and any(folder.iterdir()):
-            raise stage_error("folder_in_use", str(folder), "expected a new or an empty folder", "choose another")
+        """Writes pairs and key, and `pages`, texts by file name: all of them or none. Raises as `require_free`."""
+        require_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -94,6 +90,12 @@ class Export:
                 "damaged_export", str(folder), f"{PAIRS} is not the one that {KEY} was written for", "export again"
             )
         return found
+
+
+def require_free(folder: Path) -> None:
+    """Raises StageError `folder_in_use` for a folder that is there and not empty."""
+    if folder.exists() and any(folder.iterdir()):
+        raise stage_error("folder_in_use", str(folder), "expected a new or an empty folder", "choose another")
 
 
 def blind(
