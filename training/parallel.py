@@ -11,7 +11,7 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -63,9 +63,26 @@ def shard(model: nn.Module, hardware: Hardware, *, offload: bool) -> None:
     for block in blocks(model):
         fully_shard(block, mesh=mesh, offload_policy=policy, mp_policy=precision)
     fully_shard(model, mesh=mesh, offload_policy=policy)
+    if _sums_for_mean(hardware.device):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_all_reduce_hook(_take_mean)
     for name in _COMPUTING:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
+
+
+def _sums_for_mean(device: torch.device) -> bool:
+    """Whether this backend gives a sum where FSDP2 asks for the ranks' mean gradient, as gloo does without a word
+    (pytorch issue 162338); every rank must call."""
+    mean = torch.zeros(1, device=device)
+    ones = torch.ones(ranks.world_size(), device=device)
+    distributed.reduce_scatter_tensor(mean, ones, op=distributed.ReduceOp.AVG)
+    return bool(mean.item() != 1)
+
+
+def _take_mean(summed: Tensor) -> None:
+    summed.div_(ranks.world_size())
 
 
 def unshard_root(model: nn.Module) -> None:

@@ -40,8 +40,12 @@ def _close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> No
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
 
 
+def _values(told: list[dict[str, Any]], metric: str) -> list[float]:
+    return [float(line["values"][metric]) for line in told if metric in line.get("values", {})]
+
+
 def _losses(told: list[dict[str, Any]]) -> list[float]:
-    return [float(line["values"]["train/loss"]) for line in told if "train/loss" in line.get("values", {})]
+    return _values(told, "train/loss")
 
 
 def test_ranks_end_with_the_weights_of_one_process(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
@@ -52,6 +56,9 @@ def test_ranks_end_with_the_weights_of_one_process(inputs: dict[str, Path], tmp_
     for name in ("ddp", "fsdp"):
         _close(weights(tmp_path / name), weights(tmp_path / "one"))
         assert _losses(told[name]) == pytest.approx(_losses(told["one"]), rel=1e-4)
+        # Adam and the clip hide the scale of gradients; their norm does not.
+        ours, theirs = (_values(told[one], "train/grad_norm") for one in (name, "one"))
+        assert ours == pytest.approx(theirs, rel=1e-3) and len(ours) == 12
         assert not list((tmp_path / f"{name}.rank1").iterdir()), "only rank 0 writes the model"
 
 
