@@ -22,7 +22,6 @@ class Event(Enum):
     AFTER_TRAIN_BATCH = "after_train_batch"
     BATCH_END = "batch_end"
     BATCH_CHECKPOINT = "batch_checkpoint"
-    EPOCH_CHECKPOINT = "epoch_checkpoint"
     FIT_END = "fit_end"
 
 
@@ -61,9 +60,6 @@ class Callback:
 
     def batch_checkpoint(self, state: TrainState) -> None:
         """After all that was done at the batch's end."""
-
-    def epoch_checkpoint(self, state: TrainState) -> None:
-        """The clock stands at the start of the next epoch."""
 
     def fit_end(self, state: TrainState) -> None:
         """After the last batch."""

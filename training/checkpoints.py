@@ -26,7 +26,7 @@ _FORMAT = 1
 class CheckpointPlan:
     """When checkpoints are written, and which stay.
 
-    every: batches, or epochs where the loader can only continue at an epoch's start (`whole_epochs`).
+    every: batches.
     last: the training's last batch. What comes after it can fail and be done again without the training.
     keep: the newest so many stay; older ones too while they are younger than `keep_hours`.
     data: names the training data; a checkpoint of other data is refused.
@@ -40,7 +40,6 @@ class CheckpointPlan:
     keep_hours: float
     data: str
     last: int
-    whole_epochs: bool = False
     resumes: bool = True
     from_start: bool = False
 
@@ -59,17 +58,13 @@ class Checkpointer(Callback):
 
     def batch_checkpoint(self, state: TrainState) -> None:
         stop = self._plan.resumes and ranks.any_rank(self._run.cancelled)
-        due = not self._plan.whole_epochs and (stop or state.clock.batch % self._plan.every == 0)
+        due = stop or state.clock.batch % self._plan.every == 0
         # Also of an epoch that nobody knows to be at its end: nothing is left of it to continue.
         over = self._plan.resumes and state.clock.batch == self._plan.last
         if due or over:
             self.write(state)
         if stop:
             raise Cancelled
-
-    def epoch_checkpoint(self, state: TrainState) -> None:
-        if self._plan.whole_epochs and state.clock.epoch % self._plan.every == 0:
-            self.write(state)
 
     def write(self, state: TrainState) -> Path:
         """Writes a checkpoint of this moment and removes those that need not stay; every rank must call."""
@@ -79,7 +74,7 @@ class Checkpointer(Callback):
             written = write_rank(folder, tensors)
             if ranks.is_first():
                 (folder / STATE).write_text(json.dumps(self._state(state)), encoding="utf8")
-                written.append(folder / STATE)
+                written += [folder / STATE, *state.loader.write(folder)]
             return written
 
         path = write(self._plan.folder, state.clock.batch, files)
@@ -141,7 +136,7 @@ class Resumption(Callback):
         saved = snapshot.state
         state.clock = Clock.from_json(saved["clock"])
         if saved["data"] == self._plan.data:
-            state.loader.load_state_dict(saved["dataset"])
+            state.loader.load_state_dict(saved["dataset"], path)
         else:  # other data are read from their beginning
             state.clock = replace(state.clock, batch_in_epoch=0, sample_in_epoch=0, token_in_epoch=0)
         state.callbacks.load_state_dict(saved["callbacks"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from training import ranks
 from training.chat import Chat, pad
 from training.evaluate import measuring
 from training.hardware import Hardware
@@ -85,10 +86,21 @@ class Answering(Protocol):
 
 
 def generate(
-    model: PreTrainedModel, prompts: Sequence[list[int]], chat: Chat, config: Answering, hardware: Hardware, seed: int
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    chat: Chat,
+    config: Answering,
+    hardware: Hardware,
+    seed: int,
+    *,
+    in_ranks: bool = False,
 ) -> Completions:
-    """One sampled answer to each prompt."""
-    ids = sample(
+    """One sampled answer to each prompt.
+
+    in_ranks: each rank samples its part of them, with a model that is whole on each, and all get all; every rank must
+    call. The answers are those of one process.
+    """
+    own = sample(
         model,
         prompts,
         max_new_tokens=config.answer_max_tokens,
@@ -97,20 +109,20 @@ def generate(
         hardware=hardware,
         seed=seed,
         batch_size=128,
+        only=ranks.own_part(len(prompts)) if in_ranks else None,
     )
+    ids = [answer for part in ranks.gather(own) for answer in part] if in_ranks else own
     return Completions(list(prompts), ids, torch.tensor([answer[-1:] == [chat.end] for answer in ids]))
 
 
 def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
-    """The reward model's raw scores (B,), read at each answer's last token."""
-    batch = Batch.of(answers, chat.pad)
+    """The reward model's raw scores (B,), read at each answer's last token. Each rank scores its part, and every rank
+    must call."""
+    batch, mine = Batch.of(answers, chat.pad), ranks.own_part(len(answers.ids))
+    parts = zip(batch.ids[mine].split(_BATCH), batch.last()[mine].split(_BATCH), strict=True)
     with measuring(scorer):
-        return torch.cat(
-            [
-                scorer(ids.to(hardware.device), last.to(hardware.device)).cpu()
-                for ids, last in zip(batch.ids.split(_BATCH), batch.last().split(_BATCH), strict=True)
-            ]
-        )
+        found = [scorer(ids.to(hardware.device), last.to(hardware.device)).cpu() for ids, last in parts if len(ids)]
+    return ranks.join_parts(torch.cat([torch.empty(0), *found]))
 
 
 def kl_of(

@@ -49,7 +49,6 @@ class Plan:
     batch_size: examples of one of them, over all ranks.
     batch_tokens: tokens of one of them (about, where examples differ in length).
     epoch_batches: batches of one pass over the data.
-    whole_epochs: the loader can only continue at an epoch's start.
     flops_per_token: of a training step, for MFU; 0 where nobody counted them.
     rampup: of batches that are smaller at first; `batch_size` and `batch_tokens` are of the full ones.
     """
@@ -58,7 +57,6 @@ class Plan:
     batch_size: int
     batch_tokens: int
     epoch_batches: int
-    whole_epochs: bool = False
     flops_per_token: float = 0.0
     rampup: BatchSizeRampup | None = None
 
@@ -172,12 +170,11 @@ def fit(
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
     checkpoints = CheckpointPlan(
         run.work_dir / "checkpoints",
-        max(1, every // plan.epoch_batches) if plan.whole_epochs else every,
+        every,
         config.keep_checkpoints,
         config.keep_checkpoints_hours,
         loader.fingerprint,
         plan.batches,
-        plan.whole_epochs,
     )
     clip = GradientClip(config.optimizer.gradient_clip, networks)
     activations = ActivationNorm(model)

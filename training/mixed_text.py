@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from infra.errors import stage_error
 from infra.run import Run
@@ -28,14 +26,6 @@ class Text(Conversation):
     """The beginning of a document, as if all but its first token were a response."""
 
 
-class Rounds(Protocol):
-    """Minibatches that a training can continue in."""
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]: ...
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]: ...
-    def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-
 def as_long_as_the_others(examples: Sequence[Conversation]) -> list[Conversation]:
     """The examples of a batch, text cut to the longest conversation: else all would be padded to its length."""
     longest = max((len(one.ids) for one in examples if not isinstance(one, Text)), default=None)
@@ -44,8 +34,8 @@ def as_long_as_the_others(examples: Sequence[Conversation]) -> list[Conversation
     ]
 
 
-class WithText(IterableDataset[dict[str, Tensor]]):
-    """Minibatches of a policy's learning, each with as many texts as answers, in columns of their own.
+class TextBeside:
+    """Texts for the minibatches of a policy's learning, as many as a minibatch has answers, in columns of their own.
 
     text_ids and text_labels (B, T) are as wide as the minibatch's `ids`, `text_unit` (B,) is what makes a part's summed
     loss its share of the mean over all text tokens; see `loss_of_text`. Which texts those are follows from seed, round
@@ -55,34 +45,28 @@ class WithText(IterableDataset[dict[str, Tensor]]):
 
     def __init__(
         self,
-        minibatches: Rounds,
         texts: Sequence[Text],
         batch: Callable[[Sequence[Conversation]], dict[str, Tensor]],
-        weight: Callable[[dict[str, Tensor]], int],
+        weight: Callable[[Mapping[str, Tensor]], int],
         seed: int,
     ) -> None:
-        self._minibatches = minibatches
         self._texts = texts
         self._batch = batch
         self._weight = weight
         self._seed = seed
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        round_ = self.state_dict(0, False)["round"]
-        for number, minibatch in enumerate(self._minibatches):
-            rows, width = minibatch["ids"].shape
-            random = np.random.default_rng([self._seed, round_, number])
-            chosen = [self._texts[place] for place in random.integers(len(self._texts), size=rows)]
-            text = self._batch([Text(one.prompt, one.response[: width - 1]) for one in chosen])
-            unit = self._weight(minibatch) / max(1, int((text["labels"] != IGNORE).sum()))
-            columns = {"text_ids": text["input_ids"], "text_labels": text["labels"]}
-            yield {**minibatch, **columns, "text_unit": torch.full((rows,), unit)}
-
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
-        return self._minibatches.state_dict(num_samples, from_beginning)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._minibatches.load_state_dict(state)
+    def __call__(self, minibatch: Mapping[str, Tensor], round_number: int, number: int) -> dict[str, Tensor]:
+        """The columns of a whole minibatch."""
+        rows, width = minibatch["ids"].shape
+        random = np.random.default_rng([self._seed, round_number, number])
+        chosen = [self._texts[place] for place in random.integers(len(self._texts), size=rows)]
+        text = self._batch([Text(one.prompt, one.response[: width - 1]) for one in chosen])
+        unit = self._weight(minibatch) / max(1, int((text["labels"] != IGNORE).sum()))
+        return {
+            "text_ids": text["input_ids"],
+            "text_labels": text["labels"],
+            "text_unit": torch.full((rows,), unit),
+        }
 
 
 def loss_of_text(model: LanguageModel, batch: Mapping[str, Tensor], weight: int) -> Tensor:

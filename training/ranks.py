@@ -71,6 +71,17 @@ def per_rank_batch(batch_size: int) -> int:
     return batch_size // world_size()
 
 
+def own_part(count: int) -> slice:
+    """This rank's part of `count` rows that follow one another; parts differ by one row at most, and may be empty."""
+    first, last = (place * count // world_size() for place in (rank(), rank() + 1))
+    return slice(first, last)
+
+
+def join_parts(rows: Tensor) -> Tensor:
+    """The rows of every rank's `own_part`, in order; every rank must call."""
+    return rows if world_size() == 1 else torch.cat(gather(rows))
+
+
 def gather(value: T) -> list[T]:
     """`value` of every rank, in order of ranks; every rank must call."""
     if world_size() == 1:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from infra.errors import stage_error
+from training import ranks
 from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.config import RlhfConfig
@@ -128,7 +129,7 @@ class Rewards:
         self._functions = {path: reward_function(path) for path in config.reward_functions}
 
     def of(self, answers: Completions, asked: Sequence[Asked]) -> Rewarded:
-        """asked: the prompt of each answer. Raises StageError as `call` does."""
+        """asked: the prompt of each answer. Every rank must call, with all answers. Raises StageError as `call` does."""
         config, scale = self._config, self._scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
         right = torch.from_numpy(right_answers(texts, [one.rule for one in asked])).float()
@@ -153,5 +154,10 @@ class Rewards:
         return Rewarded(scores - config.unfinished_penalty * (~answers.finished).float(), metrics)
 
     def by_functions(self, texts: Sequence[str], asked: Sequence[Asked]) -> dict[str, Tensor]:
-        """What each function gives the answers (B,), before its weight."""
-        return {path: call(path, function, asked, texts) for path, function in self._functions.items()}
+        """What each function gives the answers (B,), before its weight. Each rank asks for its part, and every rank
+        must call."""
+        mine = ranks.own_part(len(texts))
+        return {
+            path: ranks.join_parts(call(path, function, asked[mine], texts[mine]))
+            for path, function in self._functions.items()
+        }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from evaluation.statistics import bootstrap, bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
-from training.algorithms import Algorithm, algorithm_of
+from training import ranks
+from training.algorithms import CLIPPED, Algorithm, algorithm_of
 from training.answer_figures import answer_figures, lengthening, means, raw_scores, score_figures, share
 from training.attention import choose_attention
 from training.best_of import best_of_figures
@@ -33,9 +34,10 @@ from training.config import RlhfConfig
 from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
-from training.mixed_text import WithText, loss_of_text, text_examples
+from training.mixed_text import TextBeside, loss_of_text, text_examples
 from training.models import LanguageModel, limit_length, load
 from training.norms import last_stack
+from training.parallel import whole_weights
 from training.reward_model import Scorer, load_scorer
 from training.rewards import Asked, Rewards, RewardScale
 from training.rollouts import Rollouts
@@ -112,13 +114,12 @@ class PolicyAndValue(Trainable):
 class _Ratios(Callback):
     """Tells how the parts of the loss fare at each batch."""
 
-    def __init__(self, model: PolicyAndValue, run: Run) -> None:
-        self._model = model
+    def __init__(self, run: Run) -> None:
         self._run = run
 
     def batch_end(self, state: TrainState) -> None:
-        parts = {f"rlhf/{name}_loss": loss for name, loss in state.losses.items() if name != "total"}
-        self._run.metrics({"rlhf/clip_share": self._model.algorithm.clip_share, **parts}, state.clock.batch)
+        parts = {f"rlhf/{name}_loss": loss for name, loss in state.losses.items() if name not in ("total", CLIPPED)}
+        self._run.metrics({f"rlhf/{CLIPPED}": state.losses[CLIPPED], **parts}, state.clock.batch)
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -203,26 +204,43 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
             "give the input reward_model, name a function, or give instructions that a rule can check",
         )
     steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
-    values = model.values if value is not None else None
-    rollouts = Rollouts(policy, reference, values, rewards, algorithm, scale, train, chat, config, hardware, run)
-    minibatches: IterableDataset[dict[str, Tensor]] = rollouts
+    acting, refresh = _acting(model, run)
+    values = acting.values if value is not None else None
+    beside: dict[str, Any] = {}
     if config.text_coef:
         text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run)
-        minibatches = WithText(rollouts, text, chat.response_batch, algorithm.weight, config.seed)
+        beside["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
+    rollouts = Rollouts(
+        acting.policy,
+        reference,
+        values,
+        rewards,
+        algorithm,
+        scale,
+        train,
+        chat,
+        config,
+        hardware,
+        run,
+        refresh=refresh,
+        **beside,
+    )
     loader = Loader(
-        DataLoader(minibatches, batch_size=None, generator=torch.Generator().manual_seed(0)),
+        DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
         lambda batch: TokenCount(batch["ids"].numel(), algorithm.weight(batch)),
     )
     tokens = config.minibatch_answers * longest
-    plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps, whole_epochs=True)
-    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(model, run)], model.networks(), inputs)
+    plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps)
+    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(run)], model.networks(), inputs)
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
+    refresh()
+    policy = acting.policy
 
     each = config.heldout_answers
     prompts = [one.ids for one in heldout for _ in range(each)]
     answers = {
-        name: generate(one, prompts, chat, config, hardware, seed=config.seed)
+        name: generate(one, prompts, chat, config, hardware, seed=config.seed, in_ranks=True)
         for name, one in (("sft", reference), ("rlhf", policy))
     }
     scores = raw_scores(reward, answers, chat, hardware) if reward else {}
@@ -276,6 +294,24 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     return Result(figures, ", ".join([*said, f"KL {divergence.value:.1f}"]))
 
 
+def _acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[], None]]:
+    """The networks that sample and look at answers, and what brings them to what was learnt.
+
+    These are the model's own, but under fsdp a whole copy on each rank: ranks sample answers of their own, each of
+    another number of steps, and sharded layers would have to be gathered for all of them in step.
+    """
+    if run.launch.sharding != "fsdp" or (ranks.world_size() == 1 and not run.launch.offload):
+        return model, lambda: None
+    acting = copy.deepcopy(model).requires_grad_(False)
+    acting.scale = model.scale
+
+    def refresh() -> None:
+        for name, network in model.networks().items():
+            acting.networks()[name].load_state_dict(whole_weights(network))
+
+    return acting, refresh
+
+
 def _weighted(
     rewards: Rewards, config: RlhfConfig, chat: Chat, answers: Completions, asked: Sequence[Asked]
 ) -> NDArray[np.float64]:
@@ -297,7 +333,8 @@ def _best_of(
     """What the best of several answers of the SFT model scores: chosen by the reward model, told by it (reward) and by
     the judge; and where a rule tells, how often one of them is right (verified)."""
     asked = [one for one in heldout for _ in range(config.best_of)]
-    answers = generate(reference, [one.ids for one in asked], chat, config, hardware, seed=config.seed + 1)
+    prompts = [one.ids for one in asked]
+    answers = generate(reference, prompts, chat, config, hardware, seed=config.seed + 1, in_ranks=True)
     table = len(heldout), config.best_of
     ruled = np.array([one.rule is not None for one in heldout])
     figures: dict[str, float] = {}

@@ -1,19 +1,26 @@
 """Rounds of sampled answers with everything that an algorithm learns from, as a data set.
 
+Each rank samples and scores its part of a round. Then every rank has the whole round, so that advantages and the KL
+coefficient are those of one process, and learns from its part of each minibatch.
+
 Shapes: B answers, P prompt tokens and T answer tokens after padding, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel
 
+from infra.errors import Cancelled
 from infra.run import Run
+from training import ranks
 from training.algorithms import Algorithm, Sampled
 from training.chat import Chat
 from training.completions import Batch, Completions, answer_logits, generate, token_logprobs
@@ -24,12 +31,18 @@ from training.ppo import adapted_kl_coef, entropy, kl_k1, masked_mean
 from training.rewards import Asked, Rewards, RewardScale
 
 _BATCH = 64
+_FILE = "round.safetensors"
+
+Beside = Callable[[Mapping[str, Tensor], int, int], dict[str, Tensor]]
+"""(a whole minibatch, its round, its number there) → columns that are learnt from beside it."""
 
 
 class Rollouts(IterableDataset[dict[str, Tensor]]):
-    """An epoch is one round: answers sampled from the policy as it is now, then minibatches of them.
+    """An epoch is one round: answers sampled from the policy as it is now, then this rank's part of their minibatches.
 
-    Round r draws prompts and tokens from (seed, r) alone, so a run continues at a round's start as if never stopped.
+    Round r draws prompts and tokens from (seed, r) alone. What was sampled goes into the checkpoints of its round,
+    since the policy that sampled it is gone by then: a run continues within a round as if never stopped, on any number
+    of ranks.
     """
 
     def __init__(
@@ -45,8 +58,16 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         config: RlhfConfig,
         hardware: Hardware,
         run: Run,
+        *,
+        refresh: Callable[[], None] = lambda: None,
+        beside: Beside = lambda minibatch, round_number, number: {},
     ) -> None:
-        """values: of the value function; None where the algorithm has none."""
+        """policy: whole on this rank. values: of the value function; None where the algorithm has none.
+
+        refresh: brings policy and value function to what was learnt, before a round; every rank calls it.
+        """
+        self._refresh = refresh
+        self._beside = beside
         self._policy = policy
         self._reference = reference
         self._values = values
@@ -59,35 +80,58 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._hardware = hardware
         self._run = run
         self._round = 0
+        self._rows: dict[str, Tensor] | None = None
+        self._read = 0
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        config, round_number = self._config, self._round
-        self._round += 1
-        random = np.random.default_rng([config.seed, round_number])
+        config = self._config
+        random = np.random.default_rng([config.seed, self._round])
         enough = len(self._prompts) >= config.rollout_prompts // config.answers_per_prompt
         chosen = random.choice(
             len(self._prompts), config.rollout_prompts // config.answers_per_prompt, replace=not enough
         )
         asked = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt)]
-        answers = generate(
-            self._policy,
-            [one.ids for one in asked],
-            self._chat,
-            config,
-            self._hardware,
-            seed=int(random.integers(2**62)),
-        )
-        self._run.stop_if_cancelled()
-        rows = self._experience(answers, asked, round_number)
-        for _ in range(config.epochs):
-            for part in np.split(random.permutation(len(asked)), len(asked) // config.minibatch_answers):
-                yield _without_padding({name: value[torch.from_numpy(part)] for name, value in rows.items()})
+        seed = int(random.integers(2**62))
+        count = config.rollout_prompts // config.minibatch_answers
+        parts = [part for _ in range(config.epochs) for part in np.split(random.permutation(len(asked)), count)]
+        if self._rows is None:
+            self._rows = self._sampled(asked, seed)
+        first, self._read = self._read // config.minibatch_answers, 0
+        for number, part in list(enumerate(parts))[first:]:
+            whole = _without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})
+            whole |= self._beside(whole, self._round, number)
+            yield {name: value[ranks.rank() :: ranks.world_size()] for name, value in whole.items()}
+        self._round += 1
+        self._rows = None
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
-        return {"round": self._round}
+        """Where training is: the round, and answers of it that all ranks have learnt from, again for each epoch."""
+        return {"round": self._round, "read": num_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self._round = state["round"]
+        """Of checkpoints of earlier versions too, which were of a round's start."""
+        self._round, self._read, self._rows = state["round"], state.get("read", 0), None
+
+    def write(self, folder: Path) -> list[Path]:
+        """Leaves the round that is learnt from in a checkpoint's folder."""
+        if self._rows is None:
+            return []
+        save_file({name: value.contiguous() for name, value in self._rows.items()}, folder / _FILE)
+        return [folder / _FILE]
+
+    def read(self, folder: Path) -> None:
+        """Takes the round of a checkpoint again."""
+        if self._read:
+            self._rows = load_file(folder / _FILE)
+
+    def _sampled(self, asked: Sequence[Asked], seed: int) -> dict[str, Tensor]:
+        """A round's answers with everything that is learnt from."""
+        self._refresh()
+        prompts = [one.ids for one in asked]
+        answers = generate(self._policy, prompts, self._chat, self._config, self._hardware, seed, in_ranks=True)
+        if ranks.any_rank(self._run.cancelled):
+            raise Cancelled
+        return self._experience(answers, asked, self._round)
 
     def _experience(self, answers: Completions, asked: Sequence[Asked], round_number: int) -> dict[str, Tensor]:
         """Everything the loss needs, by name, each (B, …) on the CPU."""
@@ -124,8 +168,9 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     def _look(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Log-probabilities under policy and reference, the policy's entropies, and values if any, each (B, T)."""
         pieces: list[tuple[Tensor, ...]] = []
+        mine = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]
         with measuring(self._policy), measuring(self._reference):
-            for rows in torch.arange(len(batch.ids)).split(_BATCH):
+            for rows in mine.split(_BATCH):
                 ids, places, tokens = (
                     value[rows].to(self._hardware.device) for value in (batch.ids, batch.places, batch.tokens)
                 )
@@ -137,7 +182,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
                 if self._values is not None:
                     found.append(self._values(ids).gather(1, places))
                 pieces.append(tuple(value.cpu() for value in found))
-        first, second, third, *values = (torch.cat(column) for column in zip(*pieces, strict=True))
+        columns = (torch.cat(column) for column in zip(*pieces, strict=True))
+        first, second, third, *values = (ranks.join_parts(column) for column in columns)
         return first, second, third, values[0] * batch.mask if values else None
 
 

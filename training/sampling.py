@@ -1,4 +1,7 @@
-"""Answers from a causal language model: batched, with a key-value cache, from a seed of their own.
+"""Answers from a causal language model: batched, with a key-value cache, each drawn from a seed of its own.
+
+An answer's draws follow from the seed and its prompt's number alone, so neither batches nor ranks show in it but by
+rounding.
 
 Answers that have ended leave the batch, which the proven families (`training/families.py`) are known to bear. Any
 other answers by `evaluation/generation.py`, slower: some of them keep a recurrent state or count positions in their own
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -32,25 +36,29 @@ def sample(
     seed: int = 0,
     batch_size: int = 64,
     on_batch: Callable[[int], None] = lambda done: None,
+    only: slice | None = None,
 ) -> list[list[int]]:
     """The new ids of each prompt, with the stop id where there is one; temperature 0 takes the likeliest token.
 
     Prompts of like length are answered together. `on_batch` hears how many are done.
+    only: the prompts whose answers are wanted; they are those that all prompts together would have there.
     """
+    wanted = range(len(prompts))[only or slice(None)]
     if model.config.model_type not in FAMILIES:
         with hardware.autocast():
-            return generate(model, prompts, Sampling(max_new_tokens, temperature, seed=seed), stops, on_batch)
-    generator = torch.Generator(hardware.device).manual_seed(seed)
-    answers: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), number))
+            found = generate(model, prompts, Sampling(max_new_tokens, temperature, seed=seed), stops, on_batch)
+        return [found[number] for number in wanted]
+    answers: dict[int, list[int]] = {number: [] for number in wanted}
+    order = sorted(wanted, key=lambda number: (len(prompts[number]), number))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
+        draws = draws_of(chosen, max_new_tokens, seed) if temperature else None
         for row, token in _stream(
-            [prompts[n] for n in chosen], model, max_new_tokens, temperature, stops, hardware, generator
+            [prompts[n] for n in chosen], model, max_new_tokens, temperature, stops, hardware, draws
         ):
             answers[chosen[row]].append(token)
         on_batch(start + len(chosen))
-    return answers
+    return list(answers.values())
 
 
 def stream(
@@ -69,8 +77,8 @@ def stream(
             (whole,) = generate(model, [prompt], Sampling(max_new_tokens, temperature, seed=seed), stops)
         yield from whole
         return
-    generator = torch.Generator(hardware.device).manual_seed(seed)
-    for _, token in _stream([prompt], model, max_new_tokens, temperature, stops, hardware, generator):
+    draws = draws_of([0], max_new_tokens, seed) if temperature else None
+    for _, token in _stream([prompt], model, max_new_tokens, temperature, stops, hardware, draws):
         yield token
 
 
@@ -81,9 +89,9 @@ def _stream(
     temperature: float,
     stops: set[int],
     hardware: Hardware,
-    generator: torch.Generator,
+    draws: Tensor | None,
 ) -> Iterator[tuple[int, int]]:
-    """Yields (row, token) step by step; rows that stopped leave the batch."""
+    """Yields (row, token) step by step; rows that stopped leave the batch. draws: of `draws_of` for these rows."""
     device = hardware.device
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=device)
@@ -95,13 +103,13 @@ def _stream(
     was_training = model.training
     model.eval()
     try:
-        for _ in range(max_new_tokens):
+        for step in range(max_new_tokens):
             with torch.no_grad(), hardware.autocast():
                 logits = model(
                     input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
                     logits_to_keep=1,
                 ).logits[:, -1].float().index_fill(1, unused, -torch.inf)  # fmt: skip
-            tokens = choose(logits, temperature, generator)
+            tokens = choose(logits, temperature, None if draws is None else draws[rows, step].to(device))
             listed = tokens.tolist()
             yield from zip(rows.tolist(), listed, strict=True)
             alive = torch.tensor([number for number, token in enumerate(listed) if token not in stops], device=device)
@@ -116,8 +124,19 @@ def _stream(
         model.train(was_training)
 
 
-def choose(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """One token id for each row of logits (B, V)."""
-    if temperature == 0:
+def draws_of(numbers: Sequence[int], steps: int, seed: int) -> Tensor:
+    """What decides the tokens of the prompts with these numbers (B, steps): uniform in [0, 1), each row from (seed,
+    number) alone."""
+    rows = [np.random.default_rng([seed % 2**64, number]).random(steps) for number in numbers]
+    return torch.from_numpy(np.stack(rows))
+
+
+def choose(logits: Tensor, temperature: float, draws: Tensor | None = None) -> Tensor:
+    """One token id for each row of logits (B, V): the likeliest, or the one within whose part of the distribution
+    function the row's draw (B,) falls."""
+    if draws is None:
         return logits.argmax(-1)
-    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+    below = (logits / temperature).softmax(-1).double().cumsum(-1)
+    # Never on the last sum itself, behind which no token is.
+    at = torch.minimum(draws * below[:, -1], torch.nextafter(below[:, -1], below.new_zeros(())))
+    return torch.searchsorted(below, at[:, None], right=True)[:, 0]

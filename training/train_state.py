@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,7 +34,8 @@ class Loader:
     """This rank's part of every batch.
 
     dataloader: its data set has `state_dict(samples, from_beginning)` and `load_state_dict`, by which a training
-        continues within an epoch, and may have a `fingerprint` and give its `largest` examples.
+        continues within an epoch, and may have a `fingerprint` and give its `largest` examples. One that makes its
+        data by itself may `write(folder)` them into a checkpoint, whose files it returns, and `read(folder)` them.
     """
 
     dataloader: DataLoader[Any]
@@ -49,9 +51,16 @@ class Loader:
         state: dict[str, Any] = self.dataloader.dataset.state_dict(samples, True)  # type: ignore[attr-defined]
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Has the next iteration begin at a place that `state_dict` gave."""
+    def write(self, folder: Path) -> list[Path]:
+        """Leaves what cannot be made again in a checkpoint's folder, and returns the files."""
+        write: Callable[[Path], list[Path]] = getattr(self.dataloader.dataset, "write", lambda folder: [])
+        return write(folder)
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Has the next iteration begin at a place that `state_dict` gave. folder: of that checkpoint."""
         self.dataloader.dataset.load_state_dict(state)  # type: ignore[attr-defined]
+        read: Callable[[Path], None] = getattr(self.dataloader.dataset, "read", lambda folder: None)
+        read(folder)
 
 
 def count_examples(batch: Batch) -> int:

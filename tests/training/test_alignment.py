@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from infra.errors import StageError
+from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal
 from training.algorithms import algorithm_of
@@ -23,7 +23,7 @@ from training.config import RewardModelConfig, RlhfConfig, SftConfig
 from training.hardware import prepare
 from training.loaders import next_token_batch, read_packed
 from training.loss import IGNORE
-from training.mixed_text import Text, WithText, loss_of_text
+from training.mixed_text import Text, TextBeside, loss_of_text
 from training.models import LanguageModel, load
 from training.norms import GradientClip
 from training.reward_model import load_scorer, reward_model
@@ -375,20 +375,36 @@ def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
     assert found == pytest.approx(float(hidden.norm(dim=-1).mean()), rel=1e-2)
 
 
-def test_a_stopped_ppo_run_continues_at_a_round_with_the_same_weights(
+class StoppedAt(Run):
+    """Is told to stop at a batch."""
+
+    def __init__(self, batch: int, run: Run) -> None:
+        super().__init__(run.work_dir, run.launch)
+        self._batch, self._done = batch, 0
+
+    def metrics(self, values: Any, step: int | None = None) -> None:
+        self._done = step or 0
+
+    @property
+    def cancelled(self) -> bool:
+        return self._done >= self._batch
+
+
+def test_a_stopped_ppo_run_continues_within_a_round_with_the_same_weights(
     prompts: dict[str, Path], shards_dir: Path, tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:
-    """With text beside the answers, which is learnt meanwhile."""
+    """Stopped after one batch and then after two more of a round's four; with text beside the answers, which is learnt
+    meanwhile."""
     config = RlhfConfig.model_validate(RLHF | {"text_coef": 2.0})
     prompts = prompts | {"shards": shards_dir}
     rlhf(config, prompts, tmp_path / "unbroken", Run(tmp_path / "other", run.launch))
     before, after = (_loss_on_text(one, shards_dir, tmp_path) for one in (prompts["model"], tmp_path / "unbroken"))
     assert after < before - 0.1
-    stopped = Run(run.work_dir, run.launch, is_cancelled=_after(100))
-    with pytest.raises(Exception, match="cancelled"):
-        rlhf(config, prompts, tmp_path / "stopped", stopped)
+    for batch in (5, 7):
+        with pytest.raises(Cancelled):
+            rlhf(config, prompts, tmp_path / "stopped", StoppedAt(batch, run))
     rlhf(config, prompts, tmp_path / "continued", run)
-    assert any(message.startswith("continuing rlhf at batch") for message in journal.events())
+    assert any(message.startswith("continuing rlhf at batch 7 of") for message in journal.events())
     ours, theirs = weights(tmp_path / "continued"), weights(tmp_path / "unbroken")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -402,28 +418,13 @@ def test_parts_of_a_minibatch_come_to_the_loss_of_all_its_text(base_dir: Path) -
     def weight(batch: Any) -> int:
         return int(batch["mask"].sum())
 
-    class Round:
-        def __iter__(self) -> Any:
-            yield answers
-
-        def state_dict(self, *_: Any) -> dict[str, int]:
-            return {"round": 3}
-
-        def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-    (whole,) = WithText(Round(), texts, chat.response_batch, weight, seed=1)
+    whole = answers | TextBeside(texts, chat.response_batch, weight, seed=1)(answers, 3, 0)
     text = {"input_ids": whole["text_ids"], "labels": whole["text_labels"]}
     assert text["input_ids"].shape[0] == 4 and text["input_ids"].shape[1] <= 12
     expected = model.loss(model(text), text)
     parts = [(part, weight(part)) for part in split_batch(whole, 3)]
     added = sum(loss_of_text(model, part, size) * size / weight(whole) for part, size in parts)
     torch.testing.assert_close(added, expected)
-
-
-def _after(looks: int) -> Any:
-    """Cancelled at the first look once two checkpoints' worth of batches are done."""
-    seen = iter(range(looks))
-    return lambda: next(seen) >= 20
 
 
 def _turn(folder: Path, out: Path) -> None:

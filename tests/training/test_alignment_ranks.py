@@ -1,7 +1,11 @@
-"""Fine-tuning and the reward model in several ranks: the same figures as in one process."""
+"""Fine-tuning, the reward model and reinforcement learning in several ranks: the same figures as in one process."""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ranked import train_in_ranks
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from tests.ranked import RankFailed, train_in_ranks
+from training.export import export
+from training.hardware import prepare
+from training.reward_model import load_scorer
 
 SFT: dict[str, Any] = {
     "duration": "4 batches",
@@ -31,7 +40,91 @@ def test_alignment_in_ranks_ends_with_the_weights_of_one_process(
     settings = {"sft": SFT, "reward_model": REWARD}[stage]
     train_in_ranks(stage, 1, settings, inputs, tmp_path / "one")
     train_in_ranks(stage, 2, settings, inputs, tmp_path / "two", launch={"sharding": sharding})
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+    _same(tmp_path / "one", tmp_path / "two", atol=1e-4)
+
+
+def _same(one: Path, two: Path, atol: float) -> None:
+    first, second = (load_file(folder / "model.safetensors") for folder in (one, two))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-3, atol=atol)
+
+
+def words(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """A reward function: how many letters there are."""
+    return [float(sum(one.isalpha() for one in answer)) for answer in answers]
+
+
+RLHF: dict[str, Any] = {
+    "rollouts": 3,
+    "rollout_prompts": 16,
+    "minibatch_answers": 8,
+    "epochs": 2,
+    "answer_max_tokens": 12,
+    "max_prompt_tokens": 40,
+    "kl_coef": 0.1,
+    "kl_target": 0.01,
+    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0},
+    "schedule": {"decay": "constant", "warmup": "1 batches"},
+    "heldout_prompts": 5,
+}
+PPO = RLHF | {"text_coef": 1.0}
+GRPO = RLHF | {"answers_per_prompt": 4, "algorithm": "grpo", "reward_functions": {f"{__name__}:words": 0.5}}
+
+
+@pytest.fixture(scope="module")
+def rl_inputs(
+    base_dir: Path, instructions_dir: Path, shards_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """With a reward model of random weights, which is as good as any to be followed."""
+    folder = tmp_path_factory.mktemp("scorer")
+    export(load_scorer(base_dir, prepare(LaunchConfig(device="cpu")), seed=5).model, base_dir, folder)
+    return {"model": base_dir, "prompts": instructions_dir, "reward_model": folder, "shards": shards_dir}
+
+
+@pytest.mark.parametrize(("settings", "sharding"), [(PPO, "ddp"), (GRPO, "fsdp")], ids=["ppo-ddp", "grpo-fsdp"])
+def test_a_policy_learns_in_ranks_what_it_learns_in_one_process(
+    settings: dict[str, Any], sharding: str, rl_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The same answers, whoever samples them; advantages and the KL coefficient of all answers together."""
+    inputs = {name: path for name, path in rl_inputs.items() if name != "shards" or "text_coef" in settings}
+    one = train_in_ranks("rlhf", 1, settings, inputs, tmp_path / "one")
+    two = train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "two", launch={"sharding": sharding})
+    for name in ("rlhf/kl_coef", "rlhf/kl", "rlhf/reward", "rlhf/answer_tokens", "train/loss", "rlhf/clip_share"):
+        points = [[line["values"][name] for line in lines if name in line.get("values", {})] for lines in (one, two)]
+        assert points[0] and points[1] == pytest.approx(points[0], rel=1e-3, abs=1e-4), name
+    assert (tmp_path / "one" / "aux" / "samples.jsonl").read_bytes() == (
+        tmp_path / "two" / "aux" / "samples.jsonl"
+    ).read_bytes()
+    _same(tmp_path / "one", tmp_path / "two", atol=1e-5)
+
+
+def _dies_at(batch: int, rank: int) -> None:
+    """Rank 0 is killed once the batch is told."""
+    told = Run.metrics
+
+    def metrics(self: Run, values: Any, step: int | None = None) -> None:
+        told(self, values, step)
+        if rank == 0 and step == batch and "train/loss" in values:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Run.metrics = metrics  # type: ignore[method-assign]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [PPO, GRPO], ids=["ppo", "grpo"])
+def test_ranks_killed_three_times_within_rounds_end_with_the_same_bits(
+    settings: dict[str, Any], rl_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Rounds are of four batches, checkpoints at 3, 6, 9 and so on. The risk: a round that is sampled again by a policy
+    that has learnt from it meanwhile."""
+    inputs = {name: path for name, path in rl_inputs.items() if name != "shards" or "text_coef" in settings}
+    settings = settings | {"rollouts": 5, "checkpoint_every": "3 batches"}
+    train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "unbroken")
+    for batch in (5, 11, 17):
+        with pytest.raises(RankFailed):
+            train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "broken", prepare=partial(_dies_at, batch))
+    told = train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "broken")
+    assert any(line.get("message") == "continuing rlhf at batch 15 of 20" for line in told)
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("broken", "unbroken"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

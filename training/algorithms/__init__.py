@@ -6,7 +6,7 @@ in ALGORITHMS, and its name in `training.config.alignment.RlhfConfig.algorithm`.
 
 from __future__ import annotations
 
-from training.algorithms.base import Algorithm, Sampled
+from training.algorithms.base import CLIPPED, Algorithm, Sampled
 from training.algorithms.grpo import Grpo
 from training.algorithms.ppo import Ppo
 from training.algorithms.rloo import Rloo
@@ -14,7 +14,7 @@ from training.config import RlhfConfig
 
 ALGORITHMS: dict[str, type[Algorithm]] = {"ppo": Ppo, "rloo": Rloo, "grpo": Grpo}
 
-__all__ = ["ALGORITHMS", "Algorithm", "Sampled", "algorithm_of"]
+__all__ = ["ALGORITHMS", "CLIPPED", "Algorithm", "Sampled", "algorithm_of"]
 
 
 def algorithm_of(config: RlhfConfig) -> Algorithm:

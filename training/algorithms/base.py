@@ -14,6 +14,8 @@ from torch import Tensor
 from training.config import RlhfConfig
 from training.ppo import policy_loss
 
+CLIPPED = "clip_share"
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -40,8 +42,6 @@ class Algorithm(ABC):
 
     def __init__(self, config: RlhfConfig) -> None:
         self.config = config
-        self.clip_share = 0.0
-        """The share of tokens whose ratio was outside the clip in the last minibatch."""
 
     @abstractmethod
     def learn(self, sampled: Sampled) -> dict[str, Tensor]:
@@ -49,13 +49,13 @@ class Algorithm(ABC):
         (B, T) and more."""
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens.
+        """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
+        CLIPPED the share of tokens whose ratio was outside the clip.
 
         logprobs, values (B, T): of the policy and the value function as they are now.
         """
         found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], self.config.clip_ratio)
-        self.clip_share = float(found.clip_share)
-        return {"policy": found.loss, "total": found.loss}
+        return {"policy": found.loss, CLIPPED: found.clip_share, "total": found.loss}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
         """What the loss is the mean over, by which parts of a minibatch are weighted: tokens."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from training.algorithms.base import Algorithm, Sampled
+from training.algorithms.base import CLIPPED, Algorithm, Sampled
+from training.ppo import masked_mean
 
 _LEAST_SPREAD = 1.0e-4
 """Added to a group's standard deviation, as in trl's GRPOTrainer: answers of one reward teach nothing."""
@@ -28,9 +29,9 @@ class Grpo(Algorithm):
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
         penalty = batch["kl_coef"] * kl_k3(logprobs, batch["reference"])
         tokens = mask.sum(1).clamp(min=1)
-        self.clip_share = float((((ratio - 1).abs() > clip) * mask).sum() / mask.sum().clamp(min=1))
+        clipped = masked_mean(((ratio - 1).abs() > clip).float(), mask)
         policy, kl = (((each * mask).sum(1) / tokens).mean() for each in (-surrogate, penalty))
-        return {"policy": policy, "kl_penalty": kl, "total": policy + kl}
+        return {"policy": policy, "kl_penalty": kl, CLIPPED: clipped, "total": policy + kl}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
         """Answers: each counts as much, whatever its length."""

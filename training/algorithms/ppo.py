@@ -25,6 +25,6 @@ class Ppo(Algorithm):
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert values is not None
-        policy = super().loss(logprobs, values, batch)["policy"]
+        losses = super().loss(logprobs, values, batch)
         value = value_loss(values, batch["values"], batch["returns"], batch["mask"], self.config.clip_value)
-        return {"policy": policy, "value": value, "total": policy + self.config.value_coef * value}
+        return {**losses, "value": value, "total": losses["policy"] + self.config.value_coef * value}

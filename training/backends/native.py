@@ -47,7 +47,6 @@ class Native:
                 if before == state.clock and not before.batch_in_epoch:
                     raise RuntimeError("expected at least one batch in an epoch, the loader gave none")
                 state.clock = state.clock.after_epoch()
-                self._tell(Event.EPOCH_CHECKPOINT)
         self._tell(Event.FIT_END)
         state.optimizer.zero_grad(set_to_none=True)
 
