@@ -120,6 +120,7 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         yield from _of_text("sft.text_share", section.text_share, node)
     if isinstance(section, RlhfConfig):
         yield from _of_text("rlhf.text_coef", section.text_coef, node)
+        yield from section.missing_functions()
 
 
 def _of_text(key: str, value: float, node: Node) -> Iterator[Problem]:

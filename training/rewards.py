@@ -18,6 +18,7 @@ from training import ranks
 from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.config import RlhfConfig
+from training.config.functions import FIX
 from training.hardware import Hardware
 from training.reward_model import Scorer
 from training.verify import Rule, right_answers
@@ -41,13 +42,13 @@ class Asked:
 def reward_function(path: str) -> RewardFunction:
     """The function behind `package.module:name`. Raises StageError where there is none."""
     module, _, name = path.partition(":")
-    where, fix = f"{KEY}.{path}", "name a function of a module that is installed or lies on PYTHONPATH"
+    where = f"{KEY}.{path}"
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise stage_error("no_such_function", where, f"expected a function: {error}", fix) from error
+        raise stage_error("no_such_function", where, f"expected a function: {error}", FIX) from error
     if not callable(found):
-        raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", fix)
+        raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", FIX)
     function: RewardFunction = found
     return function
 
@@ -129,7 +130,7 @@ class Rewards:
         self._functions = {path: reward_function(path) for path in config.reward_functions}
 
     def of(self, answers: Completions, asked: Sequence[Asked]) -> Rewarded:
-        """asked: the prompt of each answer. Every rank must call, with all answers. Raises StageError as `call` does."""
+        """asked: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as `call` does."""
         config, scale = self._config, self._scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
         right = torch.from_numpy(right_answers(texts, [one.rule for one in asked])).float()

@@ -162,6 +162,35 @@ def test_a_reward_model_called_judge_judges_the_usual_ppo() -> None:
     assert "judge" not in graph(parse({"name": "x", **ALIGNED, "steps": {}, "adopted": adopted}))
 
 
+def test_a_reward_function_that_cannot_be_imported_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a usual section and of a step, all at once; one that is there is no problem, whatever its module prints."""
+    (tmp_path / "rewards_of_mine.py").write_text('print("[1]")\ndef short(*given): ...\nLONG = 3\n')
+    (tmp_path / "rewards_that_fail.py").write_text('raise RuntimeError("no data set")\n')
+    (tmp_path / "rewards_that_end.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("rewards_of_mine:short", "rewards_of_mine:shrot", "rewards_of_mine:LONG", "rewards_that_fail:f")
+    inputs = {"model": "sft", "prompts": "instructions"}
+    several = {"answers_per_prompt": 2}
+    step = {"uses": "rlhf", "inputs": inputs, "reward_functions": {"no_such_module:f": 1.0}, **several}
+    with pytest.raises(ConfigError) as caught:
+        sections = {**MODELS, **ALIGNED, "rlhf": {"reward_functions": dict.fromkeys(names, 1.0), **several}}
+        sections |= {"steps": {"checked": step, "last": {**step, "reward_functions": {"rewards_that_end:f": 1.0}}}}
+        parse({"name": "x", **sections})
+    told = {problem.path: problem.message for problem in caught.value.problems if problem.code == "no_such_function"}
+    key = "rlhf.reward_functions"
+    assert told.pop(f"{key}.{names[1]}").startswith("expected a function: AttributeError")
+    assert told.pop("steps.last.reward_functions.rewards_that_end:f").endswith("ended the process with code 3")
+    assert told == {
+        f"{key}.{names[2]}": "expected a function: not int",
+        f"{key}.{names[3]}": "expected a function: RuntimeError: no data set",
+        "steps.checked.reward_functions.no_such_module:f": (
+            "expected a function: ModuleNotFoundError: No module named 'no_such_module'"
+        ),
+    }
+
+
 def test_a_judge_that_is_no_second_opinion_is_refused() -> None:
     def told(**steps: Any) -> dict[str, tuple[str, str]]:
         return problems_of(steps, **{name: section for name, section in ALIGNED.items() if name not in MODELS})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from infra.config import outside_identity
 from infra.errors import Problem
 from infra.sources import Source
+from training.config.functions import file_of, missing_functions
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
 from training.duration import Distance, Length
 from training.guard.config import GuardConfig
@@ -33,15 +34,6 @@ def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
             f"shorten answers, or {fix}",
         )
     ]
-
-
-def _file_of(module: str) -> str | None:
-    """The file of a module that can be imported, without importing it but for its packages."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return spec.origin if spec and spec.has_location else None
 
 
 class SftConfig(TrainerConfig):
@@ -257,8 +249,12 @@ class RlhfConfig(TrainerConfig):
         return [
             Source(f"rlhf.reward_functions.{path}", paths=(Path(found),))
             for path in self.reward_functions
-            if (found := _file_of(path.partition(":")[0]))
+            if (found := file_of(path.partition(":")[0]))
         ]
+
+    def missing_functions(self) -> Iterator[Problem]:
+        """Reward functions that cannot be imported."""
+        return missing_functions(self.reward_functions, "rlhf.reward_functions")
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """What leaves no room for a prompt; positions: of the model, where they are known."""

@@ -1,0 +1,63 @@
+"""Functions that a config names by their import path, looked for before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+
+from infra.errors import Problem
+
+FIX = "name a function of a module that is installed or lies on PYTHONPATH"
+_PATIENCE_S = 120
+# In a process of its own: a module may be large, print, or change what its importer relies on.
+_LOOK = """
+import importlib, json, os, sys
+answer = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for path in sys.argv[1:]:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+        said = "" if callable(found) else f"not {type(found).__name__}"
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    print(json.dumps(said), file=answer, flush=True)
+os._exit(0)
+"""
+
+
+def file_of(module: str) -> str | None:
+    """The file of a module that can be imported, without importing it but for its packages."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec and spec.has_location else None
+
+
+def missing_functions(paths: Iterable[str], key: str) -> Iterator[Problem]:
+    """A problem for each `package.module:name` that cannot be imported or is no function. key: that names them.
+
+    Their modules are imported, in another process.
+    """
+    wanted = list(paths)
+    if not wanted:
+        return
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _LOOK, *wanted]
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
+        said = [json.loads(line) for line in ended.stdout.splitlines()]
+        after = f"importing it ended the process with code {ended.returncode}"
+    except subprocess.TimeoutExpired as error:
+        lines = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        said = [json.loads(line) for line in lines.splitlines()]
+        after = f"importing it took longer than {_PATIENCE_S} s"
+    for number, path in enumerate(wanted):
+        message = said[number] if number < len(said) else after
+        if message:
+            yield Problem("no_such_function", f"{key}.{path}", f"expected a function: {message}", FIX)
