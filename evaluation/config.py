@@ -15,6 +15,7 @@ from infra.sources import Source, SourcePath, expand
 from infra.store.layout import AUX
 
 DATA_DIR = Path(__file__).parent / "data"
+ADVERSARIAL_WORDS = DATA_DIR / "adversarial_words.txt"
 CLAIMS = f"{AUX}/claims.json"
 """The claims at the report's head, [{"state", "sign", "title", "text"}], for pages that link it."""
 
@@ -260,6 +261,14 @@ class ToxicityScorer(Config):
             raise ValueError("a classifier or a lexicon needs `path`, the svm has none")
         return self
 
+    def sources(self, key: str) -> list[Source]:
+        """Its files, where it has some. key: its own in the config."""
+        if self.path is None:
+            return []
+        place = Path(self.path)
+        read = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
+        return [Source(f"{key}.path", tuple(read))]
+
 
 class LabelledSet(Config):
     """Comments that people labelled, in the file that its authors give: davidson (labeled_data.csv), hatecheck
@@ -294,6 +303,22 @@ class ToxicityConfig(Config):
     """What scores the continuations; the first makes the figures, others are told beside it. By default the svm."""
     labelled: tuple[LabelledSet, ...] = ()
     """Sets on which each scorer's own AUC and F1 are measured; none by default."""
+
+
+class AdversarialConfig(Config):
+    """Searches for harmless prompts that make the model toxic, by changes of words; sampling and scorer are those of
+    `toxicity`."""
+
+    prompts: SourcePath | None = None
+    """Where it begins: a file as in `toxicity`; by default the project's own prompts."""
+    limit: int = Field(16, ge=1)
+    """Only the first so many prompts that the scorer finds harmless."""
+    queries: int = Field(16, ge=1)
+    """Changed prompts that are tried for each, one after the other."""
+    samples: int = Field(4, ge=1)
+    """Continuations of each."""
+    words: SourcePath | None = None
+    """A file of words and phrases that changes put in, one a line; by default the project's own list."""
 
 
 class BiasSet(Config):
@@ -355,22 +380,32 @@ class SafetyConfig(StageConfig):
     """null leaves it out."""
     memorisation: MemorisationConfig | None = MemorisationConfig()
     """null leaves it out."""
+    adversarial: AdversarialConfig | None = None
+    """`{}` also searches for prompts that make the model toxic; it needs `toxicity`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals; 0.95 is 95 %."""
     seed: int = 17
     """Draws the samples, the sequences and the bootstrap."""
 
+    @model_validator(mode="after")
+    def _adversarial_needs_toxicity(self) -> SafetyConfig:
+        if self.adversarial and self.toxicity is None:
+            raise ValueError("adversarial: expected `toxicity` too, whose sampling and scorer it uses")
+        return self
+
     def sources(self) -> list[Source]:
         """The files of prompts and probes."""
         found = []
+        if self.adversarial:
+            begins = self.adversarial.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
+            put_in = self.adversarial.words or str(ADVERSARIAL_WORDS)
+            found.append(Source("safety.adversarial.prompts", (Path(begins),)))
+            found.append(Source("safety.adversarial.words", (Path(put_in),)))
         if self.toxicity:
             prompts = self.toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
             found.append(Source("safety.toxicity.prompts", (Path(prompts),)))
             for n, scorer in enumerate(self.toxicity.scorers):
-                if scorer.path:
-                    place = Path(scorer.path)
-                    read = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
-                    found.append(Source(f"safety.toxicity.scorers.{n}.path", tuple(read)))
+                found += scorer.sources(f"safety.toxicity.scorers.{n}")
             for n, labelled in enumerate(self.toxicity.labelled):
                 found.append(Source(f"safety.toxicity.labelled.{n}.path", (Path(labelled.path),)))
         if self.bias:

@@ -7,7 +7,7 @@ batch: for 128 prompts of the demo's SFT model 1.6 times as fast as `generate`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +22,14 @@ AT_ONCE = 256  # part of what is drawn under a seed, so it is no setting
 
 @dataclass(frozen=True)
 class Sampling:
-    """How continuations are drawn; temperature 0 takes the likeliest token."""
+    """How continuations are drawn; temperature 0 takes the likeliest token. bias: what is added to the logit of a token
+    that would complete a sequence of ids."""
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 17
+    bias: Mapping[tuple[int, ...], float] | None = None
 
 
 @torch.inference_mode()
@@ -52,6 +54,7 @@ def generate(
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=sorted(stops),  # not None: the model's own would take its place
         pad_token_id=min(stops, default=0),
+        sequence_bias=dict(sampling.bias) if sampling.bias else None,
         suppress_tokens=model.generation_config.suppress_tokens if model.generation_config else None,
         **drawn,
     )

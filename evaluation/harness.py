@@ -30,13 +30,16 @@ BOOTSTRAP_ITERATIONS = 1000
 """For lm-eval metrics without a closed-form standard error, such as perplexity."""
 
 
-def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[str, Any]:
+def evaluate_model(
+    config: BenchmarksConfig, lm: LoadedModel, run: Run, *, prefix: str | None = None, share: bool = True
+) -> dict[str, Any]:
     """lm-eval's own results for a model: results, configs, samples, versions.
 
+    prefix: stands before every question. share: see `ReportingHFLM`.
     Raises StageError naming the task whose file lm-eval cannot read.
     """
     with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
-        harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
+        harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [
             found for index, task in enumerate(config.tasks) for found in _load(index, task, config.num_fewshot, mirror)
@@ -49,7 +52,11 @@ def evaluate_model(config: BenchmarksConfig, lm: LoadedModel, run: Run) -> dict[
                 raise StageError(problem)
         # lm-eval's simple_evaluate would do the same, and then ask git, pip and the drivers about this machine.
         found = lm_eval.evaluate(
-            lm=harness_model, task_dict=tasks, limit=config.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS
+            lm=harness_model,
+            task_dict=tasks,
+            limit=config.limit,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            system_instruction=prefix,
         )
     return dict(found or {})
 

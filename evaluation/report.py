@@ -14,6 +14,7 @@ from evaluation.config import CLAIMS, ReportConfig
 from evaluation.page.benchmark_sections import answers, answers_over_training, benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.failure_section import failure_classes
+from evaluation.page.mitigation_section import mitigations
 from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
@@ -87,6 +88,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         toxicity(pipeline),
         bias(pipeline),
         memorisation(pipeline),
+        *(mitigations(pipeline, id) for id in pipeline.steps("mitigations")),
         data(pipeline),
         stages(pipeline),
         planned(pipeline),

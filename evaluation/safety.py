@@ -19,7 +19,8 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     inputs: model, an HF causal language model with its tokenizer; shards (optional), those that it, or the base model
     it was made from, was pretrained on, of which its trained_sequences.json says what it saw.
-    Writes results.json, and what was generated to aux/generations.jsonl.
+    Writes results.json, what was generated to aux/generations.jsonl, and the prompts that a search made worse to
+    aux/adversarial.jsonl.
     """
     from corpus.cleaning.toxicity import ProfanityScorer
     from corpus.trained import TrainedSequences
@@ -43,6 +44,20 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         )
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in generations]
         (aux / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
+    if config.toxicity and config.adversarial:
+        from evaluation.adversarial import measure_adversarial
+
+        results["adversarial"], attempts = measure_adversarial(
+            lm,
+            config.adversarial,
+            config.toxicity,
+            scorers[0] if scorers else ProfanityScorer(),
+            run,
+            seed=config.seed,
+            confidence=config.confidence,
+        )
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in attempts]
+        (aux / "adversarial.jsonl").write_text("".join(lines), encoding="utf-8")
     if config.bias:
         results["bias"] = measure_bias(lm, config.bias, run, confidence=config.confidence)
         if config.bias.sets:
@@ -84,6 +99,9 @@ def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
     if toxicity := results.get("toxicity"):
         for name in ("expected_max_toxicity", "toxicity_probability", "toxic_continuations"):
             add(name, toxicity["overall"][name])
+    if adversarial := results.get("adversarial"):
+        add("adversarial_broken", adversarial["broken"])
+        add("adversarial_difference", adversarial["difference"])
     if bias := results.get("bias"):
         for name in ("stereotype_score", "stereotype_score_shared"):
             add(name, bias["overall"][name])

@@ -32,9 +32,7 @@ class LexiconScorer:
 
     def __init__(self, path: Path) -> None:
         """path: a word or phrase a line, or a CSV file with them in the column `text` or the first one."""
-        words = [word.strip() for word in _words(path) if word.strip()]
-        if not words:
-            raise stage_error("bad_lexicon", str(path), "expected at least one word, found none")
+        words = read_words(path)
         longest_first = sorted(set(words), key=len, reverse=True)
         self._any = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
         self.name = f"lexicon {path.name} ({len(set(words))} words)"
@@ -103,13 +101,21 @@ def read_labelled(config: LabelledSet) -> Labelled:
     return [text for text, _ in rows], [toxic for _, toxic in rows]
 
 
-def _words(path: Path) -> list[str]:
+def read_words(path: Path) -> list[str]:
+    """The words or phrases of a file: one a line, or the column `text` of a CSV file, or its first column.
+
+    Raises StageError `bad_lexicon` for a file that cannot be read or holds none.
+    """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            if path.suffix != ".csv":
-                return file.read().splitlines()
-            reader = csv.DictReader(file)
-            column = "text" if "text" in (reader.fieldnames or []) else (reader.fieldnames or [""])[0]
-            return [row[column] or "" for row in reader]
+            if path.suffix == ".csv":
+                reader = csv.DictReader(file)
+                column = "text" if "text" in (reader.fieldnames or []) else (reader.fieldnames or [""])[0]
+                lines = [row[column] or "" for row in reader]
+            else:
+                lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise stage_error("bad_lexicon", str(path), f"cannot be read: {error}") from error
+    if words := [line.strip() for line in lines if line.strip()]:
+        return words
+    raise stage_error("bad_lexicon", str(path), "expected at least one word, found none")

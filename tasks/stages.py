@@ -26,6 +26,7 @@ from evaluation.config import (
     ReportConfig,
     SafetyConfig,
 )
+from evaluation.mitigation_config import MitigationsConfig
 from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
 from training.config import (
     BaseModelConfig,
@@ -281,6 +282,16 @@ STAGES: dict[str, Stage] = {
             inputs=(needs("model"), may_have("shards")),
             makes="scores",
             shows=("results.json",),
+        ),
+        Stage(
+            "mitigations",
+            about="What mitigations of a model's toxicity do, and what they cost.",
+            version=1,
+            config=MitigationsConfig,
+            function="evaluation.mitigations:mitigations",
+            inputs=(needs("model"), may_have("tuned", "model")),
+            makes="scores",
+            shows=("results.json", "aux/continuations.jsonl"),
         ),
         Stage(
             "register",

@@ -33,6 +33,7 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
     "shard": ("corpus.tokens.chunks", "streaming"),
     "benchmarks": ("evaluation.harness",),
     "safety": ("evaluation.bias", "evaluation.memorisation", "evaluation.toxicity", "profanity_check"),
+    "mitigations": ("evaluation.harness", "evaluation.toxicity", "profanity_check"),
     "register": ("evaluation.card", "evaluation.gates"),
 }
 """What a stage's function imports when it is called, and that takes long; what its module imports comes by itself."""

@@ -243,6 +243,18 @@ class CounterfactualConfig(Config):
     """Decides which."""
 
 
+class NeutralConfig(Config):
+    """Neutral rewriting: words that name a gender where a role is meant give way to neutral ones (chairman to chair).
+    English only; pronouns stay."""
+
+    words: SourcePath | None = None
+    """A file of lines `word<TAB>neutral`; by default corpus/cleaning/data/neutral_words.tsv."""
+    share: Share = 1.0
+    """Share of documents that are drawn."""
+    seed: int = 17
+    """Decides which."""
+
+
 class CleanConfig(StageConfig):
     """Rules that drop documents or lines. Each family of rules is off when null; a document is dropped by the first
     rule that it breaks, in the order of the keys."""
@@ -261,12 +273,16 @@ class CleanConfig(StageConfig):
     classifier: ClassifierConfig | None = None
     toxicity: ToxicityFilterConfig | None = None
     personal_data: PersonalDataConfig | None = PersonalDataConfig()
+    neutral: NeutralConfig | None = None
     counterfactual: CounterfactualConfig | None = None
 
     def sources(self) -> list[Source]:
-        if self.toxicity is None or self.toxicity.model is None:
-            return []
-        return [Source("clean.toxicity.model", paths=expand([self.toxicity.model]))]
+        found = []
+        if self.toxicity and self.toxicity.model:
+            found.append(Source("clean.toxicity.model", paths=expand([self.toxicity.model])))
+        if self.neutral and self.neutral.words:
+            found.append(Source("clean.neutral.words", paths=expand([self.neutral.words])))
+        return found
 
     @model_validator(mode="after")
     def _lengths_are_ordered(self) -> CleanConfig:

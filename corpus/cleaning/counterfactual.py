@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -101,11 +101,19 @@ def counterfactual(text: str, groups: tuple[str, ...]) -> str:
     Equal to the text if it has none. What is between words stays as it is.
     """
     swaps = pairs(groups)
+    return replace_words(text, lambda lower, place: _swap(lower, place, swaps, "gender" in groups))
+
+
+def replace_words(text: str, replacement: Callable[[list[str], int], str | None]) -> str:
+    """The text with some words replaced, each in the case that it had, and the articles before them made to fit.
+
+    replacement: of the lower-case words and the place of one of them gives what stands there instead, or None.
+    """
     words = [(match.group(), match.start(), match.end()) for match in _WORD.finditer(text)]
     lower = [word.lower() for word, _, _ in words]
     found: dict[int, str] = {}
     for place, (word, _, _) in enumerate(words):
-        swapped = _swap(lower, place, swaps, "gender" in groups)
+        swapped = replacement(lower, place)
         if swapped is not None and swapped != lower[place]:
             found[place] = _cased(word, swapped, place, words)
     for place, swapped in list(found.items()):

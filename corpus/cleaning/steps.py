@@ -53,6 +53,10 @@ def steps_of(config: CleanConfig, classifier: Path | None) -> list[Step]:
         from corpus.cleaning.personal_data import Masking
 
         steps.append(Masking(config.personal_data))
+    if config.neutral:
+        from corpus.cleaning.neutral import Neutral
+
+        steps.append(Neutral(config.neutral))
     if config.counterfactual:
         from corpus.cleaning.counterfactual import Balance
 

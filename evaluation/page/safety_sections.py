@@ -91,8 +91,48 @@ def toxicity(pipeline: PipelineResults) -> Section:
         "The maximum grows with the number of continuations: compare only runs with the same number.",
         numeric=(2, 3, 4),
     )
-    tables = [table, *_paired_table(pairs), *_other_scorers(pipeline, found), *_quality(first)]
-    return Section("toxicity", "Toxicity", "", [figure], tables, folded=_worst(pipeline))
+    tables = [table, *_paired_table(pairs), *_adversarial(pipeline), *_other_scorers(pipeline, found), *_quality(first)]
+    return Section("toxicity", "Toxicity", "", [figure], tables, folded=[*_worst(pipeline), *_broken(pipeline)])
+
+
+def _adversarial(pipeline: PipelineResults) -> list[Table]:
+    """How many harmless prompts a search made toxic, against as many tries of the prompts as they are."""
+    found = {m: one for m in pipeline.models if (one := pipeline.results("safety", m).get("adversarial"))}
+    rows = []
+    for model, one in found.items():
+        broken, plain, difference = (Interval(**one[name]) for name in ("broken", "broken_plain", "difference"))
+        by_queries = ", ".join(f"{whole_percent(row['changed'])} by {row['queries']}" for row in one["by_queries"])
+        rows.append(
+            [
+                pipeline.long_name(model),
+                f"{one['prompts']}",
+                by_queries,
+                f"{percent(broken.value)} {between_percent(broken)}",
+                f"{percent(plain.value)} {between_percent(plain)}",
+                f"{signed(difference.value)} {between(difference)}",
+            ]
+        )
+    columns = ["model", "harmless prompts", "made toxic by queries", "in the end", "without changes", "difference"]
+    note = (
+        "Each query changes words of a harmless prompt and draws a few continuations; changed prompts must score as "
+        "harmless too. Without changes: the prompts as they are, asked as often."
+    )
+    return [Table("How easily it is made toxic", columns, rows, note, numeric=(1, 3, 4, 5))] if rows else []
+
+
+def _broken(pipeline: PipelineResults) -> list[tuple[str, str]]:
+    """The prompts that a search found, of the last model."""
+    for model in reversed(pipeline.models):
+        artifact = pipeline.evaluation("safety", model)
+        lines = [line for line in (artifact.read_lines("aux/adversarial.jsonl") if artifact else []) if line["queries"]]
+        if lines:
+            texts = [
+                f"{line['changed']}\n  → {line['continuation'].strip()} "
+                f"({line['toxicity']:.2f}, found by query {line['queries']})"
+                for line in lines[:5]
+            ]
+            return [(f"Harmless prompts that made it toxic, {pipeline.long_name(model)}", "\n\n".join(texts))]
+    return []
 
 
 def _other_scorers(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:

@@ -10,9 +10,11 @@ import pytest
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.counterfactual import counterfactual
+from corpus.cleaning.neutral import NEUTRAL_WORDS, neutral, neutral_words
 from corpus.config import IngestConfig
 from corpus.documents import read_documents
 from corpus.ingest import ingest
+from infra.errors import StageError
 
 GENDER = [
     ("He gave her his book.", "She gave him her book."),
@@ -85,3 +87,31 @@ def test_documents_are_added_or_replaced(build, write, mode, expected):
     assert {document.text for document in kept} == (expected or {"She saw him.", "It rained."})
     groups = {document.group for document in kept if "saw" in document.text}
     assert len(groups) == 1
+
+
+NEUTRAL = [
+    ("The chairman's speech, and a policeman.", "The chair's speech, and a police officer."),
+    ("A stewardess met an actress; STEWARDESSES WAVED.", "A flight attendant met an actor; FLIGHT ATTENDANTS WAVED."),
+    ("She is a housewife, he an artist.", "She is a homemaker, he an artist."),
+    ("A waitress and an heiress.", "A server and an heir."),
+    ("A craftsman of mankind.", "An artisan of humankind."),
+    ("The chairmanship stays.", "The chairmanship stays."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), NEUTRAL)
+def test_words_of_a_gender_give_way_to_neutral_ones(text: str, expected: str) -> None:
+    assert neutral(text, neutral_words(NEUTRAL_WORDS)) == expected
+
+
+def test_clean_rewrites_by_a_list_of_yours_and_names_a_bad_line(build, write):
+    text = "The postman brings letters to the house at the end of the street."
+    documents = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("text.txt", text)]}]))
+    off = {"min_characters": None, "gopher_quality": None, "gopher_repetition": None}
+    config = CleanConfig(**off, neutral={"words": str(write("words.tsv", "# mine\npostman\tletter carrier\n"))})
+    assert [one.key for one in config.sources()] == ["clean.neutral.words"]
+    (kept,) = read_documents(build(clean, config, documents=documents))
+    assert kept.text == text.replace("postman", "letter carrier")
+    bad = CleanConfig(**off, neutral={"words": str(write("bad.tsv", "postman\n"))})
+    with pytest.raises(StageError, match="expected one word, a tab"):
+        build(clean, bad, documents=documents)

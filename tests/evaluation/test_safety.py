@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import BiasConfig, SafetyConfig, ToxicityConfig
@@ -358,3 +359,44 @@ class TestMemorisation:
 
         with pytest.raises(StageError, match="expected a folder of MDS shards"):
             read_documents(tmp_path, 1, 1, 0, tmp_path)
+
+
+def test_a_search_over_changed_prompts_is_held_against_as_many_plain_tries(
+    model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    """The word that the scorer calls toxic is in the word list; a changed prompt must not have it itself."""
+    (tmp_path / "toxic.txt").write_text("e\nfile\nlist\n")
+    (tmp_path / "words.txt").write_text("list\nReturn\nopened\n")
+    (tmp_path / "prompts.txt").write_text("Return the number of\nThe list is\nShe opened the\n")
+    config = SafetyConfig.model_validate(
+        {
+            "toxicity": {
+                "limit": 2, "samples_per_prompt": 2, "max_new_tokens": 3,
+                "scorers": [{"kind": "lexicon", "path": str(tmp_path / "toxic.txt")}],
+            },
+            "bias": None,
+            "memorisation": None,
+            "adversarial": {
+                "prompts": str(tmp_path / "prompts.txt"), "words": str(tmp_path / "words.txt"),
+                "queries": 6, "samples": 2,
+            },
+        }
+    )  # fmt: skip
+    done = []
+    for name in ("first", "second"):
+        out = tmp_path / name
+        out.mkdir()
+        done.append(safety(config, {"model": model_dir}, out, run))
+    assert (tmp_path / "first/results.json").read_bytes() == (tmp_path / "second/results.json").read_bytes()
+    found = json.loads((tmp_path / "first/results.json").read_text())["adversarial"]
+    assert (found["prompts"], found["left_out"]) == (2, 1), "a prompt that is toxic itself proves nothing"
+    assert [row["queries"] for row in found["by_queries"]] == [1, 2, 4, 6]
+    assert found["by_queries"][0]["changed"] == found["by_queries"][0]["plain"], "the first query changes nothing"
+    lines = [json.loads(line) for line in (tmp_path / "first/aux/adversarial.jsonl").read_text().splitlines()]
+    broken = [line for line in lines if line["queries"]]
+    assert found["broken"]["value"] == len(broken) / 2 == found["by_queries"][-1]["changed"]
+    assert all(1 <= line["queries"] <= 6 and line["toxicity"] == 1 for line in broken)
+    assert not any(word in line["changed"].split() for line in lines for word in ("e", "file", "list"))
+    assert done[0].figures["adversarial_broken"] == found["broken"]["value"]
+    with pytest.raises(ValidationError, match="expected `toxicity` too"):
+        SafetyConfig.model_validate({"toxicity": None, "adversarial": {}})

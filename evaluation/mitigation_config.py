@@ -1,0 +1,104 @@
+"""The config of the mitigations stage. Importing this module loads nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from evaluation.config import (
+    DATA_DIR,
+    IDENTIFIER,
+    BenchmarksConfig,
+    BenchmarkTask,
+    TaskByName,
+    ToxicityConfig,
+    ToxicityScorer,
+)
+from infra.config import Config, StageConfig
+from infra.sources import Source, SourcePath
+
+
+class Mitigation(Config):
+    """Something done to a trained model's output, without training it."""
+
+    kind: Literal["prefix", "logit_bias", "rerank"]
+    """prefix: a text that stands before every prompt (prompt engineering). logit_bias: words are made less likely, by
+    the sequences of tokens that they are. rerank: of several continuations the one that a scorer finds least toxic
+    (rejection sampling; Gehman et al. 2020, section 6, filter word lists and rank so too)."""
+    name: str | None = Field(None, pattern=IDENTIFIER)
+    """Its name in figures and the report; by default the kind."""
+    text: str = ""
+    """prefix: the text, with the space or line end that parts it from the prompt."""
+    words: SourcePath | None = None
+    """logit_bias: a file of words, one a line, or CSV with the column `text`."""
+    bias: float = Field(-10.0, ge=-100, lt=0)
+    """logit_bias: added to the logit that would complete one of the words; -10 divides its odds by 22,000."""
+    candidates: int = Field(4, ge=2)
+    """rerank: continuations that are drawn for each one that is kept."""
+    scorer: ToxicityScorer = ToxicityScorer()
+    """rerank: what chooses. Chosen and judged by the same scorer, a model looks better than it is to people."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Mitigation:
+        if (self.kind == "prefix") is not bool(self.text):
+            raise ValueError("a prefix needs `text`, the others have none")
+        if (self.kind == "logit_bias") is not (self.words is not None):
+            raise ValueError("a logit_bias needs `words`, the others have none")
+        return self
+
+
+class MitigationsConfig(StageConfig):
+    """What mitigations of toxicity do, and what they cost in capability, each against the plain model."""
+
+    tried: tuple[Mitigation, ...] = (
+        Mitigation(kind="prefix", text="The following text is kind, friendly and respectful.\n"),
+        Mitigation(kind="rerank"),
+    )
+    """What is tried. The input `tuned` adds a row for a model that was trained to be less toxic: on filtered,
+    counterfactual or neutrally written text, by fine-tuning or by alignment."""
+    toxicity: ToxicityConfig = ToxicityConfig(samples_per_prompt=8)
+    """Prompts, sampling and scorers, as in `safety`; 8 continuations of each prompt."""
+    tasks: tuple[TaskByName, ...] = (BenchmarkTask(name="cloze"), BenchmarkTask(name="minimal_pairs"))
+    """Benchmarks that tell the cost in capability."""
+    tasks_mirror: SourcePath | None = None
+    """The folder with the data of lm-eval's own tasks, as in `benchmarks`."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many items of each task."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Level of the intervals."""
+    seed: int = 17
+    """Draws the samples and the bootstrap."""
+
+    @field_validator("tried")
+    @classmethod
+    def _names_differ(cls, tried: tuple[Mitigation, ...]) -> tuple[Mitigation, ...]:
+        names = ["plain", "tuned", *(one.label for one in tried)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"give each a `name` of its own; there twice: {', '.join(twice)} (plain and tuned are taken)"
+            )
+        return tried
+
+    def benchmarks(self) -> BenchmarksConfig:
+        """The benchmarks that every mitigation is asked."""
+        return BenchmarksConfig(tasks=self.tasks, tasks_mirror=self.tasks_mirror, limit=self.limit, seed=self.seed)
+
+    def sources(self) -> list[Source]:
+        """The files of prompts, words and tasks."""
+        prompts = self.toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
+        found = [Source("mitigations.toxicity.prompts", (Path(prompts),))]
+        for n, one in enumerate(self.tried):
+            if one.words:
+                found.append(Source(f"mitigations.tried.{n}.words", (Path(one.words),)))
+            found += one.scorer.sources(f"mitigations.tried.{n}.scorer")
+        for n, scorer in enumerate(self.toxicity.scorers):
+            found += scorer.sources(f"mitigations.toxicity.scorers.{n}")
+        asked = self.benchmarks().sources()
+        return found + [replace(one, key=one.key.replace("benchmarks.", "mitigations.", 1)) for one in asked]

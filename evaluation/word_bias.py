@@ -1,0 +1,57 @@
+"""Words that a model is kept from: the sequences of tokens that they are, and a bias on whatever completes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Bias = Mapping[tuple[int, ...], float]
+"""Sequences of ids, and what is added to the logit of the last one where the others stand before it."""
+
+
+def bias_of(words: Sequence[str], tokenizer: PreTrainedTokenizerBase, bias: float) -> Bias:
+    """Each word as it is, with a capital letter and in capitals, at the beginning of a text and after a space."""
+    spelt = {form for word in words for form in (word, word.capitalize(), word.upper())}
+    found = {}
+    for text in sorted(f"{space}{form}" for form in spelt for space in ("", " ")):
+        if ids := tuple(tokenizer.encode(text, add_special_tokens=False)):
+            found[ids] = bias
+    return found
+
+
+def biased(ids: Tensor, logits: Tensor, bias: Bias) -> Tensor:
+    """Logits (B, T, V) with the bias at every place of ids (B, T), as transformers' SequenceBiasLogitsProcessor gives
+    it to the next token alone."""
+    found = logits.clone()
+    for sequence, value in bias.items():
+        *before, last = sequence
+        if len(before) > ids.shape[1]:
+            continue
+        if not before:
+            found[..., last] += value
+            continue
+        windows = ids.unfold(1, len(before), 1)  # (B, T - len + 1, len)
+        there = (windows == torch.tensor(before, device=ids.device)).all(-1)
+        found[:, len(before) - 1 :, last] += value * there.to(found.dtype)
+    return found
+
+
+@contextmanager
+def scoring_with(model: PreTrainedModel, bias: Bias) -> Iterator[None]:
+    """Has the model's forward pass over whole sequences give biased logits."""
+
+    def hook(_module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        output.logits = biased(ids, output.logits, bias)
+        return output
+
+    handle = model.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,104 @@
+"""What mitigations do and cost, through the stage, and the bias on words against transformers' own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.generation.logits_process import SequenceBiasLogitsProcessor
+
+from evaluation.config import ReportConfig
+from evaluation.mitigation_config import MitigationsConfig
+from evaluation.mitigations import mitigations
+from evaluation.report import render
+from evaluation.word_bias import bias_of, biased, scoring_with
+from infra.run import Run
+
+LETTERS = "etaoinshrdlu"
+
+
+def test_a_bias_on_words_is_transformers_own_at_every_place(model_dir: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    bias = bias_of(["list", "zebra stripes"], tokenizer, -3.0)
+    assert {len(ids) for ids in bias} > {1} and max(map(len, bias)) > 3
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 400, (3, 24), generator=generator)
+    for row, sequence in enumerate(sorted(bias, key=len)[-3:]):
+        ids[row, 4 : 4 + len(sequence)] = torch.tensor(sequence)
+    logits = torch.randn(3, 24, 400, generator=generator)
+    theirs = SequenceBiasLogitsProcessor(dict(bias))
+    expected = torch.stack([theirs(ids[:, : t + 1], logits[:, t]) for t in range(24)], dim=1)
+    torch.testing.assert_close(biased(ids, logits, bias), expected)
+    assert (expected != logits).sum() > 3 * 24
+    model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
+    with torch.inference_mode():
+        plain = model(ids).logits
+        with scoring_with(model, bias):
+            torch.testing.assert_close(model(input_ids=ids).logits, biased(ids, plain, bias))
+        torch.testing.assert_close(model(ids).logits, plain)
+
+
+def test_each_mitigation_is_measured_against_the_plain_model(
+    model_dir: Path, new_model: Callable[..., Path], tmp_path: Path, run: Run
+) -> None:
+    """A scorer that finds a letter toxic: keeping a model from it must show, and cost."""
+    (tmp_path / "words.txt").write_text("\n".join(LETTERS))
+    (tmp_path / "prompts.txt").write_text("Return the list\nThe file is\nShe opened the\nRaises an error\n")
+    lexicon = {"kind": "lexicon", "path": str(tmp_path / "words.txt")}
+    tried = [
+        {"kind": "prefix", "text": "Return the number of items. "},
+        {"kind": "logit_bias", "words": str(tmp_path / "words.txt"), "bias": -50},
+        {"kind": "rerank", "candidates": 3, "scorer": lexicon},
+    ]
+    toxicity = {
+        "prompts": str(tmp_path / "prompts.txt"), "samples_per_prompt": 6, "max_new_tokens": 6, "scorers": [lexicon],
+    }  # fmt: skip
+    config = MitigationsConfig.model_validate({"tried": tried, "toxicity": toxicity, "tasks": ["cloze"], "limit": 40})
+    assert {one.key for one in config.sources()} == {
+        "mitigations.toxicity.prompts", "mitigations.tried.1.words", "mitigations.tried.2.scorer.path",
+        "mitigations.toxicity.scorers.0.path", "mitigations.tasks.0.path",
+    }  # fmt: skip
+    out = tmp_path / "out"
+    out.mkdir()
+    inputs = {"model": model_dir, "tuned": new_model(tmp_path / "tuned", seed=1)}
+    done = mitigations(config, inputs, out, run)
+    rows = {row["name"]: row for row in json.loads((out / "results.json").read_text())["rows"]}
+    assert list(rows) == ["plain", "prefix", "logit_bias", "rerank", "tuned"]
+    lines = [json.loads(line) for line in (out / "aux/continuations.jsonl").read_text().splitlines()]
+    for name, row in rows.items():
+        worst = [max(one["toxicity"] for one in line["continuations"][name]) for line in lines]
+        assert row["toxicity_probability"]["value"] == pytest.approx(sum(worst) / 4)
+    plain, biased_row, chosen = rows["plain"], rows["logit_bias"], rows["rerank"]
+    assert plain["toxicity_probability"]["value"] > 0 == biased_row["toxicity_probability"]["value"]
+    change = biased_row["change"]["toxicity_probability"]
+    assert change["value"] == pytest.approx(-plain["toxicity_probability"]["value"]) and change["low"] < change["high"]
+    assert chosen["toxicity_probability"]["value"] <= plain["toxicity_probability"]["value"]
+    assert (
+        chosen["drawn_per_kept"] == 3
+        and chosen["tasks"] == {}
+        and chosen["chosen_by"] == "lexicon words.txt (12 words)"
+    )
+    # The cost: what is written against the model's own will is unlikely to it, and its answers move.
+    assert biased_row["nats_per_token"] > plain["nats_per_token"]
+    assert rows["tuned"]["task_changes"]["cloze"]["value"] == pytest.approx(
+        rows["tuned"]["tasks"]["cloze"]["value"] - plain["tasks"]["cloze"]["value"], abs=1e-5
+    )
+    assert done.figures["logit_bias_toxicity_change"] < 0 and "does most" in done.headline
+    page, _ = render(ReportConfig(), {"mitigations": out})
+    assert "What they cost" in page and "as plain" in page and "looks better than it is" in page
+
+
+def test_what_makes_no_sense_is_said() -> None:
+    for tried, message in (
+        ([{"kind": "prefix"}], "a prefix needs `text`"),
+        ([{"kind": "rerank", "words": "x.txt"}], "a logit_bias needs `words`"),
+        ([{"kind": "rerank"}, {"kind": "rerank"}], "there twice: rerank"),
+        ([{"kind": "rerank", "name": "tuned"}], "there twice: tuned"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            MitigationsConfig.model_validate({"tried": tried})
