@@ -127,6 +127,10 @@ class PipelineRun:
         try:
             self._begin(begun)
             chosen = self.selection.choose(self.nodes)
+            if self.config.launch.hardware is not None:
+                from flows.needs import refuse_run
+
+                refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
             self._run_stages(chosen)
             upstream = {name: node.upstream for name, node in self.nodes.items()}

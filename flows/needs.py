@@ -1,15 +1,18 @@
-"""What the training steps of a pipeline need, for `stemma check`: by the model, data and machine of each."""
+"""What the training steps of a pipeline need, by the model, data and machine of each.
+
+`stemma check` tells it, and a run that cannot fit is refused before anything is spent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from corpus.config import ShardConfig, TokenizerConfig
 from flows.graph import Graph, first_model
 from flows.pipeline_config import PipelineConfig
-from flows.plan import Row
+from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem
+from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.planner.architecture import Architecture
 from training.planner.devices import DEVICES
@@ -42,6 +45,16 @@ def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]
         return
     if problems := [problem(nodes[name].key, one) for name, one in found.items() if not one.fits]:
         raise ConfigError(*problems)
+
+
+def refuse_run(
+    config: PipelineConfig, nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
+) -> None:
+    """Raises ConfigError for unknown hardware, and for chosen steps that the named device does not hold."""
+    if problems := check_hardware(config):
+        raise ConfigError(*problems)
+    rows = plan(nodes, store, force)
+    refuse(config, nodes, stage_needs(config, nodes, {name: rows[name] for name in chosen}))
 
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:

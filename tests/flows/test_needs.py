@@ -1,4 +1,4 @@
-"""`stemma check` tells what each training step takes, and refuses what the named device does not hold."""
+"""`stemma check` tells what each training step takes; what the named device does not hold is refused, by a run too."""
 
 from __future__ import annotations
 
@@ -67,3 +67,12 @@ def test_the_command_tells_it_and_the_nearest_of_unknown_hardware(tmp_path: Path
     assert answer.rows()["clean"]["plan"] is None
     wrong = stemma("check", tmp_path / "config.yaml", "--root", tmp_path / "store", "--set", "launch.hardware=h10")
     assert wrong.code == 2 and wrong.document["errors"][0]["code"] == "unknown_hardware"
+
+
+def test_a_run_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
+    small = {"launch.hardware": "a10g", "launch.processes": 1}
+    settings = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
+    answer = stemma("run", CONFIG, "--root", tmp_path / "store", *settings)
+    assert (answer.code, answer.document["status"]) == (2, "invalid")
+    assert {error["code"] for error in answer.document["errors"]} == {"does_not_fit"}
+    assert not answer.document["stages"] and not list((tmp_path / "store").glob("ingest/*"))
