@@ -17,32 +17,43 @@ RESIDUAL = (
 )  # fmt: skip
 
 
-def initialise(model: PreTrainedModel, scheme: Scheme, spread: float = 0.02, *, zero_residual: bool = False) -> None:
+def initialise(
+    model: PreTrainedModel,
+    scheme: Scheme,
+    spread: float = 0.02,
+    *,
+    zero_residual: bool = False,
+    base_width: int | None = None,
+) -> None:
     """Draws every matrix of `model` anew by `scheme` (see ModelConfig.init); norms and biases stay at 1 and 0.
 
     spread: standard deviation for the schemes that take one.
     zero_residual: whether what adds to the residual stream begins at zero.
+    base_width: the width that `spread` is meant for, where µP goes on from there (OptimizerConfig.mup_base_width).
 
     Draws from torch's global random state. Tied matrices are drawn once.
     """
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
+    wider = width / base_width if base_width else 1.0
     tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     head = model.get_output_embeddings()
     for name, weight in model.named_parameters():
         if weight.ndim < 2:
             continue
         residual = name.endswith(RESIDUAL)
+        of_head = head is not None and weight is head.weight
+        inner = spread if id(weight) in tables else spread / wider if of_head else spread / math.sqrt(wider)
         match scheme:
             case "gpt2":
-                deviation = spread / (math.sqrt(2 * layers) if residual else 1)
+                deviation = inner / (math.sqrt(2 * layers) if residual else 1)
             case "plain":
-                deviation = spread
+                deviation = inner
             case "small":
                 deviation = 2 / (layers * math.sqrt(width)) if residual else math.sqrt(2 / (5 * width))
             case "fan_in":
                 if id(weight) in tables:
                     deviation = spread
-                elif head is not None and weight is head.weight:
+                elif of_head:
                     deviation = 0.0
                 else:
                     deviation = 1 / math.sqrt(_fan_in(model, name)) / (math.sqrt(2 * layers) if residual else 1)

@@ -128,6 +128,7 @@ def build(
     auto: Any = AutoModelForCausalLM,
     *,
     zero_residual: bool = False,
+    base_width: int | None = None,
 ) -> PreTrainedModel:
     """A model with fresh fp32 weights, see training/initialise.py; a T5 keeps its own, which its attention without a
     scale needs.
@@ -140,7 +141,7 @@ def build(
     torch.manual_seed(seed)
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
     if config.model_type != "t5":
-        initialise(model, scheme, spread, zero_residual=zero_residual)
+        initialise(model, scheme, spread, zero_residual=zero_residual, base_width=base_width)
     return model
 
 

@@ -19,10 +19,13 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """Fused AdamW, or Muon for the matrices of a model's blocks beside it; `config.decayed` says what decays.
 
-    Each group's `scale` is its learning rate as a multiple of the schedule's.
+    Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) rates
+    of matrices and output layer fall with the width, and what decays a step stays the same; Muon's steps have the same
+    size at any width by themselves.
     compute: the type in which Muon's products may run.
     """
     inputs, outputs = _outer(model)
+    wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0
     stepped = _by_muon(model) if config.muon else {}
     kinds: dict[str, list[nn.Parameter]] = {
         "muon": [], "muon transposed": [], "matrices": [], "norms": [], "biases": [], "embeddings": [], "head": []
@@ -31,7 +34,7 @@ def optimizer_of(
         if not weight.requires_grad:
             continue
         number = id(weight)
-        if number in inputs or (number in outputs and config.head_scale is None):
+        if number in inputs or (number in outputs and config.head_scale is None and wider == 1):
             kinds["embeddings"].append(weight)
         elif number in outputs:
             kinds["head"].append(weight)
@@ -39,13 +42,15 @@ def optimizer_of(
             kinds["muon transposed" if stepped[number] else "muon"].append(weight)
         else:
             kinds["matrices" if weight.ndim >= 2 else "biases" if name.endswith("bias") else "norms"].append(weight)
-    scales = {"embeddings": config.embedding_scale, "head": config.head_scale}
+    head = config.embedding_scale if config.head_scale is None else config.head_scale
+    scales = {"embeddings": config.embedding_scale, "head": head / wider, "matrices": 1 / wider}
+    kept = {"head": wider, "matrices": wider}
     decayed = {*config.decayed, *(["head"] if "embeddings" in config.decayed else [])}
     decayed |= {"muon", "muon transposed"} if "matrices" in decayed else set()
     groups: list[dict[str, Any]] = [
         {
             "params": weights,
-            "weight_decay": config.weight_decay if kind in decayed else 0.0,
+            "weight_decay": config.weight_decay * kept.get(kind, 1.0) if kind in decayed else 0.0,
             "scale": scales.get(kind, 1.0),
         }
         for kind, weights in kinds.items()
@@ -74,6 +79,11 @@ def _by_muon(model: nn.Module) -> dict[int, bool]:
                 if weight.ndim == 2 and min(weight.shape) > 1 and not isinstance(layer, nn.Embedding):
                     found[id(weight)] = isinstance(layer, Conv1D)
     return found
+
+
+def _width(model: nn.Module) -> int:
+    """Of the residual stream."""
+    return next(int(layer.config.hidden_size) for layer in model.modules() if isinstance(layer, PreTrainedModel))
 
 
 def _outer(model: nn.Module) -> tuple[set[int], set[int]]:

@@ -274,6 +274,7 @@ def _fresh(config: PretrainConfig, objective: Objective, tokenizer: Any, vocab_s
         config.model.init_std,
         objective.auto,
         zero_residual=config.model.residual_init == "zero",
+        base_width=config.optimizer.mup_base_width,
     )
     chat_ids = [number for token in CHAT_TOKENS if (number := tokenizer.get_vocab().get(token)) is not None]
     name_untrained(network, chat_ids, vocab_size)

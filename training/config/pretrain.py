@@ -100,6 +100,21 @@ class PretrainConfig(TrainerConfig):
             raise ValueError(f"expected no evaluate_tasks with the objective {self.objective}: they need causal models")
         return self
 
+    @model_validator(mode="after")
+    def _model_fits_mup(self) -> Self:
+        if self.optimizer.mup_base_width is None:
+            return self
+        if self.model.init == "small":
+            raise ValueError(
+                "optimizer.mup_base_width: expected model.init gpt2, plain or fan_in, whose spread µP knows"
+            )
+        if self.model.transformers is None and self.model.shape().tied:
+            raise ValueError(
+                "optimizer.mup_base_width: expected model.tie_embeddings: false; embedding and output layer have rates "
+                "of their own in µP"
+            )
+        return self
+
     def within_documents(self, architecture: str = "") -> bool:
         """Whether attention stays within documents. architecture: of the model at hand, where it is another's."""
         if self.attention is None:

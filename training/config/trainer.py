@@ -36,6 +36,11 @@ class OptimizerConfig(Config):
     head_scale: float | None = Field(None, gt=0)
     """Learning rate of an output layer that is not the embedding's too, as a multiple of the others'; by default
     `embedding_scale`."""
+    mup_base_width: int | None = Field(None, ge=1)
+    """µP (Yang et al. 2022, "Tensor Programs V", table 3): rates that were found for a model of this width serve one of
+    any width. With m = width / mup_base_width the rates of matrices and of the output layer are divided by m (their
+    decay a step stays), and fresh matrices have a standard deviation smaller by √m, the output layer by m. Only the
+    width changes: heads keep their size, and embeddings are not tied. By default rates are for the model at hand."""
     muon: MuonConfig | None = None
     """Muon for the matrices of a model's blocks, `{}` with its defaults; by default AdamW for all weights."""
     betas: tuple[float, float] = (0.9, 0.95)

@@ -1,0 +1,100 @@
+"""Whether a learning rate found on a narrow model serves a wide one, with µP and without, by sweeps.
+
+python benchmarks/bench_mup.py [--root DIR] [--widths 32,128,512] [--tokens 196608]    about 10 minutes on 2 quiet cores
+
+The text is the docstrings of installed packages. Two sweeps over width and learning rate, alike but for
+`optimizer.mup_base_width`; told is the validation loss of each pair, each width's best rate (by a parabola through the
+best and its neighbours, in log2), and what the narrowest model's best rate costs a wider one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONFIG: dict[str, Any] = {
+    "name": "mup",
+    "ingest": {"read": [{"kind": "docstrings", "packages": ["numpy", "scipy", "pandas", "sklearn"], "limit_mb": 6}]},
+    "tokenizer": {"vocab_size": 512},
+    "shard": {"sequence_length": 64},
+    "pretrain": {
+        "model": {
+            "family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "tie_embeddings": False,
+            "init": "fan_in",
+        },
+        "global_batch_tokens": 2048,
+        "evaluate_every": "1000 batches",
+        "validation_tokens": 200_000,
+        "keep_state": "none",
+    },
+}  # fmt: skip
+RATES = [2.0**power for power in range(-10, -3)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, help="The store; by default a folder that goes afterwards.")
+    parser.add_argument("--widths", type=lambda text: [int(one) for one in text.split(",")], default=[32, 128, 512])
+    parser.add_argument("--tokens", type=int, default=196_608)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = given.root or Path(folder) / "store"
+        for way in ("as they are", "mup"):
+            losses = {width: sweep(Path(folder), root, width, way, given) for width in given.widths}
+            show(way, losses)
+
+
+def sweep(folder: Path, root: Path, width: int, way: str, given: argparse.Namespace) -> dict[float, float]:
+    """Validation loss by learning rate of one width; heads keep their size."""
+    config = json.loads(json.dumps(CONFIG))
+    config["name"] = f"mup-{width}-{way.split()[0]}"
+    config["pretrain"]["duration"] = f"{given.tokens} tokens"
+    config["pretrain"]["model"] |= {"width": width, "heads": width // 16}
+    if way == "mup":
+        config["pretrain"]["optimizer"] = {"mup_base_width": given.widths[0]}
+    path = folder / "mup.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf8")
+    key = f"pretrain.optimizer.learning_rate={','.join(f'{rate:.6g}' for rate in RATES)}"
+    command = [sys.executable, "-m", "cli.main", "sweep", str(path), "--key", key, "--root", str(root), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    document = json.loads(done.stdout)
+    if done.returncode:
+        raise SystemExit(f"the sweep failed: {document['errors']}")
+    return {
+        float(trial["settings"]["pretrain.optimizer.learning_rate"]): trial["figures"]["validation_loss"]
+        for trial in document["trials"]
+        if trial["status"] == "done"
+    }
+
+
+def show(way: str, losses: dict[int, dict[float, float]]) -> None:
+    print(f"\nlearning rates {way}")
+    print("width   " + "  ".join(f"{rate:>8.5f}" for rate in RATES) + "   best rate")
+    first = min(losses)
+    narrow = min(losses[first], key=lambda rate: losses[first][rate])
+    for width, found in losses.items():
+        row = "  ".join(f"{found.get(rate, math.nan):8.4f}" for rate in RATES)
+        cost = found[narrow] - min(found.values()) if narrow in found else math.nan
+        print(f"{width:>5}   {row}   {best(found):.5f}; the rate of width {first} costs {cost:+.4f}", flush=True)
+
+
+def best(found: dict[float, float]) -> float:
+    """The rate at the lowest point of a parabola through the best and its neighbours; the best one at an edge."""
+    rates = sorted(found)
+    at = min(range(len(rates)), key=lambda place: found[rates[place]])
+    if at in (0, len(rates) - 1):
+        return rates[at]
+    below, here, above = (found[rates[place]] for place in (at - 1, at, at + 1))
+    return rates[at] * 2 ** ((below - above) / (2 * (below - 2 * here + above)))
+
+
+if __name__ == "__main__":
+    main()
