@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, StemmaError
+from infra.launch.cluster import run_on_cluster
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
@@ -109,13 +110,18 @@ def main(argument: str) -> int:
         Claim(**job.claim).hold()
     if "RANK" in os.environ:
         outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
-    elif STAGES[job.stage].trains and _launch_of(job).ranks > 1:
+    elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
         outcome = _all_ranks(job, job_path, lambda: cancelled)
         outcome.write(Path(job.scratch) / OUTCOME)
     else:
         outcome = _alone(job, lambda: cancelled, listen)
         outcome.write(Path(job.scratch) / OUTCOME)
     return 0 if outcome.status == "built" else 1
+
+
+def starts_ranks(launch: LaunchConfig) -> bool:
+    """Whether a stage that trains does so in processes of their own."""
+    return launch.ranks > 1 or launch.cluster != "local"
 
 
 def _launch_of(job: Job) -> LaunchConfig:
@@ -157,14 +163,26 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
 
 
 def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Outcome:
-    scratch = Path(job.scratch)
-    ranks = range(_launch_of(job).ranks)
+    scratch, launch = Path(job.scratch), _launch_of(job)
+    ranks = range(launch.ranks)
     kills = out_of_memory_kills()
-    for rank in ranks:
-        _rank_outcome(scratch, rank).unlink(missing_ok=True)
+
+    def forget_outcomes() -> None:
+        for rank in ranks:
+            _rank_outcome(scratch, rank).unlink(missing_ok=True)
+
+    def say(name: str, message: str) -> None:
+        forget_outcomes()  # of ranks that were ended, and start again
+        _say(scratch, name, message)
+
+    forget_outcomes()
     try:
         command = [sys.executable, "-m", "tasks.child", str(job_path)]
-        ended = run_ranks(command, _launch_of(job), scratch, is_cancelled, partial(_say, scratch))
+        if launch.cluster == "local":
+            ended = run_ranks(command, launch, scratch, is_cancelled, say)
+        else:
+            progress = partial(_newest_checkpoint, scratch)
+            ended = run_on_cluster(command, launch, scratch, job.node, is_cancelled, say, os.environ, progress)
     except StemmaError as error:
         return _failed(error)
     outcomes = {rank: found for rank in ranks if (found := Outcome.read(_rank_outcome(scratch, rank)))}
@@ -173,6 +191,10 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ou
     if is_cancelled():
         return _failed(Cancelled())
     return _first_failure(job, ended, outcomes, out_of_memory_kills() > kills)
+
+
+def _newest_checkpoint(scratch: Path) -> str:
+    return max((path.name for path in scratch.glob("checkpoints/ba*")), default="")
 
 
 def _say(scratch: Path, name: str, message: str) -> None:

@@ -28,6 +28,12 @@ MACHINE_FAULTS = frozenset(
         "device_fault",
         "ranks_disconnected",
         "hang",
+        # Of a cluster: see `infra.launch`.
+        "node_lost",
+        "too_few_hosts",
+        "job_cancelled",
+        "preempted",
+        "scheduler_unreachable",
         # Others that shared the machine may have ended by then; and a microbatch that was too large is halved.
         "out_of_memory",
         "microbatch_halved",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra.forked import ForkServer, NotForkedError, Process
 from infra.launch.config import LaunchConfig
-from tasks.child import Job
+from tasks.child import Job, starts_ranks
 from tasks.environment import stage_environment
 from tasks.stage import Node
 from tasks.stages import STAGES
@@ -115,9 +115,9 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
     """Why this stage's process is always a new one; empty where a server may be asked."""
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH} is off"
-    if launch.nodes > 1:
+    if launch.nodes > 1 and launch.cluster == "local":
         return "it belongs to several machines"
-    if STAGES[stage].trains and launch.ranks > 1:
+    if STAGES[stage].trains and starts_ranks(launch):
         return "it starts a process a rank"
     if launch.ray is not None:
         return "it brings its work to Ray"

@@ -76,6 +76,7 @@ SelectType=select/cons_tres
 MpiDefault=none
 ReturnToService=2
 KillWait=10
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 {nodes}
 PartitionName=main Nodes=n1,n2 Default=YES State=UP
 """

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from infra.errors import stage_error
+from infra.launch.heartbeat import MEETING, Heartbeat
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(hours=1)  # a hang is found by the launcher's watchdog, not by this
@@ -54,7 +55,10 @@ def join(device: torch.device) -> None:
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     if world_size() > 1:
+        heart = Heartbeat(rank())
+        heart.beat(0, MEETING)  # one that does not come would keep the others for as long as a collective may take
         distributed.init_process_group(backend, timeout=_TIMEOUT)
+        heart.beat(0, "not watched")
     else:
         distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
 

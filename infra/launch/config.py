@@ -9,11 +9,44 @@ from pydantic import Field, model_validator
 from infra.config import Config
 
 
+class SlurmConfig(Config):
+    """What a training asks of Slurm, besides the nodes and processes of `launch`."""
+
+    partition: str | None = None
+    """By default the cluster's own."""
+    time_limit_h: float | None = Field(None, gt=0)
+    """Hours that a job may run, by default the partition's. Training saves `launch.grace_s` and half a minute before,
+    and another job goes on from there, as often as it takes."""
+    cpus_per_process: int | None = Field(None, ge=1)
+    """Cores of a training process; by default `launch.threads`, or what the cluster gives."""
+    gpus_per_process: int | None = Field(None, ge=0)
+    """By default 1 with `launch.device: gpu`, else none is asked for."""
+    requeue: bool = True
+    """Whether Slurm queues a job again, under its number, after a pre-emption or the loss of a node. Without, another
+    job is submitted."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of sbatch, such as --account=lab, --constraint=h100 or --mem=0."""
+
+
 class LaunchConfig(Config):
     processes: int = Field(1, ge=1)
     """Training processes a node, one a device."""
     nodes: int = Field(1, ge=1)
     """Machines that train together."""
+    cluster: Literal["local", "hosts", "slurm"] = "local"
+    """Where training starts its ranks: on this machine; on `hosts`, over a remote shell; or on nodes of Slurm, as a job
+    that the stage submits, follows and cancels. Nodes share the store's file system and this environment, under the
+    same paths. With local and several nodes, whoever starts the stage starts it on each node (NODE_RANK)."""
+    hosts: tuple[str, ...] = ()
+    """Names or addresses by which machines reach each other, with cluster: hosts. Training takes the first `nodes` of
+    them that pass their checks; further ones stand in for those that are lost."""
+    remote_shell: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "{host}")
+    """The program, and its arguments, that runs a command line, its last argument, on {host}."""
+    slurm: SlurmConfig = SlurmConfig()
+    """What a job asks for, with cluster: slurm."""
+    lost_s: float = Field(60.0, gt=0)
+    """Seconds that a node of a cluster may give no sign, before it counts as lost; one that sees no sign of the stage
+    for as long ends its ranks. Must be longer than the shared file system may stall."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """auto takes a GPU where there is one."""
     hardware: str | None = None
@@ -58,7 +91,8 @@ class LaunchConfig(Config):
     """Seconds that a rank may give no sign of life during training, before all are ended and started again from the
     newest checkpoint; NCCL gives up after as many. Must be longer than an evaluation during training takes."""
     restarts: int = Field(2, ge=0)
-    """How often ranks are started again after one hung."""
+    """How often a try of a stage starts its ranks again, from the newest checkpoint, after one hung or a node of a
+    cluster was lost."""
     grace_s: float = Field(60.0, gt=0)
     """Seconds that a stage has to save and end once SIGTERM tells that its machine is taken back, before it is killed.
     Must be shorter than the scheduler's own patience. A run that a person cancels has 8."""
@@ -82,6 +116,12 @@ class LaunchConfig(Config):
     def ranks(self) -> int:
         """Processes that train together, over all nodes."""
         return self.processes * self.nodes
+
+    @model_validator(mode="after")
+    def _hosts_are_enough(self) -> Self:
+        if self.cluster == "hosts" and len(set(self.hosts)) < self.nodes:
+            raise ValueError(f"expected at least {self.nodes} different hosts for nodes: {self.nodes}")
+        return self
 
     @model_validator(mode="after")
     def _offload_is_sharded(self) -> Self:

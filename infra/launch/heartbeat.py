@@ -13,14 +13,15 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 FOLDER = "STEMMA_HEARTBEATS"
-PHASES = ("not watched", "data loading", "forward pass", "backward pass", "optimizer step", "between batches")
+MEETING = "first meeting of the ranks"
+PHASES = ("not watched", "data loading", "forward pass", "backward pass", "optimizer step", "between batches", MEETING)
 _LAYOUT = struct.Struct("<qqqd")
 
 
@@ -100,7 +101,20 @@ class Hang:
         beat = self.beats[first]
         numbers = ", ".join(map(str, self.stuck))
         who = f"rank {numbers} hangs" if len(self.stuck) == 1 else f"ranks {numbers} hang"
-        return f"{who} in the {beat.phase} of batch {beat.batch + 1:,}{self.notes[first]}"
+        batch = "" if beat.phase == MEETING else f" of batch {beat.batch + 1:,}"
+        return f"{who} in the {beat.phase}{batch}{self.notes.get(first, '')}"
+
+
+def stuck_ranks(beats: Mapping[int, Beat], silent_s: Mapping[int, float], patience_s: float) -> tuple[int, ...]:
+    """Those furthest behind, once none of them has given a sign of life for `patience_s`; none before.
+
+    beats: of ranks that train together, the last of each.
+    """
+    watched = {rank: beat for rank, beat in beats.items() if beat.phase != "not watched"}
+    # Only those furthest behind can be to blame, and they are given their time even if the others have waited longer.
+    behind = min((beat.count for beat in watched.values()), default=0)
+    stuck = tuple(rank for rank, beat in watched.items() if beat.count == behind)
+    return stuck if all(silent_s[rank] > patience_s for rank in stuck) else ()
 
 
 def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang | None:
@@ -109,19 +123,20 @@ def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang 
     patience_s: how long a rank that is watched may give no sign of life.
     """
     beats = {rank: beat for rank in pids if (beat := read_beat(folder, rank)) and beat.phase != "not watched"}
-    if not beats:
+    silent_s = {rank: time.monotonic() - beat.time for rank, beat in beats.items()}
+    stuck = stuck_ranks(beats, silent_s, patience_s)
+    if not stuck:
         return None
-    # Only those furthest behind can be to blame, and they are given their time even if the others have waited longer.
-    behind = min(beat.count for beat in beats.values())
-    stuck = tuple(rank for rank, beat in beats.items() if beat.count == behind)
-    if any(time.monotonic() - beats[rank].time <= patience_s for rank in stuck):
-        return None
-    stopped = {rank for rank, pid in pids.items() if _is_stopped(pid)}
+    stopped = {rank for rank, pid in pids.items() if is_stopped(pid)}
     # Ranks wait for each other within a phase too: of those in the same one, it is a stopped one that keeps the others.
     stuck = tuple(rank for rank in stuck if rank in stopped) or stuck
     dump_stacks(folder, pids)
-    notes = {rank: " (its process was stopped)" if rank in stopped else _where(folder, rank) for rank in pids}
-    return Hang(stuck, beats, notes)
+    return Hang(stuck, beats, notes_on(folder, pids, stopped))
+
+
+def notes_on(folder: Path, pids: Mapping[int, int], stopped: Collection[int]) -> dict[int, str]:
+    """Where each rank was, once the stacks are there."""
+    return {rank: " (its process was stopped)" if rank in stopped else _where(folder, rank) for rank in pids}
 
 
 def dump_stacks(folder: Path, pids: Mapping[int, int]) -> None:
@@ -151,7 +166,8 @@ def _where(folder: Path, rank: int) -> str:
     return f", at {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal and waits to be woken."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+import psutil
+
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from infra.process import PARENT_FD
@@ -35,7 +37,7 @@ class Node:
     def of(cls, launch: LaunchConfig, environment: Mapping[str, str]) -> Node:
         """This machine. Raises StageError for several nodes in an environment that does not say which one this is."""
         if launch.nodes == 1:
-            return cls(0, "127.0.0.1", _free_port())
+            return cls(0, "127.0.0.1", free_port())
         number = next((environment[name] for name in _NODE_RANK if name in environment), None)
         address = next((environment[name] for name in _ADDRESS if name in environment), None)
         if number is None or address is None or not number.isdecimal() or int(number) >= launch.nodes:
@@ -58,15 +60,30 @@ class Node:
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }
-        if launch.nodes == 1:
-            # gloo would look up the host's name, which need not lead to an address of this machine.
-            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        # gloo would look up the host's name, which need not lead to an address that other machines reach.
+        interface = "lo" if launch.nodes == 1 else interface_to(self.address)
+        if interface and (launch.nodes == 1 or "GLOO_SOCKET_IFNAME" not in os.environ):
+            variables["GLOO_SOCKET_IFNAME"] = interface
         return variables
 
 
-def _free_port() -> int:
+def interface_to(address: str) -> str:
+    """The network interface of this machine by which another is reached, or that has the address itself; empty where
+    there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 1))  # sends nothing
+            ours = probe.getsockname()[0]
+    except OSError:
+        return ""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if any(one.address == ours for one in addresses)), "")
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody listens on; an empty address is any of this machine."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
@@ -89,8 +106,15 @@ class Ranks:
     Every rank holds the read end of a pipe (see `infra.process.die_with_parent`) whose write end is here alone.
     """
 
-    def __init__(self, command: Sequence[str], launch: LaunchConfig, environment: Mapping[str, str]) -> None:
-        node = Node.of(launch, environment)
+    def __init__(
+        self,
+        command: Sequence[str],
+        launch: LaunchConfig,
+        environment: Mapping[str, str],
+        node: Node | None = None,
+    ) -> None:
+        """node: which machine this is; by default what the environment says, see `Node.of`."""
+        node = node or Node.of(launch, environment)
         self.first = node.number * launch.processes
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []

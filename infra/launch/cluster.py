@@ -1,0 +1,353 @@
+"""Runs a training on nodes of a cluster, from the process of its stage.
+
+Gathers machines and has them check themselves, gives each its ranks, watches over all of them, and starts them again,
+from the newest checkpoint, where one hung or a node was lost. What the two sides say: `infra.launch.node_files`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from infra.errors import Problem, StageError
+from infra.launch import node_files
+from infra.launch.config import LaunchConfig
+from infra.launch.heartbeat import Beat, Hang, stuck_ranks
+from infra.launch.hosts import Hosts, passed_on
+from infra.launch.machines import Machines, Over
+from infra.launch.node_files import NodeState, Order, Watch
+from infra.launch.ranks import GRACE_S, Ended
+from infra.launch.slurm import Slurm
+from infra.launch.training import SETTLE_S
+
+POLL_S = 0.1
+CLOCK_S = 30.0
+"""By how much the clock of a node may differ from ours: files' times, logs and certificates rest on it."""
+# A node that was cut off ends its ranks by itself after `launch.lost_s`; only then may they start elsewhere.
+_SURELY_S = 10.0
+
+
+def run_on_cluster(
+    command: Sequence[str],
+    launch: LaunchConfig,
+    work_dir: Path,
+    name: str,
+    stop: Callable[[], bool],
+    say: Callable[[str, str], None],
+    environment: Mapping[str, str],
+    progress: Callable[[], object] = lambda: None,
+) -> list[Ended]:
+    """Those ranks that ended by themselves; when this returns, none is left.
+
+    name: of the stage. stop, say: as for `infra.launch.training.run_ranks`.
+    progress: what differs once there is a newer checkpoint. A job that reached its time limit, or was pre-empted, is
+        followed by another as often as it takes if each brings one.
+
+    Raises StageError for a hang or lost nodes more than `launch.restarts` times, for a job that was refused, failed, or
+    was cancelled from outside, and where too few hosts pass their checks.
+    """
+    folder = work_dir / "cluster"
+    folder.mkdir(parents=True, exist_ok=True)
+    _end_former(folder, launch, stop)
+    place = folder / f"{time.time_ns()}"
+    place.mkdir()
+    with _Nodes(place, command, launch, name, stop, say, environment) as nodes:
+        restarts, newest = 0, progress()
+        while True:
+            found = nodes.attempt()
+            if not isinstance(found, Over):
+                return found
+            said = str(replace(found.problem, fix="", path=""))
+            if found.counts is None or (found.counts and restarts >= launch.restarts):
+                after = f", after {restarts} new starts" if restarts else ""
+                raise StageError(replace(found.problem, message=found.problem.message + after))
+            if found.counts:
+                restarts += 1
+                said += f"; starting all ranks again from the newest checkpoint ({restarts} of {launch.restarts})"
+            else:
+                if progress() == newest:
+                    message = f"{found.problem.message}, and no checkpoint was written since it began"
+                    raise StageError(replace(found.problem, message=message))
+                newest = progress()
+                said += "; going on from the newest checkpoint"
+            say("restarted", said)
+
+
+def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) -> None:
+    """Has nodes leave that a killed predecessor left, and waits until they did or must have."""
+    former = [path for path in folder.iterdir() if path.is_dir()]
+    for path in former:
+        order = node_files.read(path / node_files.ORDER, Order) or Order()
+        node_files.write(path / node_files.ORDER, replace(order, sign=order.sign + 1, do="leave"))
+    watch = Watch()
+    for path in former:
+        while not stop():
+            left = {name: state.sign for name, state in node_files.nodes(path).items() if state.state != "gone"}
+            if all(silent > launch.lost_s + _SURELY_S for silent in watch.silent_s(left).values()):
+                break
+            time.sleep(POLL_S)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass
+class _Seen:
+    """What is known of a node, by our own clock."""
+
+    state: NodeState
+    since: float
+    signs: int = 0
+    clock_s: float = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.since
+
+
+@dataclass
+class _Nodes:
+    """The nodes of one try of a stage. While it is open a thread gives them our signs of life."""
+
+    folder: Path
+    command: Sequence[str]
+    launch: LaunchConfig
+    name: str
+    stop: Callable[[], bool]
+    say: Callable[[str, str], None]
+    environment: Mapping[str, str]
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> _Nodes:
+        self._order = Order(
+            command=list(self.command),
+            environment=passed_on(self.environment),
+            launch=self.launch.model_dump(mode="json"),
+        )
+        self._excluded: dict[str, str] = {}
+        self._passed = ""
+        self._write()
+        threading.Thread(target=self._give_signs, name="signs", daemon=True).start()
+        self._machines: Machines = self._found()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tell("leave", grace_s=0.0)
+        end = time.monotonic() + GRACE_S
+        while left := [seen for name, seen in self._look().items() if self._machines.is_ours(name)]:
+            if time.monotonic() > end or all(seen.state.state == "gone" for seen in left):
+                break
+            time.sleep(POLL_S)
+        self._machines.release(leaving_s=GRACE_S if left and not self.stop() else 0.0)
+        self._machines.pass_on_log()
+        self._closed.set()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def attempt(self) -> list[Ended] | Over:
+        """One start of all ranks, to its end; no rank is left then."""
+        gathered = self._gather()
+        if not isinstance(gathered, list):
+            return gathered or []
+        first = self._seen[gathered[0]].state
+        address, port = ("127.0.0.1", first.port) if self.launch.nodes == 1 else (first.address, first.port)
+        numbers = {name: number for number, name in enumerate(gathered)}
+        self._tell("run", attempt=self._order.attempt + 1, numbers=numbers, address=address, port=port)
+        ended_badly: float | None = None
+        while True:
+            seen = self._look()
+            nodes = [seen[name] for name in gathered]
+            ended = [Ended(*one) for node in nodes if self._is_in(node) for one in node.state.ended]
+            if self.stop():
+                return self._stopped(gathered)
+            # By a scheduler that takes the machines back: what becomes of the job, it tells soon.
+            told = any(one.code for one in ended) and any(node.state.state in ("leaving", "gone") for node in nodes)
+            if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not told:
+                return sorted(ended, key=lambda one: one.rank)
+            if over := self._over(gathered):
+                return over  # the scheduler ended what ran there
+            if self._lost(gathered):
+                return self._end_failed(gathered)
+            if hang := self._hang(nodes):
+                return self._end_hang(gathered, hang)
+            if any(one.code for one in ended):
+                ended_badly = ended_badly or time.monotonic()
+                if time.monotonic() - ended_badly > SETTLE_S and not told:
+                    return self._end_failed(gathered)
+            time.sleep(POLL_S)
+
+    def _found(self) -> Machines:
+        if self.launch.cluster == "slurm":
+            return Slurm(self.launch, self.folder, self.name, self.say)
+        return Hosts(self.launch, self.folder, self.environment)
+
+    def _gather(self) -> list[str] | Over | None:
+        """The ids of nodes that passed their checks, in order; None if the run was stopped."""
+        self._tell("wait")
+        while True:
+            self._machines.ask(self._excluded)
+            while not self.stop():
+                seen = self._look()
+                if over := self._machines.over(self._excluded):
+                    return over
+                ours = sorted(filter(self._machines.is_ours, seen), key=self._machines.order_of)
+                bad = {seen[name].state.machine: wrong for name in ours if (wrong := self._wrong_with(seen[name]))}
+                bad |= self._machines.refused(self._excluded)
+                if bad:
+                    self._exclude(bad)
+                    break
+                ready = [name for name in ours if seen[name].state.state == "ready" and seen[name].signs > 1]
+                if len(ready) >= self.launch.nodes:
+                    chosen = ready[: self.launch.nodes]
+                    self._say_passed([seen[name].state.machine for name in chosen])
+                    return chosen
+                time.sleep(POLL_S)
+            else:
+                self._machines.cancel()
+                return None
+
+    def _wrong_with(self, seen: _Seen) -> str:
+        """What the checks of a node found, or that it went silent; empty for a sound one."""
+        if seen.silent_s > self.launch.lost_s + _SURELY_S and seen.signs:
+            return f"it gave no sign for {seen.silent_s:.0f} s"
+        if seen.signs > 1 and abs(seen.clock_s) > CLOCK_S:
+            return f"clock: it is {abs(seen.clock_s):.0f} s {'behind' if seen.clock_s > 0 else 'ahead'}"
+        return "; ".join(seen.state.problems)
+
+    def _exclude(self, bad: Mapping[str, str]) -> None:
+        """Leaves machines out for the rest of this try of the stage."""
+        self._excluded |= bad
+        for machine, reason in bad.items():
+            self.say("node_excluded", f"node {machine} is left out: {reason}")
+
+    def _say_passed(self, machines: Sequence[str]) -> None:
+        names = ", ".join(machines)
+        if names != self._passed:
+            self._passed = names
+            checked = "passed their checks" if len(machines) > 1 else "passed its checks"
+            self.say("nodes", f"training on {names}, which {checked} of arithmetic, memory, disk and clock")
+
+    def _stopped(self, nodes: Sequence[str]) -> list[Ended]:
+        self._machines.cancel()
+        self._tell("stop", grace_s=self.launch.grace_s)
+        self._wait_for(nodes)
+        found = (self._seen[name] for name in nodes)
+        return [Ended(*one) for node in found if self._is_in(node) for one in node.state.ended]
+
+    def _over(self, nodes: Sequence[str]) -> Over | None:
+        """Whether the machines were taken back; also if they left in time, before the scheduler ended them."""
+        over = self._machines.over(self._excluded)
+        left = any(self._seen[name].state.state in ("leaving", "gone") for name in nodes)
+        if over is not None and over.problem.code == "job_failed" and left:
+            return Over(replace(over.problem, code="time_limit", message="Slurm told the job to end"), False)
+        return over
+
+    def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Machines of nodes that are silent, or left while the scheduler has no word of it, with the reason."""
+        reasons = self._machines.refused(self._excluded)
+        for name in nodes:
+            seen = self._seen[name]
+            if seen.state.state == "gone" and seen.silent_s > _SURELY_S:
+                reasons[seen.state.machine] = "it left while its ranks trained"
+            elif seen.state.state != "gone" and seen.silent_s > self.launch.lost_s + _SURELY_S:
+                reasons[seen.state.machine] = f"it gave no sign for {seen.silent_s:.0f} s"
+        return reasons
+
+    def _hang(self, nodes: Sequence[_Seen]) -> Hang | None:
+        """Ranks that hang, of all nodes together."""
+        beats: dict[int, Beat] = {}
+        silent_s: dict[int, float] = {}
+        stopped = set()
+        for node in nodes:
+            if node.state.state != "running" or not self._is_in(node):
+                continue
+            for rank, (count, batch, phase, seconds, is_stopped) in node.state.ranks.items():
+                beats[int(rank)] = Beat(count, batch, phase, 0.0)
+                silent_s[int(rank)] = seconds
+                if is_stopped:
+                    stopped.add(int(rank))
+        stuck = stuck_ranks(beats, silent_s, self.launch.hang_s)
+        return Hang(tuple(one for one in stuck if one in stopped) or stuck, beats, {}) if stuck else None
+
+    def _end_hang(self, nodes: Sequence[str], hang: Hang) -> Over:
+        self._tell("stop", stacks=True, grace_s=0.0)
+        if setback := self._wait_for(nodes):
+            return setback
+        notes = {int(rank): note for name in nodes for rank, note in self._seen[name].state.notes.items()}
+        said = str(replace(hang, notes=notes))
+        fix = "the stacks of all ranks are in the stage's log; raise launch.hang_s if the batches are as long as that"
+        return Over(Problem("hang", "launch.hang_s", said, fix), True)
+
+    def _end_failed(self, nodes: Sequence[str]) -> list[Ended] | Over:
+        """After a rank ended badly, or a node did: of the ranks the first to fail is told of, if no node was lost."""
+        self._tell("stop", grace_s=GRACE_S)
+        return self._wait_for(nodes) or [Ended(*one) for name in nodes for one in self._seen[name].state.ended]
+
+    def _wait_for(self, nodes: Sequence[str]) -> Over | None:
+        """Returns when no rank of these nodes is left, or can be; with what became of nodes, if some were lost."""
+        while True:
+            seen = self._look()
+            patience_s = self.launch.lost_s + _SURELY_S
+            if all(self._is_idle(seen[name]) or seen[name].silent_s > patience_s for name in nodes):
+                break
+            if over := self._over(nodes):
+                return over
+            time.sleep(POLL_S)
+        lost = self._lost(nodes)
+        if not lost:
+            return None
+        if self.launch.cluster == "hosts":
+            self._excluded |= lost
+        else:
+            self._machines.release()  # a job without one of its nodes is of no use
+        said = "; ".join(f"node {machine} was lost: {reason}" for machine, reason in lost.items())
+        return Over(Problem("node_lost", "launch.nodes", said, "run again"), True)
+
+    def _is_in(self, node: _Seen) -> bool:
+        return node.state.attempt == self._order.attempt
+
+    def _is_idle(self, node: _Seen) -> bool:
+        return node.state.state in ("checking", "ready", "gone")
+
+    def _look(self) -> dict[str, _Seen]:
+        """The nodes as they are now; passes on what they printed."""
+        self._machines_log()
+        now = time.monotonic()
+        for name, state in node_files.nodes(self.folder).items():
+            before = self._seen.get(name)
+            if before is None:
+                self._seen[name] = _Seen(state, now)
+            elif state.sign != before.state.sign:
+                self._seen[name] = _Seen(state, now, before.signs + 1, time.time() - state.time)
+        return self._seen
+
+    def _machines_log(self) -> None:
+        if hasattr(self, "_machines"):
+            self._machines.pass_on_log()
+
+    def _tell(
+        self,
+        do: Literal["wait", "run", "stop", "leave"],
+        *,
+        stacks: bool = False,
+        grace_s: float = 0.0,
+        **fields: object,
+    ) -> None:
+        with self._lock:
+            self._order = replace(self._order, do=do, stacks=stacks, grace_s=grace_s, **fields)  # type: ignore[arg-type]
+        self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            self._order.sign += 1
+            node_files.write(self.folder / node_files.ORDER, self._order)
+
+    def _give_signs(self) -> None:
+        while not self._closed.wait(node_files.SIGN_S):
+            with suppress(OSError):  # the next one may be written
+                self._write()

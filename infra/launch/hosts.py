@@ -1,0 +1,114 @@
+"""Machines that are named in the config, each reached by a remote shell such as ssh."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.errors import Problem
+from infra.launch.config import LaunchConfig
+from infra.launch.machines import Over
+from infra.launch.node_files import node_file
+from infra.process import PARENT_FD
+
+_PATIENCE_S = 10.0
+# What a remote shell does not bring along, and training needs; secrets stay here.
+_PASSED_ON = ("STEMMA_", "PYTHON", "OMP_", "NCCL_", "GLOO_", "TORCH", "CUDA_", "HF_", "GLIBC_", "TOKENIZERS_", "MKL_")
+_OURS_ALONE = ("STEMMA_AUTH", "STEMMA_DATABASE_URL", "STEMMA_HEARTBEATS", PARENT_FD)
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a training on another machine gets from this one."""
+    return {
+        name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in _OURS_ALONE
+    }
+
+
+class Hosts:
+    """An agent on each host that is used. It ends with the pipe to its remote shell, however this process ends."""
+
+    def __init__(self, launch: LaunchConfig, folder: Path, environment: Mapping[str, str]) -> None:
+        self._launch = launch
+        self._folder = folder
+        self._environment = passed_on(environment)
+        self._agents: dict[str, tuple[str, subprocess.Popen[bytes], float]] = {}
+        self._numbers = itertools.count()
+
+    def ask(self, excluded: Mapping[str, str]) -> None:
+        """Has as many agents as `launch.nodes`, none on an excluded host."""
+        for name, (host, _, _) in list(self._agents.items()):
+            if host in excluded:
+                self._end(name)
+        used = {host for host, _, _ in self._agents.values()}
+        for host in self._launch.hosts:
+            if len(self._agents) < self._launch.nodes and host not in used and host not in excluded:
+                self._begin(host)
+
+    def is_ours(self, name: str) -> bool:
+        return name in self._agents
+
+    def order_of(self, name: str) -> int:
+        """The place of a node among the others; the first of them gathers the ranks."""
+        return self._launch.hosts.index(self._agents[name][0])
+
+    def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
+        """Hosts on which no agent runs any more, with the reason."""
+        found = {}
+        for name, (host, process, begun) in self._agents.items():
+            if host not in excluded and process.poll() is not None:
+                found[host] = f"its agent ended, or never began: exit code {process.returncode}"
+            elif time.monotonic() - begun > self._launch.lost_s and not node_file(self._folder, name).exists():
+                found[host] = f"its agent gave no sign within {self._launch.lost_s:.0f} s"
+        return found
+
+    def over(self, excluded: Mapping[str, str]) -> Over | None:
+        left = [host for host in self._launch.hosts if host not in excluded]
+        if len(left) >= self._launch.nodes:
+            return None
+        why = "; ".join(f"{host}: {reason}" for host, reason in excluded.items())
+        problem = Problem(
+            "too_few_hosts",
+            "launch.hosts",
+            f"expected {self._launch.nodes} hosts that work, got {len(left)}: {why}",
+            "mend them, or name others",
+        )
+        return Over(problem, None)
+
+    def cancel(self) -> None:
+        """Agents leave by order."""
+
+    def release(self, leaving_s: float = 0.0) -> None:
+        for name in list(self._agents):
+            self._end(name)
+
+    def pass_on_log(self) -> None:
+        """The remote shells write into this process's log themselves."""
+
+    def _begin(self, host: str) -> None:
+        name = f"{next(self._numbers)}.{host}"
+        variables = [f"{key}={value}" for key, value in {**self._environment, PARENT_FD: "0"}.items()]
+        agent = [sys.executable, "-m", "infra.launch.agent", str(self._folder), name, host]
+        line = f"cd {shlex.quote(str(self._folder))} && exec env {shlex.join([*variables, *agent])}"
+        command = [word.replace("{host}", host) for word in self._launch.remote_shell]
+        process = subprocess.Popen([*command, line], stdin=subprocess.PIPE, env=_without_our_pipe())
+        self._agents[name] = host, process, time.monotonic()
+
+    def _end(self, name: str) -> None:
+        _, process, _ = self._agents.pop(name)
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _without_our_pipe() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != PARENT_FD}

@@ -1,0 +1,55 @@
+"""Where the nodes of a training come from: what `infra.launch.hosts` and `infra.launch.slurm` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from infra.errors import Problem
+
+
+@dataclass(frozen=True)
+class Over:
+    """Machines that were ours are no longer.
+
+    counts: whether what comes next is one of `launch.restarts`; None where nothing is to come: the try of the stage
+        fails with the problem.
+    """
+
+    problem: Problem
+    counts: bool | None
+
+
+class Machines(Protocol):
+    """Gets machines, each with an agent (`infra.launch.agent`), and gives them back.
+
+    `excluded` has machines that failed, with the reason.
+    """
+
+    def ask(self, excluded: Mapping[str, str]) -> None:
+        """Sees to it that there are, or will be, `launch.nodes` agents, none of them on an excluded machine."""
+
+    def is_ours(self, name: str) -> bool:
+        """Whether an agent belongs to what was asked for last."""
+
+    def order_of(self, name: str) -> int:
+        """The place of an agent among the others; the first of them gathers the ranks."""
+
+    def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
+        """Machines that were asked for and did not come, or left, with the reason."""
+
+    def over(self, excluded: Mapping[str, str]) -> Over | None:
+        """Whether no agents are to be expected any more."""
+
+    def cancel(self) -> None:
+        """Begins to give the machines back."""
+
+    def release(self, leaving_s: float = 0.0) -> None:
+        """Gives the machines back; returns when nothing of ours runs there, as far as can be known.
+
+        leaving_s: for how long agents that were told to leave may end by themselves.
+        """
+
+    def pass_on_log(self) -> None:
+        """Writes what the agents printed since to this process's log."""

@@ -1,0 +1,217 @@
+"""Nodes of Slurm: a job with an agent on each, submitted, asked about and cancelled by Slurm's own commands."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infra.errors import Problem, StageError
+from infra.launch.config import LaunchConfig
+from infra.launch.machines import Over
+from infra.process import PARENT_FD
+from infra.tail import Tail, last_lines
+
+_ASK_S = 2.0
+"""How often Slurm is asked about a job; its controllers do not like to be asked more."""
+_COMMAND_S = 60.0
+_ENDING_S = 120.0
+"""How long a cancelled job may take to end; Slurm's KillWait is 30 s by default."""
+_RECORD = "slurm-job"
+_ALIVE = {
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
+    *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "RESV_DEL_HOLD"),
+}
+# Before the time limit, so that training has `launch.grace_s` to save, and its processes the time to end.
+_NOTICE_S = 30
+
+
+class Slurm:
+    """At most one job at a time. Its number lies in the work folder, so that whoever continues cancels one that was
+    left.
+
+    told: hears, as (name, message), of what the job waits for, before any rank runs.
+    """
+
+    def __init__(
+        self, launch: LaunchConfig, folder: Path, name: str, told: Callable[[str, str], None] = lambda *_: None
+    ) -> None:
+        self._launch = launch
+        self._folder = folder
+        self._name = name
+        self._told = told
+        self._record = folder.parent / _RECORD
+        self._job = ""
+        self._fields: dict[str, str] = {}
+        self._asked = 0.0
+        self._start = 0
+        self._excluded: frozenset[str] = frozenset()
+        self._log: Tail | None = None
+        if self._record.exists():
+            self._job = self._record.read_text().strip()
+            self.release()
+
+    def ask(self, excluded: Mapping[str, str]) -> None:
+        """Submits a job, unless there is one without excluded nodes."""
+        if self._job and frozenset(excluded) == self._excluded:
+            return
+        self.release()
+        self._excluded = frozenset(excluded)
+        self._submit()
+        self._told("submitted", f"submitted as Slurm job {self._job}")
+
+    def is_ours(self, name: str) -> bool:
+        return name.startswith(f"{self._job}.{self._start}.")
+
+    def order_of(self, name: str) -> int:
+        return int(name.rpartition(".")[2])
+
+    def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
+        return {}
+
+    def over(self, excluded: Mapping[str, str]) -> Over | None:
+        """What became of the job, asked every few seconds; None while it waits or runs."""
+        if not self._job or time.monotonic() - self._asked < _ASK_S:
+            return None
+        self._look()
+        state, reason = self._fields.get("JobState", "GONE"), self._fields.get("Reason", "None")
+        job = f"Slurm job {self._job}"
+        start = int(self._fields.get("Restarts", self._start))
+        if start > self._start:
+            self._start = start
+            return Over(
+                Problem("requeued", self._name, f"Slurm took the nodes of job {self._job}, and queued it again"), False
+            )
+        if state in _ALIVE:
+            return None
+        self._forget()
+        detail = "" if reason in ("None", "") else f" ({reason})"
+        if state == "CANCELLED":
+            fix = f"run again, or raise launch.retries; `stemma logs {self._name}`"
+            return Over(Problem("job_cancelled", self._name, f"{job} was cancelled from outside{detail}", fix), None)
+        if state == "OUT_OF_MEMORY":
+            fix = "a smaller launch.microbatch needs less; launch.slurm.arguments: [--mem=…] asks for more"
+            return Over(Problem("out_of_memory", self._name, f"Slurm ended {job}, which was out of memory", fix), None)
+        if state in ("TIMEOUT", "DEADLINE"):
+            fix = "raise launch.slurm.time_limit_h, or lower checkpoint_every"
+            return Over(Problem("time_limit", "launch.slurm.time_limit_h", f"{job} reached its time limit", fix), False)
+        if state == "PREEMPTED":
+            return Over(Problem("preempted", self._name, f"{job} was pre-empted", "run again"), False)
+        if state in ("NODE_FAIL", "BOOT_FAIL"):
+            return Over(Problem("node_lost", self._name, f"{job} lost a node{detail}", "run again"), True)
+        if state == "GONE":
+            return Over(Problem("node_lost", self._name, f"Slurm knows {job} no longer", "run again"), True)
+        return Over(self._ended(state, detail), None)
+
+    def cancel(self) -> None:
+        """Has Slurm end the job: SIGTERM, and SIGKILL after its KillWait."""
+        if self._job:
+            _command("scancel", self._job)
+
+    def release(self, leaving_s: float = 0.0) -> None:
+        """Cancels the job, and returns when it is gone. leaving_s: for how long it may end by itself before."""
+        if not self._job:
+            return
+        end = time.monotonic() + leaving_s
+        self._look()
+        while time.monotonic() < end and self._fields.get("JobState", "GONE") in _ALIVE:
+            time.sleep(0.2)
+            self._look()
+        if self._fields.get("JobState", "GONE") in _ALIVE:
+            self.cancel()
+        end = time.monotonic() + _ENDING_S
+        while time.monotonic() < end and self._fields.get("JobState", "GONE") in _ALIVE:
+            time.sleep(0.2)
+            self._look()
+        self._forget()
+
+    def pass_on_log(self) -> None:
+        """Writes what the job printed since to this process's log."""
+        for line in self._log.lines() if self._log else ():
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def _submit(self) -> None:
+        launch, asked = self._launch, self._launch.slurm
+        log = self._folder / "job.log"
+        agent = shlex.join([sys.executable, "-m", "infra.launch.agent", str(self._folder)])
+        cores = asked.cpus_per_process or launch.threads
+        # srun does not take over what sbatch was asked for a task (since Slurm 22.05).
+        each = f"--cpus-per-task={cores * launch.processes} " if cores else ""
+        script = f"#!/bin/bash\nexec srun --ntasks-per-node=1 {each}--kill-on-bad-exit=1 --unbuffered {agent}\n"
+        gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
+        options = [
+            f"--job-name=stemma-{self._name}",
+            f"--nodes={launch.nodes}",
+            "--ntasks-per-node=1",
+            f"--chdir={self._folder}",
+            f"--output={log}",
+            "--open-mode=append",
+            "--requeue" if asked.requeue else "--no-requeue",
+            f"--signal=TERM@{math.ceil(launch.grace_s + _NOTICE_S)}",
+            *([f"--partition={asked.partition}"] if asked.partition else []),
+            *([f"--time={math.ceil(asked.time_limit_h * 60)}"] if asked.time_limit_h else []),
+            *([f"--cpus-per-task={cores * launch.processes}"] if cores else []),
+            *([f"--gpus-per-node={gpus * launch.processes}"] if gpus else []),
+            *([f"--exclude={','.join(sorted(self._excluded))}"] if self._excluded else []),
+            *asked.arguments,
+        ]
+        told = _command("sbatch", "--parsable", *options, text=script)
+        if told.returncode:
+            code = "scheduler_unreachable" if _is_unreachable(told.stderr) else "slurm_refused"
+            fix = "sbatch tells why; launch.slurm says what is asked for"
+            raise StageError(Problem(code, "launch.slurm", f"sbatch refused the job: {told.stderr.strip()}", fix))
+        self._job = told.stdout.strip().partition(";")[0]
+        self._record.write_text(self._job)
+        self._fields, self._start, self._asked = {}, 0, time.monotonic()
+        self._log = Tail(log, from_end=True)
+
+    def _look(self) -> None:
+        told = _command("scontrol", "show", "job", "--oneliner", self._job)
+        self._asked = time.monotonic()
+        if told.returncode == 0:
+            self._fields = dict(re.findall(r"(\S+?)=(\S*)", told.stdout))
+        elif not _is_unreachable(told.stderr):
+            self._fields = {"JobState": "GONE"}
+
+    def _forget(self) -> None:
+        self.pass_on_log()
+        self._job = ""
+        self._record.unlink(missing_ok=True)
+
+    def _ended(self, state: str, detail: str) -> Problem:
+        code = self._fields.get("ExitCode", "?")
+        said = last_lines(self._folder / "job.log", 2)
+        message = f"Slurm job ended as {state}{detail} with exit code {code}: {said}"
+        return Problem("job_failed", self._name, message, f"stemma logs {self._name}")
+
+
+def _command(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    # In a job of Slurm itself, its variables would be taken for options of the new one.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if (not name.startswith(("SLURM_", "SBATCH_")) or name == "SLURM_CONF") and name != PARENT_FD
+    }
+    try:
+        return subprocess.run(words, input=text, capture_output=True, text=True, env=environment, timeout=_COMMAND_S)
+    except FileNotFoundError:
+        problem = Problem(
+            "no_slurm",
+            "launch.cluster",
+            f"expected the command {words[0]} on this machine",
+            "run where jobs are submitted",
+        )
+        raise StageError(problem) from None
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", "Unable to contact slurm controller: no answer")
+
+
+def _is_unreachable(message: str) -> bool:
+    return any(words in message for words in ("Unable to contact", "Socket timed out", "Connection refused"))

@@ -1,0 +1,124 @@
+"""A pipeline whose pretraining is a job of a real Slurm, with compressed shards that both nodes unpack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.command import Answer, environment, finish, start, stemma, write_config
+from tests.pipelines import short_config
+from tests.processes import progress_of, wait_until
+from tests.slurm import slurm
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    with slurm() as variables:
+        yield environment(**variables, STEMMA_WARM_START="off")
+
+
+def _config(folder: Path, batches: int, **launch: Any) -> Path:
+    config = {
+        **short_config(folder),
+        "shard": {"sequence_length": 64, "compression": "zstd", "shard_mb": 0.05},
+        "pretrain": {
+            "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
+            "duration": f"{batches} batches",
+            "global_batch_tokens": 512,
+            "checkpoint_every": "20 batches",
+            "evaluate_every": "100000 batches",
+        },
+        "launch": {"device": "cpu", "threads": 1, "precision": "fp32", "retry_wait_s": 0, **launch},
+    }
+    return write_config(folder / "config.yaml", config)
+
+
+def _on_slurm(folder: Path, batches: int, **launch: Any) -> Path:
+    return _config(folder, batches, cluster="slurm", nodes=2, processes=1, **launch)
+
+
+def _weights(answer: Answer) -> dict[str, torch.Tensor]:
+    return load_file(Path(answer.rows()["pretrain"]["path"]) / "model.safetensors")
+
+
+def _ask(env: dict[str, str], *words: str) -> str:
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _running_job(env: dict[str, str], root: Path) -> str:
+    """The number of the job that trains, once it has a checkpoint."""
+    wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")), timeout_s=300)
+    return _ask(env, "squeue", "--noheader", "--format=%i")
+
+
+def _logged(root: Path) -> str:
+    return next(root.glob("pretrain/*/aux/stage.log")).read_text()
+
+
+def test_a_job_of_two_nodes_ends_with_the_weights_of_two_local_ranks(cluster: dict[str, str], tmp_path: Path) -> None:
+    """The risk: ranks that are told another place or batch than local ones; nodes that unpack into one folder."""
+    root = tmp_path / "store"
+    there = stemma("run", _on_slurm(tmp_path, 40), "--root", root, env=cluster)
+    assert there.code == 0, (there.document["errors"], there.stderr[-3000:])
+    assert "passed their checks" in there.stderr and "[rank 1]" in _logged(root)
+    here = stemma("run", _config(tmp_path, 40, processes=2), "--root", root, "--force", "pretrain", env=cluster)
+    assert here.code == 0, here.document["errors"]
+    ours, theirs = _weights(there), _weights(here)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_a_job_that_is_cancelled_from_outside_is_followed_by_another(cluster: dict[str, str], tmp_path: Path) -> None:
+    """The risk: a stage that begins anew, or never ends, when a cluster's keeper takes its job away."""
+    root = tmp_path / "store"
+    command = start("run", _on_slurm(tmp_path, 400), "--root", root, env=cluster)
+    job = _running_job(cluster, root)
+    _ask(cluster, "scancel", job)
+    answer = finish(command)
+    assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
+    assert f"Slurm job {job} was cancelled from outside" in answer.stderr and "trying again" in answer.stderr
+    assert "continuing pretrain at batch" in answer.stderr
+
+
+def test_without_retries_it_fails_by_name_and_goes_on_when_asked(cluster: dict[str, str], tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    config = _on_slurm(tmp_path, 400, retries=0)
+    command = start("run", config, "--root", root, env=cluster)
+    job = _running_job(cluster, root)
+    _ask(cluster, "scancel", job)
+    answer = finish(command)
+    assert [problem["code"] for problem in answer.document["errors"]] == ["job_cancelled"]
+    again = stemma("run", config, "--root", root, env=cluster)
+    assert again.code == 0 and "continuing pretrain at batch" in again.stderr, again.stderr[-3000:]
+
+
+def test_cancelling_the_run_cancels_its_job_and_leaves_a_checkpoint(cluster: dict[str, str], tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    command = start("run", _on_slurm(tmp_path, 20000), "--root", root, env=cluster)
+    job = _running_job(cluster, root)
+    done = progress_of(root, "pretrain")
+    os.kill(command.pid, signal.SIGINT)
+    answer = finish(command)
+    assert answer.code == 130, answer.stderr[-3000:]
+    wait_until(lambda: "JobState=CANCELLED" in _ask(cluster, "scontrol", "show", "job", "-o", job), timeout_s=30)
+    (newest, *_) = sorted(root.glob(".work/pretrain/*/scratch/checkpoints/ba*"), reverse=True)
+    assert int(newest.name[2:]) >= done
+
+
+def test_a_job_at_its_time_limit_is_followed_by_another(cluster: dict[str, str], tmp_path: Path) -> None:
+    """The risk: that Slurm's word before the limit is not heard by all ranks, or is taken for a cancelled run."""
+    root = tmp_path / "store"
+    slurm = {"time_limit_h": 1 / 60}
+    command = start("run", _on_slurm(tmp_path, 6000, slurm=slurm, grace_s=5, retries=0), "--root", root, env=cluster)
+    answer = finish(command, 560)
+    assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
+    assert "going on from the newest checkpoint" in answer.stderr and "continuing pretrain at batch" in answer.stderr
