@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from evaluation.config import BenchmarksConfig
-from evaluation.statistics import from_standard_error, wilson
+from evaluation.statistics import bootstrap_ratio, from_standard_error, wilson
 from infra.run import Result, Run
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
-    "shots"?: {number: tasks}, "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
+    "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits a byte,
+    "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
     aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a
     case of the failure classes.
     """
@@ -44,6 +47,11 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
         "tasks": {name: task_metrics(found, name, config.confidence) for name in names},
         "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
     }
+    fields = {task.name: task.domain for task in config.tasks if task.kind == "text"}
+    if domains := {
+        name: parts for name, field in fields.items() if (parts := text_domains(found, name, field, config))
+    }:
+        results["domains"] = domains
     if config.shots:
         results["shots"] = shots_sweep(config, lm, results["tasks"], run)
     aux = out_dir / "aux"
@@ -133,6 +141,19 @@ def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[s
     return parts
 
 
+def text_domains(
+    found: Mapping[str, Any], name: str, field: str, config: BenchmarksConfig
+) -> dict[str, dict[str, float]]:
+    """Bits a byte by the documents' domain, where they name one; the interval is the bootstrap over documents."""
+    rows = [(sample["doc"].get(field), *sample["bits_per_byte"]) for sample in found.get("samples", {}).get(name, [])]
+    parts = {}
+    for domain in sorted({str(row[0]) for row in rows if row[0] is not None}):
+        likely, size = (np.array([row[column] for row in rows if row[0] == domain], float) for column in (1, 2))
+        bits = bootstrap_ratio(-likely / math.log(2), size, config.seed)
+        parts[domain] = {**bits.as_json(), "n": len(size), "bytes": float(size.sum())}
+    return parts
+
+
 def _group_size(found: Mapping[str, Any], name: str) -> int:
     """The items in all tasks of a group."""
     members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
@@ -160,6 +181,9 @@ def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
             for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high"), ("_chance", "chance")):
                 if field in entry:
                     figures[name + suffix] = entry[field]
+    for task, parts in results.get("domains", {}).items():
+        for domain, entry in parts.items():
+            figures[snake_case(f"{task}_{domain}_bits_per_byte")] = entry["value"]
     for name, one in results.get("failure_classes", {}).get("classes", {}).items():
         for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high")):
             figures[f"{name}_failure_rate{suffix}"] = one[field]
@@ -176,6 +200,8 @@ def _headline(results: Mapping[str, Any]) -> str:
         if "acc" in metrics:
             chance = f" (chance {100 * metrics['acc']['chance']:.0f})" if "chance" in metrics["acc"] else ""
             parts.append(f"{task} {100 * metrics['acc']['value']:.1f} %{chance}")
+        elif "bits_per_byte" in metrics:
+            parts.append(f"{task} {metrics['bits_per_byte']['value']:.3f} bits a byte")
     return ", ".join(parts) or f"{len(results['tasks'])} tasks"
 
 

@@ -34,10 +34,11 @@ class BenchmarkTask(Config):
 
     name: str = Field(pattern=IDENTIFIER)
     """The name in results and the report. For kind lm_eval: the task or group as its YAML names it."""
-    kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "lm_eval"] = "project"
+    kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "text", "lm_eval"] = "project"
     """multiple_choice: which of several answers follows the query. cloze: is the last word (or `continuation`) what
-    the model would say itself. minimal_pairs: is the good sentence the likelier one. lm_eval: as its YAML says; without
-    `path` it is the task that lm-eval itself has of this name, with data from `tasks_mirror`.
+    the model would say itself. minimal_pairs: is the good sentence the likelier one. text: how well whole documents are
+    foreseen, in bits a byte and perplexity, overall and by `domain`. lm_eval: as its YAML says; without `path` it is
+    the task that lm-eval itself has of this name, with data from `tasks_mirror`.
     """
     path: SourcePath | None = None
     """A JSON-lines file; for kind lm_eval a YAML file or a folder of them."""
@@ -50,7 +51,10 @@ class BenchmarkTask(Config):
     query_suffix: str = "\nAnswer:"
     """multiple_choice: what stands between query and answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
     text: FieldName = "text"
-    """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016)."""
+    """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016). text: the
+    document."""
+    domain: FieldName = "domain"
+    """text: the field that says what kind of text a document is, where there is one."""
     context: FieldName = "context"
     """cloze: the field that holds what is given, in files that split it from the `continuation`."""
     continuation: FieldName = "continuation"
@@ -69,7 +73,9 @@ class BenchmarkTask(Config):
                     "or a task with `kind` and `path`"
                 )
             if self.path is not None:
-                raise ValueError("a task with `path` needs `kind`: multiple_choice, cloze, minimal_pairs or lm_eval")
+                raise ValueError(
+                    "a task with `path` needs `kind`: multiple_choice, cloze, minimal_pairs, text or lm_eval"
+                )
         elif self.path is None and self.kind != "lm_eval":
             raise ValueError(f"a task of kind {self.kind} needs `path`")
         elif self.path is None:

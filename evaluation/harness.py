@@ -126,6 +126,14 @@ def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
             "doc_to_choice": _jinja(f"[{task.bad}, {task.good}]"),
             "doc_to_target": 1,
         }
+    if task.kind == "text":
+        measures = ("bits_per_byte", "byte_perplexity", "word_perplexity")
+        return spec | {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": _jinja(task.text),
+            "metric_list": [{"metric": name} for name in measures],
+        }
     return spec | {
         "output_type": "loglikelihood",
         # As lm-eval's lambada_openai, unless the file splits context and continuation itself.

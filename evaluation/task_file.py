@@ -59,6 +59,11 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
         for field in (task.good, task.bad):
             if not isinstance(row.get(field), str) or not row[field]:
                 return f"`{field}`, a string"
+    elif task.kind == "text":
+        if not isinstance(row.get(task.text), str) or not row[task.text].strip():
+            return f"`{task.text}`, a string"
+        if task.domain in row and not isinstance(row[task.domain], str):
+            return f"`{task.domain}`, a string"
     elif task.context in row:
         for field in (task.context, task.continuation):
             if not isinstance(row.get(field), str) or not row[field]:

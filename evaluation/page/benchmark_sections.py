@@ -35,7 +35,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
     ]
     chart = interval_plot("accuracy", rows, value_format=whole_percent, span=(0, 1), reference_label="guessing")
     if not chart:
-        return Section("benchmarks", "Benchmarks")
+        return Section("benchmarks", "Benchmarks", tables=_texts(pipeline))
     figure = Figure(
         "Accuracy",
         chart,
@@ -66,7 +66,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
         columns = ["task", "models", "difference", "interval", "McNemar", "so"]
         note = "Differences over the same items, which is sharper than comparing two intervals by eye."
         tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
-    tables += [*_alignment_tax(pipeline), *_shots(pipeline), *_parts(pipeline)]
+    tables += [*_alignment_tax(pipeline), *_shots(pipeline), *_texts(pipeline), *_parts(pipeline)]
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
 
 
@@ -98,6 +98,34 @@ def _alignment_tax(pipeline: PipelineResults) -> list[Table]:
         name = "Alignment tax" if last in ("sft", "rlhf") else f"Alignment tax, {last}"
         tables.append(Table(name, columns, rows, note, numeric=tuple(range(1, len(columns)))))
     return tables
+
+
+def _texts(pipeline: PipelineResults) -> list[Table]:
+    """How well whole documents are foreseen, by domain where the task has domains."""
+    cells: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for model in pipeline.models:
+        found = pipeline.results("benchmarks", model)
+        for task, metrics in found.get("tasks", {}).items():
+            if "bits_per_byte" in metrics:
+                cells.setdefault((task, "all"), {})[model] = metrics["bits_per_byte"]
+        for task, parts in found.get("domains", {}).items():
+            for domain, entry in parts.items():
+                cells.setdefault((task, domain), {})[model] = entry
+    models = [model for model in pipeline.models if any(model in found for found in cells.values())]
+    rows = []
+    for (task, domain), found in cells.items():
+        n = next(iter(found.values()))["n"]
+        rows.append([task, domain, f"{n:,.0f}", *(_bits(found.get(model)) for model in models)])
+    columns = ["task", "domain", "documents", *map(pipeline.long_name, models)]
+    note = "Bits a byte, less is better; 95 % intervals are over documents."
+    return [Table("Text", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
+
+
+def _bits(cell: Mapping[str, float] | None) -> str:
+    if cell is None:
+        return "–"
+    interval = f" ({fixed(cell['low'], 3)} to {fixed(cell['high'], 3)})" if "low" in cell else ""
+    return f"{fixed(cell['value'], 3)}{interval}"
 
 
 def _shots(pipeline: PipelineResults) -> list[Table]:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from evaluation.benchmarks import benchmarks
-from evaluation.config import DATA_DIR, BenchmarksConfig, BenchmarkTask
+from evaluation.config import DATA_DIR, BenchmarksConfig
 from infra.errors import Cancelled, StageError
 from infra.run import Run
 
@@ -40,14 +40,20 @@ QUESTIONS = [
 def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path: Path, run: Run) -> None:
     from evaluation.harness import task_spec
 
-    result = benchmarks(config_of("minimal_pairs", "cloze", limit=50), {"model": model_dir}, tmp_path / "out", run)
+    rows = [
+        {"text": "The function returns a string. " * repeats, "domain": domain}
+        for repeats, domain in ((1, "short"), (2, "short"), (20, "long"))
+    ]
+    texts = {"name": "texts", "kind": "text", "path": write_rows(tmp_path / "texts.jsonl", rows)}
+    config = config_of("minimal_pairs", "cloze", texts, limit=50)
+    result = benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
     specs = tmp_path / "specs"
     specs.mkdir()
-    for name in ("minimal_pairs", "cloze"):
-        (specs / f"{name}.yaml").write_text(yaml.safe_dump(task_spec(BenchmarkTask.model_validate({"name": name}))))
+    for task in config.tasks:
+        (specs / f"{task.name}.yaml").write_text(yaml.safe_dump(task_spec(task)))
     command = [
         sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model_dir},dtype=float32",
-        "--tasks", "minimal_pairs,cloze", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8",
+        "--tasks", "minimal_pairs,cloze,texts", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8",
         "--limit", "50",
         "--output_path", str(tmp_path / "theirs"),
     ]  # fmt: skip
@@ -58,6 +64,14 @@ def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path
     for task, metric in (("minimal_pairs", "acc"), ("cloze", "acc"), ("cloze", "acc_norm")):
         assert ours[task][metric]["value"] == pytest.approx(theirs[task][f"{metric},none"], abs=1e-6)
         assert ours[task][metric]["stderr"] == pytest.approx(theirs[task][f"{metric}_stderr,none"], abs=1e-6)
+    for metric in ("bits_per_byte", "byte_perplexity", "word_perplexity"):
+        assert ours["texts"][metric]["value"] == pytest.approx(theirs["texts"][f"{metric},none"], rel=1e-5)
+    domains = results_of(tmp_path / "out")["domains"]["texts"]
+    bits = {name: one["value"] * one["bytes"] for name, one in domains.items()}
+    assert {name: one["n"] for name, one in domains.items()} == {"short": 2, "long": 1}
+    size = sum(one["bytes"] for one in domains.values())
+    assert sum(bits.values()) / size == pytest.approx(ours["texts"]["bits_per_byte"]["value"], rel=1e-5)
+    assert result.figures["texts_short_bits_per_byte"] == domains["short"]["value"] != domains["long"]["value"]
     assert result.figures["cloze_accuracy"] == ours["cloze"]["acc"]["value"]
 
 
