@@ -205,6 +205,9 @@ class ShardConfig(StageConfig):
     """Tokens a sequence. GPT-3 (Brown et al., 2020) has 2048."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that goes to validation; the same in tokenizer, shard, instructions and preferences."""
+    by_source: bool = False
+    """Packs the training text of each source into sequences and shard files of its own, so that `pretrain.mixture` can
+    mix the sources while it trains. The validation side mixes all sources in every stretch either way."""
     shard_mb: float = Field(64, gt=0)
     """Megabytes (2^20 bytes) a shard file before compression."""
     compression: Annotated[str, Field(pattern=r"^(zstd|br|bz2)(:\d+)?$")] | None = None

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from corpus.config import ShardConfig
 from corpus.documents import document_parts
 from corpus.tokens.encode import end_of_text, load_tokenizer, unknown_id
-from corpus.tokens.packing import Form, Side, Slice, in_order, slices_of, write_shards
+from corpus.tokens.packing import Form, Side, Slice, by_source, in_order, slices_of, write_shards
 from corpus.tokens.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
 from infra.files import link_or_copy
@@ -51,7 +51,9 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     uint16: the number, in meta.json, of the source of the document at each start. Every document ends with
     <|endoftext|>; the tokens after the last full sequence of a side are left out and counted in meta.json. Special
     tokens that a text happens to spell are encoded as ordinary text. index.parquet has a row a document, in the order
-    of the shards.
+    of the shards. With `config.by_source` the training side holds one source after the other: no sequence and no shard
+    file is of two, each source leaves out what fills no last sequence of its own, and meta.json has the numbers of its
+    sequences.
     Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
     `no_end_of_text` for a tokenizer without it.
     """
@@ -80,13 +82,27 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     summaries = map_partitions(run, STEP, function, parts, unit="documents", sizes=rows)
     index, names = joined_index([partition_folder(run, STEP, number) for number in range(len(parts))], summaries)
     index = in_order(index)
+    if config.by_source:
+        index = by_source(index)
     sides: dict[str, Side] = {}
+    places: dict[int, dict[str, int]] = {}
     for name in SIDES:
         side = index[index["heldout"] == (name == "validation")]
-        order = run.work_dir / f"order-{name}.npy"
-        np.save(order, side)
-        slices = slices_of(order, side, config.sequence_length, _shard_sequences(config, form.dtype))
-        sides[name] = Side(side, sum(item.sequences for item in slices), form, tokenizer)
+        apart = config.by_source and name == "train"
+        numbers = range(len(names.sources)) if apart else [None]
+        slices: list[Slice] = []
+        stretches = []
+        for number in numbers:
+            documents = side if number is None else side[side["source"] == number]
+            order = run.work_dir / (f"order-{name}.npy" if number is None else f"order-{name}-{number}.npy")
+            np.save(order, documents)
+            found = slices_of(order, documents, config.sequence_length, _shard_sequences(config, form.dtype))
+            count = sum(item.sequences for item in found)
+            if number is not None:
+                places[number] = {"first_sequence": sum(item.sequences for item in slices), "sequences": count}
+            stretches.append((documents, count))
+            slices += found
+        sides[name] = Side(stretches, form, tokenizer)
         if not slices:
             raise stage_error(
                 "too_little_text",
@@ -97,7 +113,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
             )
         _write_side(name, slices, form, out_dir, run)
     _write_index(out_dir / "index.parquet", index, names)
-    meta = _meta(facts, sides, names)
+    meta = _meta(facts, sides, names, places)
     (out_dir / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf8")
     figures = ("train_tokens", "validation_tokens", "train_bytes", "validation_bytes", "documents")
     headline = f"{meta['train_tokens']:,} training tokens, {meta['validation_tokens']:,} for validation"
@@ -145,7 +161,10 @@ def _write_index(path: Path, index: Index, names: Names) -> None:
             file.write_table(pa.table(columns, schema=INDEX_SCHEMA))
 
 
-def _meta(facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names) -> dict[str, Any]:
+def _meta(
+    facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names, places: Mapping[int, Mapping[str, int]]
+) -> dict[str, Any]:
+    """places: of the sources that are packed apart, where their training sequences lie."""
     meta = {**facts, "documents": sum(side.documents for side in sides.values())}
     for name, side in sides.items():
         for key in ("tokens", "bytes", "sequences", "documents", "left_out_tokens"):
@@ -154,6 +173,8 @@ def _meta(facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names) -> 
         source: {"id": number, **{name: side.of_source(number) for name, side in sides.items()}}
         for number, source in enumerate(names.sources)
     }
+    for number, place in places.items():
+        meta["sources"][names.sources[number]]["train"] |= place
     return meta
 
 

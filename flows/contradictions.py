@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from corpus.config import DATA_KINDS, ShardConfig, TokenizerConfig, ValidateConfig
+from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from evaluation.config import BenchmarkTextConfig, SafetyConfig
-from flows.graph import Graph, first_model, items_to_clear
+from flows.graph import Graph, ancestors, first_model, items_to_clear
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
 from infra.errors import Problem, StageError
@@ -17,6 +17,7 @@ from tasks.stage import Node
 from training.config import (
     Continues,
     KeepEvery,
+    MixtureConfig,
     PreferenceTuningConfig,
     PretrainConfig,
     RlhfConfig,
@@ -108,6 +109,8 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         shards = nodes.get(node.inputs.get("shards", ""))
         if shards is None or not isinstance(shards.config, ShardConfig):
             return
+        if section.mixture:
+            yield from _of_mixture(section.mixture, node, shards, shards.config, nodes)
         tokenizer = nodes.get(shards.inputs.get("tokenizer", ""))
         trained = tokenizer.config if tokenizer and isinstance(tokenizer.config, TokenizerConfig) else None
         vocabulary = trained.vocab_size if trained and not trained.pretrained else None
@@ -121,6 +124,27 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
     if isinstance(section, RlhfConfig):
         yield from _of_text("rlhf.text_coef", section.text_coef, node)
         yield from section.missing_functions()
+
+
+def _of_mixture(
+    mixture: MixtureConfig, node: Node, shards: Node, packed: ShardConfig, nodes: Graph
+) -> Iterator[Problem]:
+    """What of a mixture does not fit the shards that it is read from."""
+    if shards.adopted:
+        return
+    if not packed.by_source:
+        message = f"expected shards whose sequences are each of one source, and those of {shards.id} mix them"
+        yield Problem("not_by_source", "pretrain.mixture", message, f"set {shards.key}.by_source: true")
+    if node.inputs.get("tokenizer") != shards.inputs.get("tokenizer"):
+        message = f"expected {shards.inputs.get('tokenizer')}, by which {shards.id} was made"
+        yield Problem("other_tokenizer", f"{node.key}.inputs.tokenizer", message, "name that one")
+    read = {name for one in ancestors(nodes, [shards.id]) for name in _sources_of(nodes[one])}
+    if read:
+        yield from mixture.problems(read)
+
+
+def _sources_of(node: Node) -> list[str]:
+    return node.config.names() if isinstance(node.config, IngestConfig) and not node.adopted else []
 
 
 def _of_text(key: str, value: float, node: Node) -> Iterator[Problem]:

@@ -67,14 +67,16 @@ class LabelBaselines:
         return {"unigram": float(self._unigram.losses(labels[labels != IGNORE]).sum())}
 
 
-def count_baselines(shards: PackedShards, sequences: int, vocab_size: int, objective: Objective) -> Baselines:
-    """Counts the first `sequences` of the training split, which lies in the order of the documents' hashes."""
+def count_baselines(
+    shards: PackedShards, numbers: Sequence[int] | NDArray[np.int64], vocab_size: int, objective: Objective
+) -> Baselines:
+    """Counts these sequences of the training split."""
 
     def read() -> Iterable[Packed]:
-        return packed_batches(shards, range(sequences), _COUNTED_AT_ONCE)
+        return packed_batches(shards, numbers, _COUNTED_AT_ONCE)
 
     if isinstance(objective, Causal):
-        return NextTokenBaselines(read, vocab_size, sequences * (len(shards[0][0]) - 1))
+        return NextTokenBaselines(read, vocab_size, len(numbers) * (len(shards[0][0]) - 1))
     return LabelBaselines(read(), vocab_size, objective)
 
 

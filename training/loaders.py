@@ -45,6 +45,8 @@ class PackedShards(StreamingDataset):
     epoch and number.
 
     cache: where compressed shards are unpacked, a folder of this node alone; see `training.scratch`.
+    text_fingerprint: names the split. fingerprint: names what a training reads of it, in which order.
+
     batch_size: sequences of a batch over all ranks. What is left of an epoch after its last whole batch is left out;
     each epoch leaves out other sequences where the data are shuffled.
     read_at_once: sequences that a loader asks for at once over all ranks, where these are not a whole batch.
@@ -73,7 +75,7 @@ class PackedShards(StreamingDataset):
             # Streaming's own for one canonical node; named, since else it is unknown until the first epoch is read.
             shuffle_block_size=4_000_000,
         )
-        self.fingerprint = split_fingerprint(folder, index)
+        self.text_fingerprint = self.fingerprint = split_fingerprint(folder, index)
         self._continued = (0, 0)
 
     def __getitem__(self, at: Any) -> Any:

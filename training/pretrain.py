@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from corpus.passes import write_json
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.trained import TrainedSequences
 from evaluation.statistics import bootstrap_ratio
@@ -45,6 +48,16 @@ from training.loaders import (
     trained_sequences,
     unpacked_bytes,
 )
+from training.mixed_shards import (
+    MixedShards,
+    epoch_sequences,
+    mixed_fingerprint,
+    mixed_sources,
+    phases_of,
+    repeated_often,
+    told,
+)
+from training.mixture import Mixture, Pool
 from training.models import LanguageModel, build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Bigram, Unigram
@@ -53,7 +66,7 @@ from training.objectives.base import Objective
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
-from training.states import load_known, place_in
+from training.states import beginning, load_known, place_in
 
 # Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20
@@ -70,7 +83,8 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
     `config.validation_tokens` training tokens) and bits_per_byte (of each source too), validation_tokens,
     tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
-    skipped_batches of the guard (see aux/corrections.json). Raises StageError where batch, positions or vocabulary do
+    skipped_batches of the guard (see aux/corrections.json), and of a mixture epochs_<source>, how often its text was
+    read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do
     not fit the shards or the attention kernel the objective, and where the guard gives up.
     """
     shards, tokenizer_dir = inputs["shards"], inputs["tokenizer"]
@@ -79,12 +93,15 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if problems := config.problems(length, vocab_size, continues="model" in inputs):
         raise StageError(*problems)
     batch_size = config.global_batch_tokens // length
+    pools = mixed_sources(config.mixture, meta, shards / "train") if config.mixture else []
     train_sequences = count_sequences(shards / "train")
+    if config.mixture:
+        train_sequences = epoch_sequences(config.mixture, pools, batch_size)
     if train_sequences < batch_size:
         raise stage_error(
             "too_few_sequences",
             "pretrain.global_batch_tokens",
-            f"expected at least one batch of {batch_size} sequences, the training split has {train_sequences}",
+            f"expected at least one batch of {batch_size} sequences, an epoch has {train_sequences}",
             "lower global_batch_tokens or give more text",
         )
     epoch_batches = train_sequences // batch_size
@@ -125,6 +142,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         flops_per_token=flops,
         rampup=rampup,
     )
+    mixture = _mixture(config, pools, plan, inputs, shards / "train", scale) if config.mixture else None
     layers = network.config.num_hidden_layers
     if wants_compile(run.launch, hardware, layers, flops * plan.examples(plan.batches) * length):
         if plain_compiler_paths():
@@ -138,11 +156,11 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
     with node_scratch(run, unpacked_bytes(shards)) as cache, own_shared_memory(run.work_dir):
         if known is None and config.model.embedding_init == "bigram":
-            count = min(train_sequences, max(1, _BIGRAM_TOKENS // length))
+            counted = _first(meta, shards, mixture, config.seed, max(1, _BIGRAM_TOKENS // length))
             bigrams = Bigram(
-                (packed.tokens for packed in packed_batches(open_in_order(shards / "train", cache), range(count), 256)),
+                (packed.tokens for packed in packed_batches(open_in_order(shards / "train", cache), counted, 256)),
                 vocab_size,
-                count * (length - 1),
+                len(counted) * (length - 1),
             )
             induction = config.model.attention_init == "induction"
             unused = unused_width(network) if induction else 0
@@ -157,12 +175,17 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         at_once = rampup.first if rampup else None
         watches: list[Callback] = []
         if causal and config.guard.enabled:
-            first = range(min(train_sequences, max(1, _SAMPLE_TOKENS // length)))
+            first = _first(meta, shards, mixture, config.seed, max(1, _SAMPLE_TOKENS // length))
             sample = read_packed(shards / "train", cache, first).tokens
             warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, rampup).warmup
             usual = float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean())
             watches = [Stuck(usual, warmup, run)]
-        train = PackedShards(shards / "train", cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
+        split = shards / "train"
+        train = (
+            MixedShards(split, cache, batch_size, config.seed, mixture, read_at_once=at_once)
+            if mixture
+            else PackedShards(split, cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
+        )
         done = fit(
             "pretrain",
             model,
@@ -208,8 +231,9 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         if ranks.is_first():
             _write_trained(train, done, batch_size, rampup, inputs, out_dir)
         limit = max(1, config.validation_tokens // length)
-        counted, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
-        baselines = count_baselines(counted, min(limit, train_sequences), vocab_size, objective)
+        training, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
+        counted = _first(meta, shards, mixture, config.seed, limit)
+        baselines = count_baselines(training, counted, vocab_size, objective)
         numbers = spread(held, limit)
         found = measure(model, validation, numbers, objective, baselines, run, sources)
 
@@ -224,6 +248,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
             if one.name in found.by_source
         },
         **{f"{name}_loss": value for name, value in found.baselines.items()},
+        **(_mixed(train, plan, done, inputs, out_dir, run) if isinstance(train, MixedShards) else {}),
         "validation_tokens": float(len(numbers) * length),
         "parameters": float(sum(weight.numel() for weight in network.parameters())),
         "batches": float(done.batches),
@@ -237,6 +262,62 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         figures["mfu"] = done.mfu
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
     return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
+
+
+def _mixture(
+    config: PretrainConfig,
+    pools: Sequence[Pool],
+    plan: Plan,
+    inputs: Mapping[str, Path],
+    split: Path,
+    scale: Mapping[str, Any],
+) -> Mixture:
+    """The mixture of a training, whose phases begin after batches that count from the beginning of the first training.
+
+    Raises StageError `phase_order`.
+    """
+    assert config.mixture is not None
+    epoch = plan.epoch_batches * plan.batch_size
+    before = 0
+    if begin := beginning(config, inputs, plan.batches):
+        epochs, read = place_in(begin, mixed_fingerprint(split))
+        before = plan.examples(begin.batch) - epochs * epoch - read
+    phases = phases_of(
+        config.mixture,
+        pools,
+        lambda begins: batches(begins, **scale, whole=plan.batches, rampup=plan.rampup),
+        plan.batches,
+        lambda batch: plan.examples(batch) - before,
+    )
+    return Mixture(pools, phases, epoch)
+
+
+def _first(
+    meta: Mapping[str, Any], shards: Path, mixture: Mixture | None, seed: int, count: int
+) -> Sequence[int] | NDArray[np.int64]:
+    """The numbers of at most `count` training sequences that stand for what is read: those that a mixture reads first,
+    else the first of the split, which lies in the order of the documents' hashes, or some of each source."""
+    if mixture:
+        return np.unique(mixture.order(0, seed)[:count])
+    sequences = count_sequences(shards / "train")
+    if any("first_sequence" in source["train"] for source in meta.get("sources", {}).values()):
+        return spread(sequences, count)
+    return range(min(sequences, count))
+
+
+def _mixed(
+    train: MixedShards, plan: Plan, done: Fit, inputs: Mapping[str, Path], out_dir: Path, run: Run
+) -> dict[str, float]:
+    """Tells what was read of each source, in aux/mixture.json and as figures."""
+    epochs, read = place_in(done.begin, train.fingerprint) if done.begin else (0, 0)
+    place = epochs * train.mixture.epoch + read
+    place += plan.examples(done.batches) - plan.examples(done.begin.batch if done.begin else 0)
+    found = told(train.mixture, place, train.shuffle_seed)
+    for said in repeated_often(found):
+        run.event("repeated_often", said)
+    if ranks.is_first():
+        write_json(out_dir / "aux" / "mixture.json", found)
+    return {f"epochs_{name}": one["epochs"] for name, one in found["sources"].items()}
 
 
 def _write_trained(
@@ -258,7 +339,7 @@ def _write_trained(
     for state in [*kept_states(out_dir), None]:
         batch = state.batch if state else done.batches
         seen = trained_sequences(train, batch, batch_size, rampup, skipped, first, place)
-        before = TrainedSequences(train.fingerprint, seen).after(before)
+        before = TrainedSequences(train.text_fingerprint, seen).after(before)
         before.write(state.folder if state else out_dir)
         first, place = batch, place_in(state, train.fingerprint) if state else place
 

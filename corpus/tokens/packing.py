@@ -40,6 +40,11 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return numbers ^ (numbers >> np.uint64(31))
 
 
+def by_source(index: Index) -> Index:
+    """The documents of the training side source after source, each in the order that it was given in."""
+    return index[np.argsort(np.where(index["heldout"], 0, index["source"]), kind="stable")]
+
+
 @dataclass(frozen=True)
 class Form:
     """What all shards of a run have in common.
@@ -134,16 +139,18 @@ def _token_file(partitions: Path, number: int) -> FileIO:
 
 
 class Side:
-    """Tokens and bytes of one side that are in its sequences, in all and by source."""
+    """Tokens and bytes of one side that are in its sequences, in all and by source.
 
-    def __init__(self, index: Index, sequences: int, form: Form, tokenizer: Tokenizer) -> None:
-        ends = np.cumsum(index["tokens"], dtype=np.int64)
-        limit = sequences * form.length
+    stretches: documents that are packed by themselves, with how many sequences they fill.
+    """
+
+    def __init__(self, stretches: Sequence[tuple[Index, int]], form: Form, tokenizer: Tokenizer) -> None:
+        index = np.concatenate([documents for documents, _ in stretches])
+        written = np.concatenate([_written(documents, count * form.length) for documents, count in stretches])
         self.documents = len(index)
-        self.sequences = sequences
-        self.tokens = limit
-        self.left_out_tokens = (int(ends[-1]) if len(ends) else 0) - limit
-        written = np.clip(limit - (ends - index["tokens"]), 0, index["tokens"])
+        self.sequences = sum(count for _, count in stretches)
+        self.tokens = self.sequences * form.length
+        self.left_out_tokens = int(index["tokens"].sum(dtype=np.int64)) - self.tokens
         text_bytes = np.where(written == index["tokens"], index["bytes"], 0).astype(np.int64)
         for cut in np.flatnonzero((written > 0) & (written < index["tokens"])):
             # Bits per byte divides by the bytes that the written tokens stand for, so those of the rest are taken off.
@@ -159,6 +166,12 @@ class Side:
             "tokens": int(self._written[mine].sum()),
             "bytes": int(self._text_bytes[mine].sum()),
         }
+
+
+def _written(documents: Index, limit: int) -> NDArray[np.int64]:
+    """How many tokens of each document are among the first `limit`."""
+    begins = np.cumsum(documents["tokens"], dtype=np.int64) - documents["tokens"]
+    return np.clip(limit - begins, 0, documents["tokens"])
 
 
 def _tokens_of(form: Form, document: np.void) -> Index:

@@ -246,3 +246,40 @@ def test_too_little_text_for_one_sequence_says_how_much_there_is(build, write, t
         StageError, match=r"side has \d+ documents with \d+ tokens, expected at least one sequence of 2,048"
     ):
         build(shard, ShardConfig(sequence_length=2048), documents=documents, tokenizer=trained_tokenizer)
+
+
+def test_by_source_no_sequence_and_no_file_is_of_two(build, tmp_path, mixed, trained_tokenizer, read_back):
+    """The same text and the same validation side as without, cut into sequences source by source."""
+    documents = write_documents(tmp_path / "mixed", [*mixed, ("crumbs", "a b c")])
+    apart, joined = (
+        build(
+            shard,
+            ShardConfig(sequence_length=32, shard_mb=0.002, by_source=on),
+            documents=documents,
+            tokenizer=trained_tokenizer,
+        )
+        for on in (True, False)
+    )
+    for file in sorted((joined / "validation").iterdir()):
+        assert (apart / "validation" / file.name).read_bytes() == file.read_bytes()
+    meta = json.loads((apart / "meta.json").read_text())
+    samples = read_back(apart / "train")
+    index = index_of(apart, "train")
+    model = Tokenizer.from_file(str(trained_tokenizer / "tokenizer.json"))
+    by_id = {document.id: document for document in read_documents(documents)}
+    assert {row["id"] for row in index} == {row["id"] for row in index_of(joined, "train")}
+    edges = {0}
+    for name, found in meta["sources"].items():
+        train = found["train"]
+        mine = samples[train["first_sequence"] : train["first_sequence"] + train["sequences"]]
+        text = [
+            token for row in index if row["source"] == name for token in [*model.encode(by_id[row["id"]].text).ids, 0]
+        ]
+        assert np.concatenate([[], *(sample["tokens"] for sample in mine)]).tolist() == text[: len(mine) * 32]
+        assert train["tokens"] == len(mine) * 32 and len(text) - train["tokens"] < 32
+        assert all(set(sample["sources"].tolist()) == {found["id"]} for sample in mine)
+        edges |= {train["first_sequence"], train["first_sequence"] + train["sequences"]}
+    assert meta["sources"]["crumbs"]["train"]["sequences"] == 0, "too little for a sequence is left out"
+    assert max(edges) == len(samples) == meta["train_sequences"] and meta["train_tokens"] == 32 * len(samples)
+    shards = json.loads((apart / "train" / "index.json").read_text())["shards"]
+    assert edges <= {0, *np.cumsum([one["samples"] for one in shards]).tolist()} and len(shards) > 4

@@ -1,6 +1,7 @@
 """What a person may set for the training stages."""
 
 from training.config.alignment import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
 from training.config.trainer import (
@@ -18,6 +19,9 @@ __all__ = [
     "BatchWarmup",
     "Continues",
     "KeepEvery",
+    "MixtureConfig",
+    "MixturePhase",
+    "MixtureWeights",
     "ModelConfig",
     "MuonConfig",
     "OptimizerConfig",
@@ -29,4 +33,5 @@ __all__ = [
     "SftConfig",
     "TrainerConfig",
     "batches",
+    "phase_problem",
 ]

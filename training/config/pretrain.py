@@ -11,9 +11,10 @@ from evaluation.config import TaskByName
 from infra.config import Config, StageConfig, is_group, outside_identity
 from infra.errors import Problem
 from infra.sources import Source, SourcePath, expand
+from training.config.mixture import MixtureConfig, phase_problem
 from training.config.model import ModelConfig
-from training.config.trainer import TrainerConfig
-from training.duration import Length
+from training.config.trainer import TrainerConfig, batches
+from training.duration import Length, parse_duration
 from training.families import LEARNED_POSITIONS, documents_problem
 from training.recipes import RECIPES, with_recipe
 
@@ -54,6 +55,9 @@ class PretrainConfig(TrainerConfig):
     """Tokens of one optimizer step over all devices; 0.5M for GPT-3 up to 760M parameters (table 2.1)."""
     batch_warmup: BatchWarmup | None = None
     """Smaller batches at first; none by default, as in OPT and Llama."""
+    mixture: MixtureConfig | None = None
+    """How much is read of each source of the shards, and when, with shards that are packed `by_source`. By default all
+    training text once an epoch, as it lies in the shards. Another mixture needs no new shards."""
     attention: Literal["document", "sequence"] | None = None
     """How far a token looks back in a packed sequence: to its document's beginning, with positions counted from there
     (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2). Left out, to the sequence's in causal families
@@ -166,6 +170,7 @@ class PretrainConfig(TrainerConfig):
                         "such as a half, a quarter, an eighth of global_batch_tokens",
                     )
                 )
+        found += self._phases_out_of_order()
         if continues:
             return found
         positions = self.model.longest_sequence()
@@ -191,6 +196,16 @@ class PretrainConfig(TrainerConfig):
                 )
             )
         return found
+
+    def _phases_out_of_order(self) -> list[Problem]:
+        """As far as no length is in epochs and no batch is smaller than the others: else only the data tell."""
+        begins = [phase.begins for phase in self.mixture.phases] if self.mixture else []
+        lengths = [self.duration, *begins]
+        if self.batch_warmup or "epochs" in [parse_duration(length).unit for length in lengths]:
+            return []
+        last = batches(self.duration, batch_tokens=self.global_batch_tokens)
+        found = [batches(one, batch_tokens=self.global_batch_tokens, whole=last) for one in begins]
+        return [problem] if (problem := phase_problem(found, last)) else []
 
 
 class BaseModelConfig(StageConfig):

@@ -1,0 +1,122 @@
+"""What a person may set for a mixture of sources that is made while training: weights, and phases with other ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from infra.config import Config
+from infra.errors import Problem
+from training.duration import LengthOrShare, parse_duration
+
+Weight = Annotated[float, Field(ge=0)]
+Unit = Literal["proportion", "repeat", "choose"]
+
+
+class MixtureWeights(Config):
+    """How much is read of each source, in one of three ways, named as in mosaicml-streaming's Stream. A source that
+    is not named is not read."""
+
+    proportion: dict[str, Weight] = Field(default_factory=dict)
+    """Source → its part of the sequences that are read, relative to the others' parts."""
+    repeat: dict[str, Weight] = Field(default_factory=dict)
+    """Source → how often its training text is read in an epoch of the mixture."""
+    choose: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """Source → how many of its sequences are read in an epoch of the mixture."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        given = [name for name in get_args(Unit) if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(f"expected one of {', '.join(get_args(Unit))}, not {' and '.join(given) or 'none'}")
+        if not any(self.weights.values()):
+            raise ValueError(f"{given[0]}: expected a weight above 0 for at least one source")
+        return self
+
+    @property
+    def unit(self) -> Unit:
+        return next(name for name in get_args(Unit) if getattr(self, name))
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Source → weight, in the unit that was chosen."""
+        found: Mapping[str, float] = getattr(self, self.unit)
+        return found
+
+    def wanted(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """Source → what it is weighted with against the others. sizes: training sequences of each."""
+        factor = sizes if self.unit == "repeat" else dict.fromkeys(sizes, 1)
+        return {name: self.weights.get(name, 0.0) * factor[name] for name in sizes}
+
+
+class MixturePhase(MixtureWeights):
+    """Other weights from some point of training on."""
+
+    begins: LengthOrShare
+    """After how many batches or tokens, or what percentage of training, this phase begins."""
+
+    @field_validator("begins")
+    @classmethod
+    def _is_within(cls, begins: str) -> str:
+        duration = parse_duration(begins)
+        if duration.value <= 0:
+            raise ValueError("expected more than 0: the weights of the beginning stand in the mixture itself")
+        if duration.unit == "percent" and duration.value >= 100:
+            raise ValueError("expected less than 100 %")
+        return begins
+
+
+def phase_problem(begins: Sequence[int], last: int) -> Problem | None:
+    """What is wrong with phases after the first that begin after so many batches, in a training of `last` of them."""
+    for number, (before, after) in enumerate(pairwise([0, *begins, last])):
+        if begins and after <= before:
+            found = ", ".join(f"{one:,}" for one in begins)
+            return Problem(
+                "phase_order",
+                f"pretrain.mixture.phases.{min(number, len(begins) - 1)}.begins",
+                f"the phases begin after {found} of {last:,} batches: expected each after the one before, and the last "
+                "before the training ends",
+                "correct begins, or lengthen the training",
+            )
+    return None
+
+
+class MixtureConfig(MixtureWeights):
+    """Sources that are mixed while training, by weights that may change from phase to phase."""
+
+    phases: tuple[MixturePhase, ...] = ()
+    """Phases after the first, in their order: a curriculum."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        places = [parse_duration(phase.begins) for phase in self.phases]
+        for number, (before, after) in enumerate(pairwise(places), 1):
+            if before.unit == after.unit and after.value <= before.value:
+                raise ValueError(
+                    f"phases.{number}.begins: expected more than {before} of the phase before, not {after}"
+                )
+        return self
+
+    @property
+    def all_phases(self) -> tuple[MixtureWeights, ...]:
+        return (self, *self.phases)
+
+    def problems(self, sources: Collection[str]) -> Iterator[Problem]:
+        """What does not fit shards of these sources: names that none of them has, and sources that nobody names."""
+        named = set()
+        for number, phase in enumerate(self.all_phases):
+            where = f"phases.{number - 1}.{phase.unit}" if number else phase.unit
+            for name in phase.weights:
+                named.add(name)
+                if name not in sources:
+                    near = difflib.get_close_matches(name, sources, 1, 0.6)
+                    fix = f"did you mean {near[0]}?" if near else f"the sources: {', '.join(sorted(sources))}"
+                    path = f"pretrain.mixture.{where}.{name}"
+                    yield Problem("unknown_source", path, "the shards have no source of this name", fix)
+        for name in sorted(set(sources) - named):
+            message = f"expected a weight for each source of the shards, and {name} has none in any phase"
+            yield Problem("unnamed_source", f"pretrain.mixture.{self.unit}", message, f"give it one, or {name}: 0")

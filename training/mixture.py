@@ -1,0 +1,168 @@
+"""The order in which sources are read that are mixed while training: which sequence comes at which place.
+
+It follows from the sources, the weights, a seed and the place alone, so it is the same for any number of ranks, and a
+training goes on at any place without knowing what was read before. Each source is read through as a whole before any of
+its sequences comes again, in a new order every time; phases go on in it where the one before stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from streaming.base.shuffle import get_shuffle
+
+SHUFFLE_BLOCK = 4_000_000
+"""Sequences of a source within which they are shuffled: streaming's own for one canonical node."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The training sequences of one source, which lie one after the other.
+
+    first: number of the first of them in the training split. shards: how many of them each file holds.
+    """
+
+    name: str
+    first: int
+    shards: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.shards)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Weights from a place on. begins: sequences before it. weights: of each pool, adding up to 1."""
+
+    begins: int
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sources, phases in their order (the first begins at 0), and sequences that are called an epoch.
+
+    At every place of a phase each source has been read as often as its weight says, but for at most as many sequences
+    as there are sources.
+    """
+
+    pools: Sequence[Pool]
+    phases: Sequence[Phase]
+    epoch: int
+    shuffle_block: int = SHUFFLE_BLOCK
+    _orders: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Of each source the order at hand, and those of a few sources that are read quicker.
+        object.__setattr__(self, "_orders", lru_cache(maxsize=2 * len(self.pools))(self._shuffled))
+
+    def order(self, epoch: int, seed: int) -> NDArray[np.int64]:
+        """The numbers of an epoch's sequences in the training split, (epoch,)."""
+        begin, end = epoch * self.epoch, (epoch + 1) * self.epoch
+        read = np.zeros(len(self.pools), np.int64)
+        parts = []
+        for number, (phase, length) in enumerate(self._lengths(end)):
+            first, last = (min(max(0, place - phase.begins), length) for place in (begin, end))
+            if first < last:
+                before, labels = self._draw(number, first, last, seed)
+                parts.append(self._numbers(read + before, labels, seed))
+            read += self._draw(number, length, length, seed)[0]
+        return np.concatenate(parts)
+
+    def read(self, place: int, seed: int) -> NDArray[np.int64]:
+        """How many sequences of each source were read before a place, (sources,)."""
+        counts = [
+            self._draw(number, length, length, seed)[0] for number, (_, length) in enumerate(self._lengths(place))
+        ]
+        return np.sum([np.zeros(len(self.pools), np.int64), *counts], axis=0)
+
+    def until(self, place: int) -> list[Any]:
+        """What the order before a place follows from, as plain JSON."""
+        return [[phase.begins, list(phase.weights)] for phase in self.phases if phase.begins < max(1, place)]
+
+    def _lengths(self, end: int) -> list[tuple[Phase, int]]:
+        """The phases that begin before a place, with their lengths up to it."""
+        begins = [*(phase.begins for phase in self.phases if phase.begins < end), end]
+        return [(phase, after - before) for phase, (before, after) in zip(self.phases, pairwise(begins), strict=False)]
+
+    def _draw(self, number: int, begin: int, end: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of a phase: how many sequences of each source come before its place `begin` (sources,), and the source of
+        each place from there to `end`.
+
+        The i-th sequence of a source with weight w has the time (i + u) / w, with u between 0 and 1 from a hash, and
+        all come in the order of their times. Before time t a source has at most one sequence more or less than w · t,
+        so few candidates need to be looked at, wherever the place is.
+        """
+        weights = np.array(self.phases[number].weights)
+        sources = np.flatnonzero(weights)
+        slack = len(sources)
+        first = np.zeros(len(weights), np.int64)
+        pieces = []
+        for source in sources:
+            weight = weights[source]
+            first[source] = max(0, int(weight * (begin - slack)) - 1)
+            items = np.arange(first[source], int(weight * (end + slack)) + 2)
+            times = (items + _scattered(items, source, number, seed)) / weight
+            pieces.append((times, np.full(len(items), source)))
+        times, labels = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        labels = labels[np.lexsort((labels, times))]
+        skipped = begin - int(first.sum())
+        before = first + np.bincount(labels[:skipped], minlength=len(weights))
+        return before, labels[skipped : skipped + end - begin]
+
+    def _numbers(self, read: NDArray[np.int64], labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        """The sequences of places whose sources are `labels`, after `read` of each were read."""
+        numbers = np.empty(len(labels), np.int64)
+        for source in np.unique(labels):
+            here = np.flatnonzero(labels == source)
+            numbers[here] = self._of_source(int(source), int(read[source]), len(here), seed)
+        return numbers
+
+    def _of_source(self, source: int, begin: int, count: int, seed: int) -> NDArray[np.int64]:
+        size = self.pools[source].size
+        found = []
+        for time in range(begin // size, (begin + count - 1) // size + 1):
+            first, last = (min(max(0, place - time * size), size) for place in (begin, begin + count))
+            found.append(self._orders(source, time, seed)[first:last])
+        return self.pools[source].first + np.concatenate(found)
+
+    def _shuffled(self, source: int, time: int, seed: int) -> NDArray[np.int64]:
+        """The order in which a source is read for the `time`-th time: streaming's, which knows its files."""
+        shards = np.array(self.pools[source].shards)
+        order: NDArray[np.int64] = get_shuffle("py1e", shards, 1, seed, time, self.shuffle_block)
+        return order
+
+
+def _scattered(items: NDArray[np.int64], source: int, phase: int, seed: int) -> NDArray[np.float64]:
+    """A number from 0 to 1 for each item, by the finaliser of SplitMix64 (Steele et al., 2014)."""
+    mixed = items.astype(np.uint64)
+    for more in (source, phase, seed):
+        mixed = _finalised(mixed + np.uint64((int(more) + 1) * 0x9E3779B97F4A7C15 % 2**64))
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def _finalised(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def pools_of(sources: Mapping[str, Mapping[str, Any]], shards: Sequence[int]) -> list[Pool]:
+    """The sources of a training split with their files.
+
+    sources: of meta.json. shards: sequences of each file of the split, in their order.
+    """
+    ends = np.cumsum(shards)
+    found = []
+    for name, source in sources.items():
+        first, count = source["train"]["first_sequence"], source["train"]["sequences"]
+        here = (ends > first) & (ends <= first + count)
+        found.append(Pool(name, first, tuple(int(size) for size, mine in zip(shards, here, strict=True) if mine)))
+    return found
