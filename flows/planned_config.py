@@ -65,7 +65,7 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             f"  hardware: {found['gpu']}",
             f"  processes: {processes} # one a GPU",
             *([f"  nodes: {nodes}"] if nodes > 1 else []),
-            f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else 'ddp'}",
+            f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
             f"  recompute: {layout['recompute']}",
             f"  microbatch: {layout['microbatch']}",
             "",

@@ -43,11 +43,11 @@ _MARGIN = 2.0
 def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: float) -> bool:
     """`launch.compile`, where auto compiles a training of `flops` in all if that saves twice the time that it costs.
 
-    Models sharded by FSDP are not compiled: two ranks that did so gave no answer within minutes.
+    Models whose weights are sharded are not compiled: two ranks that did so gave no answer within minutes.
     """
     if launch.compile != "auto":
         return launch.compile == "on"
-    if launch.sharding == "fsdp" or (hardware.device.type == "cpu" and not _has_compiler()):
+    if launch.shards_weights or (hardware.device.type == "cpu" and not _has_compiler()):
         return False
     rate = _UNCOMPILED_FLOPS[hardware.device.type] * launch.ranks
     if hardware.device.type == "cpu":

@@ -32,7 +32,7 @@ from training.metrics import MetricsLogger, Throughput
 from training.microbatch import choose, lower_limit, out_of_memory
 from training.norms import ActivationNorm, GradientClip
 from training.optimizers import optimizer_of
-from training.parallel import checkpoint_activations, parallelize, unshard_root
+from training.parallel import checkpoint_activations, parallelize, shard_optimizer, unshard_root
 from training.planner import measured
 from training.schedules import LearningRate, Schedule
 from training.states import beginning, corrections_before, keep_states
@@ -163,6 +163,7 @@ def fit(
     memory = measured.MemoryWatch(model, hardware.device)
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32)
+    optimizer = shard_optimizer(optimizer, run.launch, hardware)
     begin = beginning(config, inputs, plan.batches)
     corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
     schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)

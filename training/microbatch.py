@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +33,8 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     """Examples at once of this device's `batch_size`: what `launch.microbatch` says, or as many as memory allows.
 
     On a CPU all of them, since running out of memory cannot be caught there. No more than what an earlier try of the
-    same work left as its limit. Under fsdp it is tried with whole weights, which is cautious: one at once where they do
-    not fit. Raises StageError where not even one fits under ddp.
+    same work left as its limit. Where weights are sharded it is tried with whole ones, which is cautious: one at once
+    where they do not fit. Raises StageError where not even one fits with whole weights.
     """
     limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)
     if run.launch.microbatch != "auto":
@@ -50,8 +51,10 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
         loss = model.loss(model(batch), batch)
         (loss["total"] if isinstance(loss, dict) else loss).backward()
 
-    sharded = run.launch.sharding == "fsdp"
-    copies = 0 if sharded else _ADAMW + (_DDP if ranks.world_size() > 1 else 0)
+    sharded = run.launch.shards_weights
+    several = ranks.world_size() > 1
+    moments = _ADAMW / ranks.world_size() if run.launch.sharding == "zero1" else _ADAMW
+    copies = 0 if sharded else math.ceil(moments) + (_DDP if several else 0)
     with kept_random_state(hardware.device), _memory_of_a_step(model, hardware.device, copies):
         try:
             found = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))

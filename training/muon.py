@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from training.snapshot import Rows, local
+from training.snapshot import Piece, local
 
 # Jordan et al. 2024: as steep at 0 as it goes; singular values end between 0.7 and 1.2 after five steps.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -73,9 +73,8 @@ class Muon(torch.optim.Optimizer):
             rows, columns = found.shape[:0:-1] if group["transposed"] else found.shape[1:]
             scale = max(1.0, rows / columns) ** 0.5
             for weight, step in zip(some, found.to(some[0].dtype), strict=True):
-                mine = Rows.of(weight)
                 weight.mul_(1 - lr * group["weight_decay"])
-                local(weight).add_(step[mine.start : mine.stop], alpha=-lr * scale)
+                local(weight).add_(step[Piece.of(weight).slices], alpha=-lr * scale)
 
 
 def orthogonal(matrices: Tensor, iterations: int, compute: torch.dtype) -> Tensor:

@@ -1,7 +1,8 @@
 """Spreads a model over ranks and trades memory for time; each of these leaves the losses as they are.
 
-DDP is the backend's. FSDP2 is applied here and not by Composer's `parallelism_config`: that shards the children of a
-model one by one, while ours compute the loss from a child's weights, and it knows no offload of weights.
+DDP is the backend's, ZeRO stage 1 the optimizer's (training/zero.py). FSDP2 is applied here and not by Composer's
+`parallelism_config`: that shards the children of a model one by one, while ours compute the loss from a child's
+weights, and it knows no offload of weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -24,9 +25,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import ranks
 from training.hardware import Hardware
+from training.zero import ShardedOptimizer
 
 # Methods besides `forward` in which a model computes with its weights.
 _COMPUTING = ("losses",)
@@ -43,33 +46,77 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
     """Puts a model on its device, and applies `launch.sharding` and `launch.offload` in place, before the optimizer is
     made."""
-    if launch.sharding == "fsdp" and (ranks.world_size() > 1 or launch.offload):
-        shard(model, hardware, offload=launch.offload)
+    if launch.shards_weights and (ranks.world_size() > 1 or launch.offload):
+        shard(
+            model,
+            hardware,
+            mesh_of(launch, hardware),
+            offload=launch.offload,
+            once=launch.sharding == "zero2",
+        )
     else:
         model.to(hardware.device)
 
 
-def shard(model: nn.Module, hardware: Hardware, *, offload: bool) -> None:
+def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
+    """The ranks that weights are spread over: in one dimension, or for hsdp (groups, ranks of a group).
+
+    Raises StageError for groups that do not divide the ranks."""
+    total = ranks.world_size()
+    each = (launch.shard_ranks or ranks.local_world_size()) if launch.sharding == "hsdp" else total
+    if total % each:
+        raise stage_error(
+            "not_divisible",
+            "launch.shard_ranks",
+            f"expected a divisor of the {total} ranks, not {each}",
+            "set launch.shard_ranks to one, such as the ranks of a node",
+        )
+    if each == total:
+        return init_device_mesh(hardware.device.type, (total,))
+    return init_device_mesh(hardware.device.type, (total // each, each), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bool, once: bool) -> None:
     """FSDP2: every layer is gathered for its own computation only, what is left over for the whole step.
 
     Layers are gathered in the type that they compute in, at half of fp32's traffic and memory; gradients are summed and
     weights updated in fp32. What is left over (embeddings, the last norm, the output layer) is gathered in fp32: under
     autocast the residual stream has the embeddings' type, and stays fp32 as in one process.
+
+    once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are gathered
+    once a microbatch instead of twice.
     """
-    mesh = init_device_mesh(hardware.device.type, (ranks.world_size(),))
+    groups, mesh = (mesh["replicate"], mesh["shard"]) if mesh.ndim > 1 else (None, mesh)
     policy = CPUOffloadPolicy(pin_memory=hardware.device.type == "cuda") if offload else OffloadPolicy()
     model.to("cpu" if offload else hardware.device)
     precision = MixedPrecisionPolicy(hardware.compute, torch.float32, cast_forward_inputs=False)
     for block in blocks(model):
-        fully_shard(block, mesh=mesh, offload_policy=policy, mp_policy=precision)
+        fully_shard(block, mesh=mesh, reshard_after_forward=not once, offload_policy=policy, mp_policy=precision)
     fully_shard(model, mesh=mesh, offload_policy=policy)
-    if _sums_for_mean(hardware.device):
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_all_reduce_hook(_take_mean)
+    _average(model, mesh, groups, hardware)
     for name in _COMPUTING:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
+
+
+def _average(model: nn.Module, mesh: DeviceMesh, groups: DeviceMesh | None, hardware: Hardware) -> None:
+    """Has each layer's gradients be the mean over all ranks as they are ready.
+
+    mesh: ranks that a model is spread over, among which FSDP2 takes the mean. groups: of hsdp, which hold the same part
+    of it; torch's own HSDP fails on gloo.
+    """
+    summed = _sums_for_mean(hardware.device)
+    if groups is None and not summed:
+        return
+
+    def average(gradients: Tensor) -> None:
+        if groups is not None:
+            distributed.all_reduce(gradients, group=groups.get_group())
+        gradients.div_((mesh.size() if summed else 1) * (groups.size() if groups is not None else 1))
+
+    for layer in model.modules():
+        if isinstance(layer, FSDPModule):
+            layer.set_all_reduce_hook(average)
 
 
 def _sums_for_mean(device: torch.device) -> bool:
@@ -81,8 +128,13 @@ def _sums_for_mean(device: torch.device) -> bool:
     return bool(mean.item() != 1)
 
 
-def _take_mean(summed: Tensor) -> None:
-    summed.div_(ranks.world_size())
+def shard_optimizer(
+    optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware
+) -> torch.optim.Optimizer:
+    """One that keeps this rank's part of the state alone, with `launch.sharding: zero1`; else the given one."""
+    if launch.sharding != "zero1" or ranks.world_size() == 1:
+        return optimizer
+    return ShardedOptimizer(optimizer, mesh_of(launch, hardware))
 
 
 def unshard_root(model: nn.Module) -> None:

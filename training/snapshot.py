@@ -2,17 +2,17 @@
 
     state.json           where training is: batch, samples, data set, callbacks
     rank0.safetensors    this rank's pieces of weights and optimizer state, and its random state
-    rank0.json           which rows of which tensor the pieces are, and the rest of the random state
+    rank0.json           which part of which tensor each piece is, and the rest of the random state
 
-A tensor is cut along its first dimension, so that any number of ranks, sharded or not, finds its rows again.
+A piece is known by its place in the whole tensor, so that any number of ranks, however the model is spread over them,
+finds again what it needs.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,31 +23,73 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from training import ranks
+from training.zero import ShardedOptimizer
 
 STATE = "state.json"
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows `start` to `stop` of a tensor of the whole `shape`; a scalar is one row."""
+class Piece:
+    """The part of a tensor of the whole `shape` that lies between (start, stop) of each dimension."""
 
-    start: int
-    stop: int
+    ranges: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Rows:
-        """The rows of a tensor that this rank holds: FSDP2 cuts the first dimension as `torch.chunk` does."""
+    def of(cls, tensor: Tensor) -> Piece:
+        """The part of a tensor that this rank holds."""
         shape = tuple(tensor.shape)
-        count = shape[0] if shape else 1
         if not isinstance(tensor, DTensor):
-            return cls(0, count, shape)
-        step = math.ceil(count / tensor.device_mesh.size())
-        start = min(tensor.device_mesh.get_local_rank() * step, count)
-        return cls(start, min(start + step, count), shape)
+            return cls.whole(shape)
+        sizes, starts = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+        return cls(tuple((start, start + size) for start, size in zip(starts, sizes, strict=True)), shape)
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Piece:
+        return cls(tuple((0, size) for size in shape), tuple(shape))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.ranges)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What selects it from the whole tensor."""
+        return tuple(slice(start, stop) for start, stop in self.ranges)
+
+    def overlap(self, other: Piece) -> Piece | None:
+        """What both have; None if that is nothing."""
+        pairs = zip(self.ranges, other.ranges, strict=True)
+        ranges = tuple((max(ours[0], theirs[0]), min(ours[1], theirs[1])) for ours, theirs in pairs)
+        return Piece(ranges, self.shape) if all(start < stop for start, stop in ranges) else None
+
+    def within(self, outer: Piece) -> tuple[slice, ...]:
+        """What selects it from a tensor that holds `outer`."""
+        pairs = zip(self.ranges, outer.ranges, strict=True)
+        return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in pairs)
+
+    def as_json(self) -> list[Any]:
+        """Rows and shape, as checkpoints have always had them, and the ranges of further dimensions that are cut."""
+        start, stop = self.ranges[0] if self.shape else (0, 1)
+        cut = self.ranges[1:] != self.whole(self.shape).ranges[1:]
+        return [start, stop, self.shape, *([self.ranges[1:]] if cut else [])]
+
+    @classmethod
+    def from_json(cls, start: int, stop: int, shape: Sequence[int], further: Sequence[Any] | None = None) -> Piece:
+        if not shape:
+            return cls.whole(())
+        rest = cls.whole(shape).ranges[1:] if further is None else tuple((one, other) for one, other in further)
+        return cls(((start, stop), *rest), tuple(shape))
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer keeps state for, by the name of the parameter."""
+    parts = optimizer.part_of if isinstance(optimizer, ShardedOptimizer) else lambda weight: weight
+    return {name: parts(parameter) for name, parameter in model.named_parameters()}
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -55,7 +97,7 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tied -= {name for name, _ in model.named_parameters()}
     found = {WEIGHTS + name: value for name, value in model.state_dict().items() if name not in tied}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in stepped(model, optimizer).items()}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             found[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
@@ -69,28 +111,37 @@ def local(tensor: Tensor) -> Tensor:
 
 def write_rank(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
     """Writes this rank's files and returns them. What all ranks hold alike is shared out among them."""
-    mine = {
-        name: tensor
-        for place, (name, tensor) in enumerate(sorted(tensors.items()))
-        if isinstance(tensor, DTensor) or place % ranks.world_size() == ranks.rank()
-    }
-    pieces = {name: Rows.of(tensor) for name, tensor in mine.items()}
+    mine = {name: tensor for place, (name, tensor) in enumerate(sorted(tensors.items())) if _is_writer(tensor, place)}
+    pieces = {name: Piece.of(tensor) for name, tensor in mine.items()}
     generators = {"random/torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         generators["random/cuda"] = torch.cuda.get_rng_state()
     data, index = (folder / f"rank{ranks.rank()}.{kind}" for kind in ("safetensors", "json"))
-    held = {
-        name: local(mine[name]).detach().cpu().contiguous() for name, rows in pieces.items() if rows.stop > rows.start
-    }
+    held = {name: local(mine[name]).detach().cpu().contiguous() for name, piece in pieces.items() if all(piece.sizes)}
     save_file(held | generators, data)
     kind, keys, *rest = np.random.get_state()
     record = {
-        "pieces": {name: [rows.start, rows.stop, rows.shape] for name, rows in pieces.items()},
+        "pieces": {name: piece.as_json() for name, piece in pieces.items()},
         "python": random.getstate(),
         "numpy": [kind, np.asarray(keys).tolist(), *rest],
     }
     index.write_text(json.dumps(record), encoding="utf8")
     return [data, index]
+
+
+def _is_writer(tensor: Tensor, place: int) -> bool:
+    """Whether this rank writes its part of a tensor: of ranks that hold the same, one does, by the tensor's place."""
+    if not isinstance(tensor, DTensor):
+        return place % ranks.world_size() == ranks.rank()
+    if 0 not in tensor.device_mesh.mesh:
+        return False  # ranks of another group hold the same as the first one
+    mine, copies = 0, 1
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for at, size, placement in zip(coordinate, tensor.device_mesh.shape, tensor.placements, strict=True):
+        if placement.is_replicate():
+            mine, copies = mine * size + at, copies * size
+    return place % copies == mine
 
 
 @dataclass
@@ -100,15 +151,16 @@ class Snapshot:
     folder: Path
     state: dict[str, Any]
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _pieces: dict[str, list[tuple[int, int, Path]]] = field(default_factory=dict)
+    _pieces: dict[str, dict[Piece, Path]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Snapshot:
         found = cls(folder, json.loads((folder / STATE).read_text(encoding="utf8")))
         for index in sorted(folder.glob("rank*.json")):
-            for name, (start, stop, shape) in json.loads(index.read_text(encoding="utf8"))["pieces"].items():
-                found.shapes[name] = tuple(shape)
-                found._pieces.setdefault(name, []).append((start, stop, index.with_suffix(".safetensors")))
+            for name, record in json.loads(index.read_text(encoding="utf8"))["pieces"].items():
+                piece = Piece.from_json(*record)
+                found.shapes[name] = piece.shape
+                found._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
         return found
 
     def optimizer_keys(self, name: str) -> list[str]:
@@ -116,22 +168,20 @@ class Snapshot:
         start = f"{OPTIMIZER}{name}/"
         return [key.removeprefix(start) for key in self.shapes if key.startswith(start)]
 
-    def read(self, name: str, rows: Rows) -> Tensor:
-        """Rows of a tensor, from whichever files have them."""
-        parts = list(self._overlaps(name, rows))
-        if not parts:
-            return torch.empty(0, *rows.shape[1:])
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _overlaps(self, name: str, rows: Rows) -> Iterator[Tensor]:
-        for start, stop, path in sorted(self._pieces[name]):
-            low, high = max(start, rows.start), min(stop, rows.stop)
-            if low < high:
-                with safe_open(path, "pt") as file:
-                    if not rows.shape:
-                        yield file.get_tensor(name)
-                    else:
-                        yield file.get_slice(name)[low - start : high - start]
+    def read(self, name: str, wanted: Piece) -> Tensor:
+        """A part of a tensor, from whichever files have it."""
+        found: Tensor | None = None
+        for held, path in self._pieces[name].items():
+            both = held.overlap(wanted)
+            if both is None:
+                continue
+            with safe_open(path, "pt") as file:
+                part = file.get_slice(name)[both.within(held)] if wanted.shape else file.get_tensor(name)
+            if both == wanted:
+                return part
+            found = torch.empty(wanted.sizes, dtype=part.dtype) if found is None else found
+            found[both.within(wanted)] = part
+        return torch.empty(wanted.sizes) if found is None else found
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Puts weights and optimizer state in place, whatever the ranks were that wrote them. What another optimizer
@@ -140,7 +190,7 @@ class Snapshot:
             if name.startswith(WEIGHTS):
                 self._fill(tensor, name)
         by_muon = {id(one) for group in optimizer.param_groups if "muon" in group for one in group["params"]}
-        for name, parameter in model.named_parameters():
+        for name, parameter in stepped(model, optimizer).items():
             keys = self.optimizer_keys(name)
             if ("momentum_buffer" in keys) != (id(parameter) in by_muon):
                 continue
@@ -150,13 +200,12 @@ class Snapshot:
                     value = torch.zeros_like(parameter, requires_grad=False)
                     self._fill(value, full)
                 else:
-                    value = self.read(full, Rows(0, 1, self.shapes[full])).to(parameter.device)
+                    value = self.read(full, Piece.whole(self.shapes[full])).to(parameter.device)
                 optimizer.state[parameter][key] = value
 
     def _fill(self, tensor: Tensor, name: str) -> None:
-        rows = Rows.of(tensor)
         with torch.no_grad():
-            local(tensor).copy_(self.read(name, rows).reshape(local(tensor).shape))
+            local(tensor).copy_(self.read(name, Piece.of(tensor)))
 
     def load_random_state(self) -> bool:
         """Puts this rank's random state back; False where the checkpoint is of another number of ranks."""

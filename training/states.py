@@ -25,7 +25,7 @@ from training.config import PretrainConfig, TrainerConfig
 from training.families import documents_problem, experts_problem
 from training.guard.corrections import FILE, Correction
 from training.models import load
-from training.snapshot import STATE, Rows, Snapshot
+from training.snapshot import STATE, Piece, Snapshot
 
 
 def keep_states(checkpoints: Sequence[Path], out_dir: Path) -> None:
@@ -90,7 +90,7 @@ def _digest(checkpoint: Path) -> str:
     digest.update(json.dumps(place, sort_keys=True).encode())
     for name in sorted(snapshot.shapes):
         shape = snapshot.shapes[name]
-        tensor = snapshot.read(name, Rows(0, shape[0] if shape else 1, shape)).contiguous()
+        tensor = snapshot.read(name, Piece.whole(shape)).contiguous()
         digest.update(f"{name} {tensor.dtype} {shape}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -58,18 +58,24 @@ class LaunchConfig(Config):
     """Sequences a device computes at once; gradients accumulate to the global batch."""
     threads: int | None = Field(None, ge=1)
     """CPU threads a process; by default the machine's cores shared out among the processes."""
-    sharding: Literal["ddp", "fsdp"] = "ddp"
-    """How several ranks share a model: each holds all of it (ddp), or its part of weights, gradients and optimizer
-    state (fsdp: FSDP2, ZeRO stage 3)."""
+    sharding: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp"] = "ddp"
+    """How several ranks share a model (Rajbhandari et al. 2020). ddp: each holds all of it. zero1: each holds its part
+    of the optimizer state. zero2: of the gradients too, and weights are whole from a batch's forward to the end of its
+    backward pass alone. fsdp: of the weights too (FSDP2, ZeRO stage 3): layers are gathered one by one. hsdp: as fsdp
+    among `shard_ranks` ranks, and each such group holds what the others hold."""
+    shard_ranks: int | None = Field(None, ge=1)
+    """Ranks that share one model with sharding: hsdp, next to each other; must divide all ranks. By default those of
+    one node, so that layers are gathered within it and only gradients go between nodes."""
     offload: bool = False
-    """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: fsdp."""
+    """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
+    hsdp."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activation checkpointing: the backward pass computes a layer's activations again instead of keeping them: all of
     them (full, Chen et al. 2016: up to a third more time), or all but the results of matrix products and attention
     (selective, Korthikanti et al. 2022)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile in pretraining; it moves the result by rounding. auto compiles where the run is long enough to save
-    twice the time that compiling costs; models sharded by FSDP never."""
+    twice the time that compiling costs; models with sharding: zero2, fsdp or hsdp never."""
     attention: Literal["auto", "eager", "causal_blocks", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
     """Attention kernel of the training stages; it moves the result by rounding. auto: eager up to 256 tokens on a CPU,
     causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the
@@ -117,6 +123,11 @@ class LaunchConfig(Config):
         """Processes that train together, over all nodes."""
         return self.processes * self.nodes
 
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each rank holds its part of the weights alone between batches."""
+        return self.sharding in ("zero2", "fsdp", "hsdp")
+
     @model_validator(mode="after")
     def _hosts_are_enough(self) -> Self:
         if self.cluster == "hosts" and len(set(self.hosts)) < self.nodes:
@@ -125,12 +136,24 @@ class LaunchConfig(Config):
 
     @model_validator(mode="after")
     def _offload_is_sharded(self) -> Self:
-        if self.offload and self.sharding != "fsdp":
-            raise ValueError("expected sharding: fsdp with offload: true")
+        if self.offload and not self.shards_weights:
+            raise ValueError("expected sharding: zero2, fsdp or hsdp with offload: true")
+        return self
+
+    @model_validator(mode="after")
+    def _shard_ranks_divide_the_ranks(self) -> Self:
+        if self.shard_ranks is None:
+            return self
+        if self.sharding != "hsdp":
+            raise ValueError("expected sharding: hsdp with shard_ranks")
+        if self.ranks % self.shard_ranks:
+            raise ValueError(f"expected shard_ranks that divide the {self.ranks} ranks, not {self.shard_ranks}")
         return self
 
     @model_validator(mode="after")
     def _compiled_is_not_sharded(self) -> Self:
-        if self.compile == "on" and self.sharding == "fsdp":
-            raise ValueError("expected compile: auto or off with sharding: fsdp; compiling sharded models did not work")
+        if self.compile == "on" and self.shards_weights:
+            raise ValueError(
+                f"expected compile: auto or off with sharding: {self.sharding}; compiling sharded models did not work"
+            )
         return self

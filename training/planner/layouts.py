@@ -87,8 +87,8 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
 
 
 def runs_here(layout: Layout) -> bool:
-    """Whether `launch:` can be set to it: DDP or FSDP (ZeRO-3), and nothing else."""
-    return layout.tp * layout.pp * layout.cp * layout.ep == 1 and layout.sharding in ("ddp", "zero3")
+    """Whether `launch:` can be set to it: data parallelism, with any sharding."""
+    return layout.tp * layout.pp * layout.cp * layout.ep == 1
 
 
 def _cost(one: Choice) -> float:

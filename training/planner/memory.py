@@ -99,9 +99,7 @@ def memory(job: Training, at: Layout) -> Memory:
     if at.pp > 1 and not arch.tied:
         outside /= 2  # embedding and output layer stand at the two ends
     mine = layers * layer + outside
-    shards = 1 if at.sharding == "ddp" else ranks
-    if at.sharding == "hsdp":
-        shards = min(ranks, max(1, job.device.node // at.tp))
+    shards = at.shards(job.device.node)
     of = {"weights": at.sharding in ("zero3", "hsdp"), "gradients": at.sharding in ("zero2", "zero3", "hsdp")}
     weights = _WEIGHT * mine / (shards if of["weights"] else 1)
     gradients = _GRADIENT * mine / (shards if of["gradients"] else 1)

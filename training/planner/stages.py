@@ -26,7 +26,7 @@ from training.planner.kernels import KERNELS
 from training.planner.memory import memory
 from training.planner.network import network_of
 from training.planner.plan import MISS
-from training.planner.step_time import Layout, Training, step_time
+from training.planner.step_time import Layout, Sharding, Training, step_time
 
 _CPU_SPREAD = 2.5
 """A CPU's pace is known within this factor alone: it is taken from one product of matrices."""
@@ -104,6 +104,20 @@ def device_of(launch: LaunchConfig) -> Device | None:
     return DEVICES.get(launch.hardware) if launch.hardware else None
 
 
+def layout_of(launch: LaunchConfig, microbatch: int) -> Layout:
+    """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
+    sharding: Sharding = "ddp"
+    if launch.ranks > 1:
+        sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
+    return Layout(
+        launch.ranks,
+        microbatch=microbatch,
+        recompute=launch.recompute,
+        sharding=sharding,
+        shard_ranks=launch.shard_ranks or launch.processes,
+    )
+
+
 def needs(
     config: TrainerConfig,
     arch: Architecture,
@@ -127,8 +141,7 @@ def needs(
     if isinstance(launch.microbatch, int):
         tried = [min(share, launch.microbatch)]
     for at_once in tried:
-        sharding = "zero3" if launch.sharding == "fsdp" and ranks > 1 else "ddp"
-        at = Layout(ranks, microbatch=at_once, recompute=launch.recompute, sharding=sharding)  # type: ignore[arg-type]
+        at = layout_of(launch, at_once)
         # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
         beside = copies * _WEIGHT_BYTES * arch.parameters
         total = memory(job, at).total + beside

@@ -27,6 +27,7 @@ class Layout:
 
     microbatch: sequences at once. interleave: pieces of the model that each pipeline stage holds (virtual stages).
     sequence_parallel: whether what tensor parallelism leaves whole is cut along the sequence (Korthikanti et al. 2022).
+    shard_ranks: devices of dp · cp that share one model with hsdp; by default those of a node.
     """
 
     dp: int = 1
@@ -39,10 +40,18 @@ class Layout:
     sharding: Sharding = "ddp"
     sequence_parallel: bool = True
     interleave: int = 1
+    shard_ranks: int | None = None
 
     @property
     def devices(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
+
+    def shards(self, node: int) -> int:
+        """Devices that a sharded model is spread over, on nodes of so many devices."""
+        ranks = self.dp * self.cp
+        if self.sharding == "hsdp":
+            return min(ranks, self.shard_ranks or max(1, node // self.tp))
+        return 1 if self.sharding == "ddp" else ranks
 
 
 @dataclass(frozen=True)
@@ -198,9 +207,7 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     if arch.experts > 1:
         mine += arch.layers * arch.experts * arch.mlp_weights / (at.tp * at.pp * at.ep)
     ranks, inner = at.dp * at.cp, at.tp
-    shards = (
-        1 if at.sharding == "ddp" else min(ranks, job.device.node // inner or 1) if at.sharding == "hsdp" else ranks
-    )
+    shards = at.shards(job.device.node)
     traffic = 0.0
     if ranks > 1:
         if at.sharding in ("zero3", "hsdp"):

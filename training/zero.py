@@ -1,0 +1,111 @@
+"""ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1): every rank holds whole weights and gradients, and its part of
+the optimizer state.
+
+A rank steps its rows of each weight, then all ranks gather what the others stepped. AdamW works number by number, so
+that nothing differs from DDP; Muon gathers what it needs, as under FSDP2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+# Rows are gathered together up to so many numbers (256 MB in fp32).
+_AT_ONCE = 1 << 26
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Has `inner` step this rank's rows of its weights, as `torch.chunk` cuts them; weights stay as they are in the
+    model, and gradients are expected to be summed over the ranks already (DDP).
+
+    inner: an optimizer that has not stepped yet; its groups and its state are those of this one.
+    mesh: all ranks, in one dimension.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
+        self._inner = inner
+        self._mesh = mesh
+        self._parts: dict[Tensor, Tensor] = {}
+        for group in inner.param_groups:
+            self._parts |= {weight: self._rows(weight) for weight in group["params"]}
+            group["params"] = [self._parts[weight] for weight in group["params"]]
+        super().__init__(inner.param_groups, {})
+        self.state = inner.state
+
+    def part_of(self, weight: Tensor) -> Tensor:
+        """What stands for a weight of the model in groups and state: this rank's rows of it, in the same memory."""
+        return self._parts.get(weight, weight)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for weight in self._parts:
+            if set_to_none:
+                weight.grad = None
+            elif weight.grad is not None:
+                weight.grad.zero_()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for weight, part in self._parts.items():
+            if part is not weight:
+                part.grad = None if weight.grad is None else self._rows(weight.grad)
+        self._inner.step()
+        stepped = [weight for weight, part in self._parts.items() if part is not weight and weight.grad is not None]
+        for some in _buckets(stepped):
+            self._gather(some)
+        for part in self._parts.values():
+            if isinstance(part, DTensor):
+                part.grad = None
+        return loss
+
+    def _rows(self, whole: Tensor) -> Tensor:
+        """This rank's rows of a tensor; all of a scalar, which every rank steps."""
+        if not whole.ndim:
+            return whole
+        step = math.ceil(len(whole) / self._mesh.size())
+        start = min(self._mesh.get_local_rank() * step, len(whole))
+        mine = DTensor.from_local(
+            whole.detach()[start : start + step],
+            self._mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=whole.shape,
+            stride=whole.stride(),
+        )
+        return nn.Parameter(mine) if whole.requires_grad else mine
+
+    def _gather(self, weights: Sequence[Tensor]) -> None:
+        """Puts the rows of all ranks into weights of one type and device."""
+        count = self._mesh.size()
+        sizes = [math.ceil(len(weight) / count) * math.prod(weight.shape[1:]) for weight in weights]
+        mine = weights[0].new_zeros(sum(sizes))
+        for weight, place in zip(weights, mine.split(sizes), strict=True):
+            part = self._parts[weight]
+            assert isinstance(part, DTensor)
+            rows = part.to_local().flatten()
+            place[: len(rows)].copy_(rows)
+        everyone = mine.new_empty(count, len(mine))
+        distributed.all_gather_into_tensor(everyone.view(-1), mine, group=self._mesh.get_group())
+        for weight, rows in zip(weights, everyone.split(sizes, 1), strict=True):
+            weight.copy_(rows.flatten()[: weight.numel()].view_as(weight))
+
+
+def _buckets(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Weights that can be gathered together."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for weight in weights:
+        bucket = kinds.setdefault((weight.dtype, weight.device), [])
+        if bucket and sum(one.numel() for one in bucket) + weight.numel() > _AT_ONCE:
+            yield list(bucket)
+            bucket.clear()
+        bucket.append(weight)
+    yield from (bucket for bucket in kinds.values() if bucket)
