@@ -36,6 +36,7 @@ COMMANDS = {
     "eval": ("cli.eval", "Score models on benchmarks, side by side."),
     "mirror": ("cli.mirror", "Put a benchmark's data where its task finds them without a network."),
     "feedback": ("cli.feedback", "Have people choose between answers, and train on what they choose."),
+    "review": ("cli.review", "Have people look through a sample of a corpus and mark what is odd."),
     "serve": ("cli.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
     "completion": ("cli.completion", "Print the script that completes commands in a shell."),
 }

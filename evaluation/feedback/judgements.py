@@ -61,7 +61,7 @@ class Judgements:
         found = cls()
         known: dict[tuple[str, str], Judgement] = {}
         for path in paths:
-            for where, row in _rows(path):
+            for where, row in rows_of_file(path):
                 found._take(where, row, export, known)
         found.used = list(known.values())
         return found
@@ -80,7 +80,7 @@ class Judgements:
             self.aside.append(Aside(where, said, row))
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     """Rows as our page writes them, with the place of each; of a line that is no JSON its text."""
     if not path.is_file():
         raise stage_error("missing_file", str(path), "expected a file of judgements, there is none", "name another")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,18 @@ class Outcome:
 
     def write(self, folder: Path) -> None:
         """Writes all files, each whole; those of an earlier import are replaced."""
-        folder.mkdir(parents=True, exist_ok=True)
         lines = {PREFERENCES: self.preferences, INSTRUCTIONS: self.instructions, JUDGED: self.judged, ASIDE: self.aside}
-        texts = {
-            name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows) for name, rows in lines.items()
-        }
-        for name, text in {**texts, SUMMARY: json.dumps(self.summary, indent=1) + "\n"}.items():
-            unfinished = folder / f".{name}.unfinished"
-            unfinished.write_text(text, encoding="utf8")
-            os.replace(unfinished, folder / name)
+        replace_files(folder, lines, {SUMMARY: json.dumps(self.summary, indent=1) + "\n"})
+
+
+def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mapping[str, str]) -> None:
+    """Writes files of JSON lines and of text, each whole, in place of earlier ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some) for name, some in lines.items()}
+    for name, text in {**rows, **texts}.items():
+        unfinished = folder / f".{name}.unfinished"
+        unfinished.write_text(text, encoding="utf8")
+        os.replace(unfinished, folder / name)
 
 
 def outcome(export: Export, found: Judgements) -> Outcome:

@@ -58,21 +58,10 @@ class Export:
 
     def write(self, folder: Path, pages: Mapping[str, str]) -> None:
         """Writes pairs and key, and `pages`, texts by file name: all of them or none. Raises as `require_free`."""
-        require_free(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            lines = [json.dumps(asdict(pair), ensure_ascii=False) + "\n" for pair in self.pairs.values()]
-            (made / PAIRS).write_text("".join(lines), encoding="utf8")
-            key = {"schema": _SCHEMA, "export": self.id, "models": self.models, "drawn": self.drawn}
-            (made / KEY).write_text(json.dumps({**key, "given_by": self.given_by}, indent=1), encoding="utf8")
-            for name, text in pages.items():
-                (made / name).write_text(text, encoding="utf8")
-            made.chmod(0o755)
-            os.replace(made, folder)
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
+        lines = [json.dumps(asdict(pair), ensure_ascii=False) + "\n" for pair in self.pairs.values()]
+        key = {"schema": _SCHEMA, "export": self.id, "models": self.models, "drawn": self.drawn}
+        key |= {"given_by": self.given_by}
+        write_whole(folder, {PAIRS: "".join(lines), KEY: json.dumps(key, indent=1), **pages})
 
     @classmethod
     def read(cls, folder: Path) -> Export:
@@ -90,6 +79,21 @@ class Export:
                 "damaged_export", str(folder), f"{PAIRS} is not the one that {KEY} was written for", "export again"
             )
         return found
+
+
+def write_whole(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes a new folder with these texts by file name: all of them or none. Raises as `require_free`."""
+    require_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, text in files.items():
+            (made / name).write_text(text, encoding="utf8")
+        made.chmod(0o755)
+        os.replace(made, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def require_free(folder: Path) -> None:

@@ -1,8 +1,9 @@
 (function () {
   'use strict';
   const at = id => document.getElementById(id);
-  const { export: exported, pairs } = JSON.parse(at('data').textContent);
+  const { export: exported, kind, items } = JSON.parse(at('data').textContent);
   const choices = [...document.querySelectorAll('[data-choice]')];
+  const fields = ['reason', 'correction'].filter(at);
   let annotator = '', judged = {}, place = 0, shown = 0;
 
   // Which answer stands on the left differs from judge to judge, so that no answer gains by its place.
@@ -12,38 +13,36 @@
     return sum % 2 === 1;
   }
   const stored = () => 'stemma-feedback-' + exported + '-' + annotator;
-  const current = () => pairs[place];
+  const current = () => items[place];
   const left = pair => flipped(pair) ? 'b' : 'a';
   const right = pair => flipped(pair) ? 'a' : 'b';
+  // What a button stands for: an answer by its place, or what it says itself.
+  const meant = (item, side) => kind === 'pair' && { left: left(item), right: right(item) }[side] || side;
 
   function keep(changed) {
-    const pair = current();
-    judged[pair.id] = Object.assign({ left: left(pair) }, judged[pair.id], changed);
+    const item = current();
+    judged[item.id] = Object.assign(kind === 'pair' ? { left: left(item) } : {}, judged[item.id], changed);
     localStorage.setItem(stored(), JSON.stringify(judged));
     count();
   }
   const chosen = pair => (judged[pair.id] || {}).choice;
-  const done = () => pairs.filter(chosen).length;
+  const done = () => items.filter(chosen).length;
 
   function count() {
-    at('count').textContent = done() + ' of ' + pairs.length + ' judged';
-    at('progress').value = done() / pairs.length;
-    at('done').hidden = done() < pairs.length;
+    at('count').textContent = done() + ' of ' + items.length + ' judged';
+    at('progress').value = done() / items.length;
+    at('done').hidden = done() < items.length;
     at('save').disabled = !done();
   }
 
   function show() {
-    const pair = current(), said = judged[pair.id] || {};
-    const [one, other] = document.querySelectorAll('.answer .text');
-    at('prompt').textContent = pair.prompt;
-    one.textContent = pair[left(pair)] || '(no answer)';
-    other.textContent = pair[right(pair)] || '(no answer)';
-    for (const button of choices) {
-      const value = { left: left(pair), right: right(pair) }[button.dataset.choice] || button.dataset.choice;
-      button.setAttribute('aria-pressed', String(said.choice === value));
-    }
-    at('reason').value = said.reason || '';
-    at('correction').value = said.correction || '';
+    const item = current(), said = judged[item.id] || {};
+    at('prompt').textContent = item.prompt;
+    for (const text of document.querySelectorAll('.answer .text'))
+      text.textContent = item[meant(item, text.parentElement.dataset.choice)] || '(no answer)';
+    for (const button of choices)
+      button.setAttribute('aria-pressed', String(said.choice === meant(item, button.dataset.choice)));
+    for (const name of fields) at(name).value = said[name] || '';
     at('back').disabled = place === 0;
     at('next').disabled = !said.choice;
     shown = Date.now();
@@ -51,18 +50,16 @@
   }
 
   function choose(side) {
-    const pair = current();
-    const choice = { left: left(pair), right: right(pair) }[side] || side;
-    keep({ choice, seconds: Math.round((Date.now() - shown) / 100) / 10 });
+    keep({ choice: meant(current(), side), seconds: Math.round((Date.now() - shown) / 100) / 10 });
     for (const button of choices) button.setAttribute('aria-pressed', String(button.dataset.choice === side));
     at('next').disabled = false;
   }
 
   function next() {
     if (!chosen(current())) return;
-    const open = pairs.findIndex((pair, number) => number > place && !chosen(pair));
-    const any = pairs.findIndex(pair => !chosen(pair));
-    place = open >= 0 ? open : any >= 0 ? any : Math.min(place + 1, pairs.length - 1);
+    const open = items.findIndex((pair, number) => number > place && !chosen(pair));
+    const any = items.findIndex(pair => !chosen(pair));
+    place = open >= 0 ? open : any >= 0 ? any : Math.min(place + 1, items.length - 1);
     show();
   }
 
@@ -72,16 +69,17 @@
   }
 
   function correct() {
+    if (!fields.includes('correction')) return;
     const pair = current(), choice = chosen(pair), field = at('correction');
     if (!field.value && (choice === 'a' || choice === 'b')) keep({ correction: field.value = pair[choice] });
     field.focus();
   }
 
   function save() {
-    const rows = pairs.filter(chosen).map(pair => {
-      const row = Object.assign({ export: exported, pair: pair.id, annotator }, judged[pair.id]);
+    const rows = items.filter(chosen).map(pair => {
+      const row = Object.assign({ export: exported, [kind]: pair.id, annotator }, judged[pair.id]);
       // An answer that was taken over and not changed corrects nothing.
-      if (row.correction === pair[row.choice]) row.correction = '';
+      if (row.correction && row.correction === pair[row.choice]) row.correction = '';
       return JSON.stringify(row);
     });
     const link = document.createElement('a');
@@ -96,7 +94,7 @@
     annotator = at('name').value.trim();
     if (!annotator) return;
     judged = JSON.parse(localStorage.getItem(stored()) || '{}');
-    place = Math.max(0, pairs.findIndex(pair => !chosen(pair)));
+    place = Math.max(0, items.findIndex(pair => !chosen(pair)));
     at('who').hidden = true;
     at('judging').hidden = at('keep').hidden = false;
     show();
@@ -105,12 +103,10 @@
   at('next').addEventListener('click', next);
   at('back').addEventListener('click', back);
   at('save').addEventListener('click', save);
-  for (const name of ['reason', 'correction']) at(name).addEventListener('input', () => keep({ [name]: at(name).value }));
+  for (const name of fields) at(name).addEventListener('input', () => keep({ [name]: at(name).value }));
 
-  const keys = {
-    1: () => choose('left'), 2: () => choose('right'), 3: () => choose('tie'), 4: () => choose('neither'),
-    Enter: next, ArrowLeft: back, w: () => at('reason').focus(), c: correct, s: save,
-  };
+  const keys = { Enter: next, ArrowLeft: back, w: () => at('reason').focus(), c: correct, s: save };
+  choices.forEach((button, number) => { keys[number + 1] = () => choose(button.dataset.choice); });
   document.addEventListener('keydown', event => {
     if (at('judging').hidden || event.ctrlKey || event.metaKey || event.altKey) return;
     const writing = event.target.tagName === 'TEXTAREA';

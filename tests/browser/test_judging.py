@@ -93,3 +93,40 @@ def test_two_people_judge_by_keyboard_and_their_choices_come_back(
         (by_id[row["pair"]]["prompt"], by_id[row["pair"]][row["choice"]]) for row in judged if row["choice"] in "ab"
     }
     assert {(row["prompt"], row["chosen"]) for row in preferred} <= said
+
+
+def test_documents_are_marked_by_keyboard_and_counted(
+    browser: Browser,  # noqa: F811
+    built_full: Path,
+    tmp_path: Path,
+) -> None:
+    look = tmp_path / "look"
+    made = stemma("review", "export", "clean", "--root", built_full / "store", "--out", look, "--documents", "5")
+    assert made.code == 0, made.document
+    documents = [json.loads(line) for line in (look / "documents.jsonl").read_text().splitlines()]
+    assert made.document["documents"] == len(documents) == 5
+
+    page = _begin(browser, look / "review.html", "Ann", width=375)
+    assert documents[0]["text"].strip() in page.locator("#prompt").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for key in "11512":
+        page.keyboard.press(key)
+        if key == "5":
+            page.keyboard.press("w")
+            page.keyboard.type("a name and a street")
+            page.keyboard.press("Escape")
+        page.keyboard.press("Enter")
+    assert page.locator("#done").inner_text().startswith("All documents are judged")
+    answer = stemma("review", "import", look, _saved(page, tmp_path))
+    assert answer.code == 0, answer.document
+    rates = {row["mark"]: row["n"] for row in answer.document["rates"]}
+    assert rates == {"fine": 3, "private": 1, "broken": 1} and answer.document["flagged"] == 2
+    flagged = [json.loads(line) for line in (look / "marked" / "flagged.jsonl").read_text().splitlines()]
+    assert flagged[0] == {
+        "id": documents[2]["id"],
+        "source": documents[2]["source"],
+        "verdict": "private",
+        "marks": {"private": 1},
+        "reasons": ["a name and a street"],
+        "annotators": ["Ann"],
+    }
