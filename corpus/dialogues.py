@@ -1,12 +1,13 @@
-"""Conversations in the forms that preference files have, as one prompt's text and an answer.
+"""Conversations in the forms that instruction and preference files have: by turns, or as one prompt's text.
 
-A prompt of several turns is written as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open with `Human:` or
-`Assistant:`, a blank line between them. A single turn goes without its mark.
+A preference's prompt of several turns is written as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open with
+`Human:` or `Assistant:`, a blank line between them. A single turn goes without its mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from corpus.readers.record import Unreadable
@@ -29,6 +30,9 @@ ROLES: Mapping[str, Role] = {
 }
 """What ShareGPT (`from`), OpenAI (`role`), OpenAssistant and others call the three."""
 
+CHAT_ROLES: Mapping[Role, str] = {"system": "system", "human": "user", "assistant": "assistant"}
+"""What chat templates of transformers call them."""
+
 NOT_THE_SAME = "chosen and rejected are not two answers to the same dialogue"
 
 
@@ -37,6 +41,20 @@ class Turn(NamedTuple):
 
     role: Role
     text: str
+
+
+class Exchange(NamedTuple):
+    """What the human asked last, the answer, and what was said before; the history begins with the human or the
+    system."""
+
+    history: tuple[Turn, ...]
+    prompt: str
+    response: str
+
+    @property
+    def first_turn(self) -> str:
+        """What the human said first."""
+        return next((one.text for one in self.history if one.role == "human"), self.prompt)
 
 
 class DialoguePair(NamedTuple):
@@ -79,6 +97,31 @@ def answer_of(value: Any) -> str:
     if len(turns) != 1 or turns[0].role != "assistant":
         raise Unreadable("expected one answer of the assistant")
     return turns[0].text
+
+
+def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
+    """A conversation by turns that ends with an answer.
+
+    Raises Unreadable where it is empty, starts with the assistant, does not end with an answer, where an answer or a
+    question is empty, one side speaks twice in a row, or the system speaks but at the beginning.
+    """
+    said = list(turns[1:] if turns and turns[0].role == "system" else turns)
+    if not said:
+        raise Unreadable("no prompt: nobody said anything")
+    if said[0].role == "assistant":
+        raise Unreadable("the conversation starts with the assistant")
+    if any(one.role == "system" for one in said):
+        raise Unreadable("the system speaks behind the beginning of the conversation")
+    for one, after in pairwise(said):
+        if one.role == after.role:
+            raise Unreadable(f"the {one.role} speaks twice in a row")
+    if said[-1].role != "assistant":
+        raise Unreadable("no answer: the conversation does not end with the assistant")
+    for one in said:
+        if not one.text:
+            raise Unreadable("no answer: an answer is empty" if one.role == "assistant" else "no prompt: it is empty")
+    *history, asked, answer = turns
+    return Exchange(tuple(history), asked.text, answer.text)
 
 
 def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:

@@ -5,53 +5,168 @@ python -m corpus.instructions --config instructions.yaml --out DIR
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 from corpus.config import InstructionsConfig
 from corpus.demo.config import DocstringInstructions, DocstringLengths, DocstringSignatures
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
-from corpus.pairs import Pair, prompt_of, records_of_files, write_pairs
+from corpus.dialogues import Turn, exchange_of_turns, turns_of
+from corpus.documents import is_heldout
+from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
+from corpus.readers.json_lines import read_records, wrong_field
+from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
 from infra.run import Result, Run
 from infra.sources import Place
+
+ASKED = (*PROMPTS, "inputs")
+RESPONSES = ("response", "completion", "answer", "targets")
+"""Fields of a prompt and a response where the config names none and there is no `instruction` and no `output`."""
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a
-    rule tells whether an answer is right.
+    rule tells whether an answer is right. A conversation of several turns has what was said before under "history"
+    (`corpus.pairs.Pair`), and pairs of a source with a weight have it under "weight".
 
-    A pair from a file has its prompt as group.
+    A pair from a file has its prompt as group, a conversation what the human said first, since collections hold one
+    conversation at several lengths. What has no answer or no prompt, starts with the assistant or has a role that
+    nobody knows is put aside.
     Raises StageError as `corpus.pairs.write_pairs` and the readers do.
     """
+    read = partial(_pairs, config)
     figures = write_pairs(
-        config.read, "instructions", _pairs, config.heldout_share, config.max_quarantine_share, out_dir, run
+        config.read, "instructions", read, config.heldout_share, config.max_quarantine_share, out_dir, run
     )
     return Result(figures, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out")
 
 
 def _pairs(
-    source: DocstringInstructions | DocstringSignatures | DocstringLengths | FileInstructions, key: str
+    config: InstructionsConfig,
+    source: DocstringInstructions | DocstringSignatures | DocstringLengths | FileInstructions,
+    key: str,
 ) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
-        return islice(file_pairs(source, source.places(), key), source.limit)
+        read = islice(file_pairs(source, source.places(), key), source.limit)
+        return _capped(read, source.max_examples, config.heldout_share) if source.max_examples else read
     if isinstance(source, DocstringInstructions):
         return instruction_pairs(source)
     return verifiable_pairs(source)
 
 
+def _capped(pairs: Iterable[Pair | Rejected], most: int, heldout_share: float) -> Iterator[Pair | Rejected]:
+    """The pairs, of those that train the `most` with the least ids, which are hashes."""
+    read = list(pairs)
+    ids = {one.id for one in read if isinstance(one, Pair) and not is_heldout(one.group, heldout_share)}
+    kept = set(heapq.nsmallest(most, ids))
+    for one in read:
+        if isinstance(one, Rejected) or one.id not in ids or one.id in kept:
+            yield one
+
+
 def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do."""
-    fields = {"prompt_field": source.prompt_field, "response_field": source.response_field}
-    for item in records_of_files(source, places, fields, key):
-        if isinstance(item, Rejected):
-            yield item
-        else:
-            prompt = prompt_of(item, source)
-            response = str(item.value[source.response_field]).strip()
-            yield Pair({"prompt": prompt, "response": response}, item.file.name, prompt, source.verify)
+    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
+    `wrong_field` where already the first record of a file lacks a field."""
+    for place in by_name(places):
+        looked = False
+        for item in read_records(place, source.encoding, (), key, ()):
+            if isinstance(item, Rejected):
+                yield item
+                continue
+            if not looked:
+                _check_fields(item, source, key)
+            looked = True
+            try:
+                yield _pair(item, source)
+            except Unreadable as why:
+                yield Rejected(str(item.file), item.line, str(why))
+
+
+def _check_fields(record: Record, source: FileInstructions, key: str) -> None:
+    if _form_of(record, source) == "turns":
+        return
+    asked, answer = prompt_field(record, source, ASKED), _response_field(record, source)
+    wanted = (asked or source.prompt_field, answer or source.response_field)
+    if asked is None:
+        raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", wanted)
+    if answer is None:
+        raise wrong_field(record, source.response_field, f"{key}.response_field", wanted)
+
+
+def _form_of(record: Record, source: FileInstructions) -> Literal["pair", "turns"]:
+    """How a record says what was asked and answered: in two fields, or as a list of turns."""
+    if prompt_field(record, source, ASKED) is not None and _response_field(record, source) is not None:
+        return "pair"
+    return "turns" if any(isinstance(record.value.get(name), list) for name in CONVERSATIONS) else "pair"
+
+
+def _response_field(record: Record, source: FileInstructions) -> str | None:
+    is_named = source.response_field != FileInstructions.model_fields["response_field"].default
+    names = (source.response_field, *(() if is_named else RESPONSES))
+    return next((name for name in names if pick(record.value, name) is not MISSING), None)
+
+
+def _pair(record: Record, source: FileInstructions) -> Pair:
+    """Raises Unreadable where a record is no pair."""
+    turns = list(_turns(record, source))
+    system = record.value.get("system")
+    if isinstance(system, str) and system.strip() and (not turns or turns[0].role != "system"):
+        turns.insert(0, Turn("system", system.strip()))
+    if turns and turns[0] == ("system", ""):
+        turns.pop(0)
+    found = exchange_of_turns(turns)
+    fields = {"prompt": found.prompt, "response": found.response}
+    return Pair(fields, record.file.name, found.first_turn, source.verify, found.history, source.weight)
+
+
+def _turns(record: Record, source: FileInstructions) -> Iterator[Turn]:
+    value = record.value
+    if _form_of(record, source) == "turns":
+        name = next(name for name in CONVERSATIONS if isinstance(value.get(name), list))
+        yield from turns_of(value[name])
+        return
+    for said in _earlier(value.get("history")):
+        yield from (Turn("human", said[0]), Turn("assistant", said[1]))
+    field = prompt_field(record, source, ASKED)
+    if field is None:
+        raise Unreadable(f"no field {source.prompt_field}")
+    asked = pick(value, field)
+    if isinstance(asked, list):
+        yield from turns_of(asked)
+    else:
+        _text(field, asked)
+        yield Turn("human", prompt_of(record, source.model_copy(update={"prompt_field": field})))
+    field = _response_field(record, source)
+    if field is None:
+        raise Unreadable(f"no field {source.response_field}")
+    answer = pick(value, field)
+    if isinstance(answer, list):
+        yield from turns_of(answer)
+    else:
+        yield Turn("assistant", _text(field, answer).strip())
+
+
+def _earlier(history: Any) -> list[list[str]]:
+    """Questions with answers before the instruction, as LLaMA-Factory's Alpaca form has them."""
+    if not history:
+        return []
+    if not isinstance(history, list) or not all(
+        isinstance(one, list) and len(one) == 2 and all(isinstance(text, str) for text in one) for one in history
+    ):
+        raise Unreadable("expected history to be a list of [question, answer]")
+    return [[text.strip() for text in one] for one in history]
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"the field {field} is not a string")
+    return value
 
 
 if __name__ == "__main__":

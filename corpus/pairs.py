@@ -8,16 +8,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from corpus.dialogues import CHAT_ROLES, Turn
 from corpus.documents import is_heldout
 from corpus.quarantine import Quarantine, Rejected
 from corpus.readers.config import PairFiles, Verify
-from corpus.readers.json_lines import read_records
-from corpus.readers.record import Record, by_name, pick
+from corpus.readers.record import MISSING, Record, pick
 from infra.errors import stage_error
 from infra.run import Run
-from infra.sources import Place
 
 PROGRESS_EVERY = 500
+PROMPTS = ("prompt", "question", "query")
+"""Fields of a prompt where the config names none and there is no `instruction`."""
+CONVERSATIONS = ("conversations", "conversation", "messages")
+"""Fields of the turns of a conversation, as in ShareGPT."""
+
+
+def prompt_field(record: Record, source: PairFiles, others: Sequence[str] = PROMPTS) -> str | None:
+    """The field of the prompt: the one that the config names or, where it names none, one of `others`."""
+    is_named = source.prompt_field != PairFiles.model_fields["prompt_field"].default
+    names = (source.prompt_field, *(() if is_named else others))
+    return next((name for name in names if pick(record.value, name) is not MISSING), None)
+
 
 S = TypeVar("S")
 
@@ -27,30 +38,35 @@ class Pair(NamedTuple):
 
     fields: prompt and response, or prompt, chosen and rejected. group: pairs of one group lie on the same side.
     verify: the rule that tells whether an answer is right; None where there is none, and the line then lacks the key.
+    history: what was said before the prompt; the line has it as `history`, [{"role", "content"}] with the roles system,
+        user and assistant, where there was anything.
+    weight: how often the pair is to be seen, as `weight` in the line where it is not once.
     """
 
     fields: Mapping[str, str]
     source: str
     group: str
     verify: Verify | None = None
+    history: Sequence[Turn] = ()
+    weight: float = 1.0
 
     @property
     def id(self) -> str:
         """The first 16 hex digits of the SHA-256 of the texts, each closed by a zero byte."""
-        joined = "".join(f"{text}\0" for text in self.fields.values())
+        texts = [*(part for turn in self.history for part in turn), *self.fields.values()]
+        joined = "".join(f"{text}\0" for text in texts)
         return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
     def as_line(self) -> str:
-        verify = {"verify": self.verify} if self.verify else {}
-        return json.dumps({"id": self.id, **self.fields, **verify, "source": self.source}, ensure_ascii=False) + "\n"
-
-
-def records_of_files(
-    source: PairFiles, places: Iterable[Place], fields: dict[str, str], key: str
-) -> Iterator[Record | Rejected]:
-    """The objects of pair files that hold a string in each field; `fields` maps config keys to the fields they name."""
-    for place in by_name(places):
-        yield from read_records(place, source.encoding, tuple(fields.values()), key, tuple(fields))
+        line: dict[str, Any] = {"id": self.id}
+        if self.history:
+            line["history"] = [{"role": CHAT_ROLES[one.role], "content": one.text} for one in self.history]
+        line |= self.fields
+        if self.verify:
+            line["verify"] = self.verify
+        if self.weight != 1:
+            line["weight"] = self.weight
+        return json.dumps({**line, "source": self.source}, ensure_ascii=False) + "\n"
 
 
 def prompt_of(record: Record, source: PairFiles) -> str:

@@ -23,18 +23,13 @@ from corpus.dialogues import (
     split_dialogues,
     turns_of,
 )
-from corpus.pairs import Pair, prompt_of, write_pairs
+from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
 from corpus.readers.json_lines import read_records, wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
 from infra.run import Result, Run
 from infra.sources import Place
-
-PROMPTS = ("prompt", "question", "query")
-"""Fields of a prompt where the config names none and there is no `instruction`."""
-CONVERSATIONS = ("conversations", "conversation", "messages")
-"""Fields of the turns that both answers answer, as in ShareGPT."""
 
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -82,7 +77,7 @@ def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> It
 
 def _check_fields(record: Record, source: FilePreferences, key: str) -> None:
     wanted = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
-    if not source.dialogue and _form_of(record, source) == "prompt" and _prompt_field(record, source) is None:
+    if not source.dialogue and _form_of(record, source) == "prompt" and prompt_field(record, source) is None:
         wanted = {"prompt_field": source.prompt_field, **wanted}
     for setting, field in wanted.items():
         if pick(record.value, field) is MISSING:
@@ -97,18 +92,11 @@ def _form_of(record: Record, source: FilePreferences) -> Literal["prompt", "turn
         return "dialogue"
     if isinstance(chosen, list) and len(chosen) > 1:
         return "turns"
-    if _prompt_field(record, source) is not None:
+    if prompt_field(record, source) is not None:
         return "prompt"
     if any(isinstance(record.value.get(name), list) for name in CONVERSATIONS):
         return "conversation"
     return "dialogue" if isinstance(chosen, str) and ASSISTANT in f"\n\n{chosen}" else "prompt"
-
-
-def _prompt_field(record: Record, source: FilePreferences) -> str | None:
-    """The field of the prompt: the one that the config names or, where it names none, one of the usual names."""
-    is_named = source.prompt_field != FilePreferences.model_fields["prompt_field"].default
-    names = (source.prompt_field, *(() if is_named else PROMPTS))
-    return next((name for name in names if pick(record.value, name) is not MISSING), None)
 
 
 def _pair(record: Record, source: FilePreferences) -> Pair:
@@ -142,7 +130,7 @@ def _prompt(record: Record, source: FilePreferences, form: str) -> tuple[str, st
     if form == "conversation":
         name = next(name for name in CONVERSATIONS if isinstance(record.value.get(name), list))
         return prompt_of_turns(turns_of(record.value[name]))
-    field = _prompt_field(record, source)
+    field = prompt_field(record, source)
     if field is None:
         raise Unreadable(f"no field {source.prompt_field}")
     asked = pick(record.value, field)

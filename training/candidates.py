@@ -35,8 +35,9 @@ class Drawing:
 
 
 def prompts_in(path: Path) -> Sequence[str]:
-    """The prompts of a JSON lines file, each once. Raises StageError for a file without any."""
-    return list(dict.fromkeys(row["prompt"] for row in read_rows(path, ("prompt",))))
+    """The prompts of a JSON lines file, each once, without those that go on a conversation. Raises StageError for a
+    file without any."""
+    return list(dict.fromkeys(row["prompt"] for row in read_rows(path, ("prompt",)) if not row.get("history")))
 
 
 def held_out_prompts(root: Path) -> Sequence[str]:

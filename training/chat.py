@@ -1,4 +1,4 @@
-"""Conversations as token ids: `<|user|>{prompt}<|end|><|assistant|>{response}<|end|>`.
+"""Conversations as token ids: `<|user|>{prompt}<|end|><|assistant|>{response}<|end|>`, and so on in turns.
 
 Text is encoded with special tokens split, so a prompt that spells out `<|end|>` cannot end its turn. For all other
 text the ids equal those of the tokenizer's chat template.
@@ -7,9 +7,10 @@ text the ids equal those of the tokenizer's chat template.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ ROLE_TOKENS = 3
 
 @dataclass(frozen=True)
 class Conversation:
-    """One prompt with its roles, up to and with `<|assistant|>`, and one response with its `<|end|>`, as ids."""
+    """A prompt with its roles, up to and with the last `<|assistant|>`, and the response with its `<|end|>`, as ids."""
 
     prompt: list[int]
     response: list[int]
@@ -78,8 +79,17 @@ class Chat:
         return [self.asking(ids, max_tokens) for ids in self.encode(texts)]
 
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
-        """A prompt of `prompts` or `conversations`, cut to at most `max_tokens` in the same way."""
-        return self.asking(prompt[1:-2], max_tokens)
+        """A prompt of `prompts` or `turns`, cut to at most `max_tokens`: its oldest exchanges go first, and of the last
+        question the end stays, with its roles."""
+        begins = [place for place, number in enumerate(prompt) if number == self.user]
+        for begin in begins:
+            if len(prompt) - begin <= max_tokens:
+                return list(prompt[begin:])
+        return self.asking(prompt[begins[-1] + 1 : -2], max_tokens)
+
+    def turns(self, messages: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        """Messages (role's token, text) and the role that answers."""
+        return [*(number for role, text in messages for number in (role, *text, self.end)), self.assistant]
 
     def dialogue(self, messages: Sequence[tuple[int, Sequence[int]]], max_tokens: int) -> list[int]:
         """Messages (role's token, text) and the role that answers, at most `max_tokens` long in all.
@@ -105,30 +115,34 @@ class Chat:
         """A prompt's text with its roles, as `prompts` gives it."""
         return [self.user, *_end(text, max_tokens - ROLE_TOKENS), self.end, self.assistant]
 
-    def conversations(self, prompts: Sequence[str], responses: Sequence[str], max_tokens: int) -> list[Conversation]:
-        """Prompts with responses, each at most `max_tokens` long in all: a long response keeps its start, without its
-        `<|end|>`, and half the room at most; a long prompt keeps its end."""
-        cut = []
-        for asked, ids in zip(self.encode(prompts), self.encode(responses), strict=True):
-            response, room = [*ids, self.end], max(0, max_tokens - ROLE_TOKENS)
-            if len(asked) + len(response) > room:
-                response = response[: min(room, max(max_tokens // 2, room - len(asked)))]
-            cut.append(Conversation(self.asking(asked, max_tokens - len(response)), response))
-        return cut
+    def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
+        """Prompts with responses, of any length."""
+        pairs = zip(self.encode(prompts), self.encode(responses), strict=True)
+        return [Conversation(self.turns([(self.user, asked)]), [*answer, self.end]) for asked, answer in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
         """An answer as text, up to its end."""
         until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
         return str(self.tokenizer.decode(list(ids[:until]), skip_special_tokens=True)).strip()
 
-    def response_batch(self, conversations: Sequence[Conversation]) -> dict[str, Tensor]:
-        """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response."""
+    def response_batch(self, conversations: Sequence[Conversation], *, every_answer: bool = False) -> dict[str, Tensor]:
+        """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response.
+
+        every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.
+        """
         ids = pad([one.ids for one in conversations], self.pad)
         labels = torch.full_like(ids, IGNORE)
         for row, one in enumerate(conversations):
-            start, length = len(one.prompt), len(one.ids)
-            labels[row, start - 1 : length - 1] = ids[row, start:length]
+            answers = [(len(one.prompt), len(one.ids)), *(self._answers_in(one.prompt) if every_answer else ())]
+            for start, stop in answers:
+                labels[row, start - 1 : stop - 1] = ids[row, start:stop]
         return {"input_ids": ids, "labels": labels}
+
+    def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where answers begin, behind their role, and end, with their `<|end|>`."""
+        for place, number in enumerate(prompt[:-1]):
+            if number == self.assistant:
+                yield place + 1, prompt.index(self.end, place) + 1
 
 
 def _end(ids: Sequence[int], count: int) -> list[int]:
@@ -142,9 +156,9 @@ def pad(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
-def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list[dict[str, str]]:
+def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list[dict[str, Any]]:
     """The JSON lines of a pairs file, the first `limit`; raises StageError for a missing key or an empty file."""
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, Any]] = []
     if not path.exists():
         raise stage_error(
             "missing_file", str(path), "expected JSON lines, the file is not there", "build its stage again"

@@ -13,6 +13,7 @@ from corpus.pretrained import load_pretrained_tokenizer
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training.chat import Chat
+from training.conversations import turns_of
 from training.hardware import Hardware, prepare
 from training.models import limit_length, load
 from training.sampling import stream
@@ -39,8 +40,9 @@ def answer(
 ) -> Generator[str, None, Spoken]:
     """Yields the assistant's answer in pieces of text, until `<|end|>` or the limit; returns how it ended.
 
-    messages: {"role": "user" | "assistant", "content": …}, the last from the user; the oldest text is dropped when
-    it is more than the model has positions for. max_new_tokens: at most half of these positions. temperature: 0
+    messages: {"role": "system" | "user" | "assistant", "content": …}, the system first, the last from the user; the
+    oldest text is dropped when it is more than the model has positions for. max_new_tokens: at most half of these
+    positions. temperature: 0
     takes the likeliest token. Raises StageError for a folder that is no model of ours and for other roles.
     """
     model, tokenizer, hardware = loaded(Path(model_dir))
@@ -106,11 +108,9 @@ def _spoken(
 
 def _turns(chat: Chat, messages: Sequence[Mapping[str, str]]) -> list[tuple[int, list[int]]]:
     roles = {"user": chat.user, "assistant": chat.assistant}
-    for message in messages:
-        if message["role"] not in roles:
-            raise stage_error("bad_role", "messages", f"expected the roles user and assistant, not {message['role']!r}")
-    texts = chat.encode([message["content"] for message in messages])
-    return [(roles[message["role"]], ids) for message, ids in zip(messages, texts, strict=True)]
+    turns = turns_of(messages)
+    texts = chat.encode([text for _, text in turns])
+    return [(roles[role], ids) for (role, _), ids in zip(turns, texts, strict=True)]
 
 
 @lru_cache(maxsize=KEPT)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from corpus.trained import FILE as TRAINED
 from training import ranks
 from training.new_tokens import unused_ids
@@ -58,3 +59,10 @@ def copy_beside(source: Path, out_dir: Path) -> None:
     for name in (*TOKENIZER_FILES, TRAINED):
         if (source / name).exists():
             shutil.copyfile(source / name, out_dir / name)
+
+
+def renew_template(out_dir: Path) -> None:
+    """Gives a model whose tokenizer brought an earlier version's chat template along today's, which knows a system."""
+    path = out_dir / "chat_template.jinja"
+    if ranks.is_first() and path.exists() and path.read_text(encoding="utf8") in EARLIER_TEMPLATES:
+        path.write_text(CHAT_TEMPLATE, encoding="utf8")

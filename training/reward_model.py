@@ -33,7 +33,7 @@ from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import limit_length
 from training.norms import last_stack
-from training.preference_pairs import Pair
+from training.preference_pairs import Pair, fitted_pairs
 from training.train_state import TokenCount, Trainable
 
 _BATCH = 32
@@ -131,8 +131,8 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     Figures on `preferences/heldout.jsonl`: heldout_accuracy (pairs put in the right order, Wilson interval), the same
     for each source where there are two to ten (heldout_accuracy_of_docstrings), heldout_pairs, p_value (one-sided exact
     binomial against chance), margin (mean chosen minus rejected score, bootstrap interval), heldout_loss (chance is
-    0.693). On the way loss and accuracy on some held-out pairs are told as validation/sample_loss and
-    validation/sample_accuracy.
+    0.693), and what had no room, of training and held-out pairs together: prompts_cut, pairs_dropped. On the way loss
+    and accuracy on some held-out pairs are told as validation/sample_loss and validation/sample_accuracy.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -141,9 +141,13 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     choose_attention(scorer.model, hardware, max_length)
     model = RewardModel(scorer).to(hardware.device)
     keys = ("prompt", "chosen", "rejected")
-    train = pairs_of(chat, read_rows(inputs["preferences"] / "train.jsonl", keys), max_length)
-    asked = read_rows(inputs["preferences"] / "heldout.jsonl", keys, config.heldout_limit)
-    heldout = pairs_of(chat, asked, max_length)
+    fitted, measured = (
+        fitted_pairs(
+            chat, read_rows(inputs["preferences"] / f"{side}.jsonl", keys, limit), max_length, config.too_long
+        ).told("reward_model", name, max_length, run)
+        for side, name, limit in (("train", "training", None), ("heldout", "held-out", config.heldout_limit))
+    )
+    train, heldout = fitted.pairs, measured.pairs
 
     def collate(pairs: Sequence[Pair]) -> dict[str, Tensor]:
         return pair_batch(pairs, chat.pad)
@@ -184,11 +188,13 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     p_value = binomial_p_value(right, len(margins), alternative="greater")
     figures = {
         **accuracy.as_figures("heldout_accuracy"),
-        **_by_source(asked, margins),
+        **_by_source(measured.rows, margins),
         "heldout_pairs": float(len(margins)),
         "p_value": p_value,
         **bootstrap(margins, seed=config.seed).as_figures("margin"),
         "heldout_loss": float(np.logaddexp(0, -margins).mean()),
+        "prompts_cut": float(fitted.cut + measured.cut),
+        "pairs_dropped": float(fitted.dropped + measured.dropped),
         "batches": float(done.batches),
         **done.guard_figures(),
     }
@@ -208,13 +214,6 @@ def _by_source(rows: Sequence[Mapping[str, str]], margins: NDArray[np.float64]) 
         right = margins[sources == name] > 0
         figures |= wilson(int(right.sum()), len(right)).as_figures(f"heldout_accuracy_of_{name}")
     return figures
-
-
-def pairs_of(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int) -> list[Pair]:
-    """Rows with `prompt`, `chosen` and `rejected` as ids, each conversation at most `max_length` tokens long."""
-    prompts = [row["prompt"] for row in rows]
-    sides = [chat.conversations(prompts, [row[key] for row in rows], max_length) for key in ("chosen", "rejected")]
-    return [Pair(chosen, rejected) for chosen, rejected in zip(*sides, strict=True)]
 
 
 def pair_batch(pairs: Sequence[Pair], fill: int) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from training.callbacks import Callback
 from training.chat import Chat, read_rows
 from training.completions import Completions, answer_logits, generate, kl_of, scores_of, token_logprobs
 from training.config import RlhfConfig
+from training.conversations import prompts_of
 from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
@@ -375,7 +376,7 @@ def _verified_figures(
 def _short(chat: Chat, path: Path, room: int) -> list[Asked]:
     """The prompts of a pairs file that have at most `room` tokens; longer ones are left out."""
     rows = read_rows(path, ("prompt",))
-    encoded = chat.prompts([row["prompt"] for row in rows], max_tokens=1_000_000)
+    encoded = prompts_of(chat, rows)
     return [
         Asked(row["prompt"], ids, row.get("response", ""), rule)
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)

@@ -20,9 +20,10 @@ from infra.run import Result, Run
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig, batches
+from training.conversations import Pack, by_weight, fitted, packed_batch, packs
 from training.evaluate import Watch, measuring
-from training.export import export
-from training.families import experts_problem
+from training.export import export, renew_template
+from training.families import documents_problem, experts_problem
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
@@ -31,6 +32,7 @@ from training.mixed_text import Text, as_long_as_the_others, text_examples
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
 from training.sampling import sample
+from training.train_state import Loader
 from training.verify import Rule, right_answers, rules_of
 
 _BATCH = 32
@@ -39,13 +41,15 @@ _WATCHED_AT = (0.1, 0.3)
 
 
 def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `instructions/train.jsonl`, the loss on response tokens and their `<|end|>` alone, and with text_share
-    on text of `shards/train` too.
+    """Trains on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
+    text_share on text of `shards/train` too. Of a conversation of several turns every answer is learnt; what is
+    measured is the last one.
 
     Base and SFT model are measured alike, in the same chat format, on `instructions/heldout.jsonl`: heldout_loss_base,
     heldout_loss_sft (nats a response token), improvement (their difference, with a paired bootstrap interval over
     pairs), improvement_text (the same without `<|end|>`, which a base model cannot know), ends_share_base,
-    ends_share_sft (greedy answers that end before the limit, Wilson interval), verified_base, verified_sft (greedy
+    ends_share_sft (greedy answers that end before the limit, Wilson interval), prompts_cut, pairs_dropped (what had no
+    room, of training and held-out conversations together), verified_base, verified_sft (greedy
     answers that are right, Wilson; where a rule can tell of any). Answers go to aux/samples.jsonl. On the
     way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out prompts were answered
     from before training to its end is in aux/training_samples.jsonl.
@@ -53,6 +57,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     network = load(inputs["model"])
+    if config.packing and (problem := documents_problem(network.config.model_type)):
+        raise StageError(problem)
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
         run.event("unbalanced_experts", f"sft trains without a balancing loss: {problem.message}")
     max_length = limit_length(network, config.max_length)
@@ -61,30 +67,24 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     choose_attention(network, hardware, max_length)
     model = LanguageModel(network, hardware).to(hardware.device)
 
-    rows = read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response"))
-    heldout_rows = read_rows(inputs["instructions"] / "heldout.jsonl", ("prompt", "response"), config.heldout_limit)
-    train, heldout = (
-        chat.conversations([row["prompt"] for row in part], [row["response"] for row in part], max_length)
-        for part in (rows, heldout_rows)
+    rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
+    asked = read_rows(inputs["instructions"] / "heldout.jsonl", ("prompt", "response"), config.heldout_limit)
+    fitting, measured = (
+        fitted(chat, part, max_length, config.too_long).told(name, max_length, run)
+        for part, name in ((rows, "training"), (asked, "held-out"))
     )
+    heldout, heldout_rows = measured.conversations, measured.rows
     rules = rules_of(heldout_rows, str(inputs["instructions"] / "heldout.jsonl"))[: config.answers_limit]
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
-    lengths = [len(one.ids) for one in train]
+    train = packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
+    lengths = [sum(len(one.ids) for one in pack) for pack in train]
     mixed_in: list[Text] = []
     if config.text_per_batch:
         batches_of_text = max(1, len(train) // (config.global_batch_examples - config.text_per_batch))
         count = batches_of_text * config.text_per_batch
         mixed_in = text_examples(inputs["shards"], count, max_length, config.seed, run)
-    loader, epoch_batches = example_loader(
-        train,
-        config.global_batch_examples,
-        config.seed,
-        lambda examples: chat.response_batch(as_long_as_the_others(examples)),
-        lengths=lengths if config.group_by_length else None,
-        text=mixed_in,
-        text_per_batch=config.text_per_batch,
-    )
+    loader, epoch_batches = _loader(config, chat, train, lengths, mixed_in)
     batch_tokens = round(config.global_batch_examples * float(np.mean(lengths)))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
     every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
@@ -121,6 +121,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
+    renew_template(out_dir)
     done.leave(out_dir)
 
     after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
@@ -143,6 +144,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         **ends["sft"].as_figures("ends_share_sft"),
         **{key: value for name, each in right.items() for key, value in _verified_figures(name, each).items()},
         "heldout_pairs": float(len(heldout)),
+        "prompts_cut": float(fitting.cut + measured.cut),
+        "pairs_dropped": float(fitting.dropped + measured.dropped),
         "batches": float(done.batches),
         **done.guard_figures(),
         "tokens": float(done.tokens),
@@ -153,6 +156,32 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         f"{ends['sft'].value:.0%} of answers end"
     )
     return Result(figures, done.headline(headline))
+
+
+def _loader(
+    config: SftConfig, chat: Chat, train: Sequence[Pack], lengths: Sequence[int], text: Sequence[Text]
+) -> tuple[Loader, int]:
+    """Batches of conversations, or of sequences that several share, and how many make an epoch."""
+    by_length = lengths if config.group_by_length else None
+    if config.packing:
+        return example_loader(
+            train,
+            config.global_batch_examples,
+            config.seed,
+            lambda sequences: packed_batch(chat, sequences),
+            lengths=by_length,
+            text=[(one,) for one in text],
+            text_per_batch=config.text_per_batch,
+        )
+    return example_loader(
+        [one for pack in train for one in pack],
+        config.global_batch_examples,
+        config.seed,
+        lambda examples: chat.response_batch(as_long_as_the_others(examples), every_answer=True),
+        lengths=by_length,
+        text=text,
+        text_per_batch=config.text_per_batch,
+    )
 
 
 @dataclass(frozen=True)
@@ -225,7 +254,7 @@ def _losses(
 
 def _write_samples(
     path: Path,
-    rows: Sequence[Mapping[str, str]],
+    rows: Sequence[Mapping[str, Any]],
     chat: Chat,
     before: _Side,
     after: _Side,
@@ -235,6 +264,8 @@ def _write_samples(
     for number, (row, base, tuned) in enumerate(zip(rows, before.answers, after.answers, strict=False)):
         answers = {"base": chat.decode(base), "sft": chat.decode(tuned)}
         line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": answers}
+        if row.get("history"):
+            line["history"] = row["history"]
         if row.get("verify"):
             line["verified"] = {name: bool(each[number]) for name, each in right.items()}
         lines.append(line)

@@ -147,10 +147,20 @@ class PairFiles(FileSelection):
 
 
 class FileInstructions(PairFiles):
-    """Instruction pairs as in Alpaca: instruction, input, output."""
+    """Prompts with responses, or conversations of several turns. Their form is seen from the records: instruction,
+    input and output as in Alpaca, with `history` and `system` where they are there; a prompt with a completion (or
+    response, answer; inputs and targets as in FLAN), texts or messages; turns under `conversations` or `messages` as in
+    ShareGPT, {from, value} or {role, content}. Conversations start with the human, after the system if it speaks, and
+    end with an answer; all others are put aside."""
 
     response_field: str = "output"
     """JSON key of the response."""
+    weight: float = Field(1.0, gt=0)
+    """How often each of its training pairs is seen in an epoch of `sft`: 2 is twice, 0.5 is every second pair, chosen
+    by their ids."""
+    max_examples: int | None = Field(None, ge=1)
+    """The most of its training pairs that are taken, chosen by their ids, which is at random: a cap keeps one large
+    source from hiding the small ones (3,000 a task in FLAN, Wei et al. 2022, section 2.1). null: no cap."""
     verify: Verify | None = None
     """exact: an answer to these prompts is right if it equals the response, as with numbers. words:4-6: if it has four
     to six words. PPO then rewards what is right instead of what the reward model prefers. null: no rule can tell."""

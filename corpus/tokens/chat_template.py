@@ -11,13 +11,32 @@ END = "<|end|>"
 # The order gives the ids 0 to 4 of a tokenizer that we train.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END)
 
-# The generation marks let transformers tell which tokens are the assistant's (return_assistant_tokens_mask).
+# What the system says is the beginning of the first question, as in Llama 2's and Mistral's formats: it takes no token
+# that the tokenizers of earlier versions lack. The generation marks let transformers tell which tokens are the
+# assistant's (return_assistant_tokens_mask).
 CHAT_TEMPLATE = (
+    "{% set system = '' %}"
+    "{% if messages and messages[0]['role'] == 'system' %}"
+    "{% set system = messages[0]['content'] + '\\n\\n' %}{% set messages = messages[1:] %}"
+    "{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}"
+    "{{ '<|user|>' + (system if loop.first else '') + message['content'] + '<|end|>' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ '<|assistant|>' }}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ raise_exception('expected the roles user and assistant, and system first, not ' + message['role']) }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+# Of those that earlier versions gave to tokenizers: what is tuned from them today knows a system.
+EARLIER_TEMPLATES = (
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] + '<|end|>' }}"
     "{% elif message['role'] == 'assistant' %}"
     "{{ '<|assistant|>' }}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}"
     "{% else %}{{ raise_exception('expected the roles user and assistant, not ' + message['role']) }}{% endif %}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
 )

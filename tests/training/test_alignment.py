@@ -129,7 +129,7 @@ def test_the_reward_model_orders_held_out_pairs(rewarding: tuple[Path, Any], pre
     chat, row = Chat.load(folder), _lines(preferences_dir / "heldout.jsonl")[0]
     scores = []
     for key in ("chosen", "rejected"):
-        (talk,) = chat.conversations([row["prompt"]], [row[key]], 64)
+        (talk,) = chat.conversations([row["prompt"]], [row[key]])
         with torch.no_grad():
             scores.append(float(model(torch.tensor([talk.ids])).logits))
     assert scores[0] > scores[1]
@@ -287,7 +287,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     chat, hardware = Chat.load(prompts["model"]), prepare(run.launch)
     policy, reward = load(prompts["model"]), load_scorer(prompts["reward_model"], hardware).eval()
     rows = _lines(prompts["prompts"] / "heldout.jsonl")
-    talks = chat.conversations([row["prompt"] for row in rows], [row["response"] for row in rows], 64)
+    talks = chat.conversations([row["prompt"] for row in rows], [row["response"] for row in rows])
     answers = Completions([one.prompt for one in talks], [one.response for one in talks], torch.ones(8).bool())
     rules = [None, Rule("exact", rows[1]["response"]), Rule("exact", "Wrong."), *[None] * 5]
     scale = RewardScale(0.0)
@@ -367,7 +367,7 @@ def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
     reward_model(RewardModelConfig.model_validate(settings), inputs, tmp_path / "out", run)
     chat, rows = Chat.load(base_dir), _lines(preferences_dir / "train.jsonl")
     prompts = [row["prompt"] for row in rows]
-    sides = [chat.conversations(prompts, [row[key] for row in rows], 64) for key in ("chosen", "rejected")]
+    sides = [chat.conversations(prompts, [row[key] for row in rows]) for key in ("chosen", "rejected")]
     with torch.no_grad():
         ids = pad([one.ids for side in sides for one in side], chat.pad)
         hidden = AutoModel.from_pretrained(base_dir, local_files_only=True)(input_ids=ids).last_hidden_state
@@ -445,7 +445,7 @@ def test_a_tuned_model_answers_in_pieces_of_text(tuned: tuple[Path, Any]) -> Non
     assert "<|" not in "".join(pieces)
     assert list(answer(tuned[0], messages, max_new_tokens=24, temperature=0)) == pieces
     with pytest.raises(StageError, match="roles user and assistant"):
-        list(answer(tuned[0], [{"role": "system", "content": "x"}]))
+        list(answer(tuned[0], [{"role": "tool", "content": "x"}]))
 
 
 @pytest.mark.parametrize(

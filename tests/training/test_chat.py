@@ -34,20 +34,6 @@ def test_a_prompt_of_any_length_keeps_its_roles_and_its_end(chat: Chat) -> None:
             assert chat.shortened(full, limit) == ids
 
 
-def test_a_conversation_of_any_length_keeps_its_roles_and_fits(chat: Chat) -> None:
-    prompts = _texts(20)
-    responses = list(reversed(prompts))
-    whole = chat.conversations(prompts, responses, 1_000_000)
-    for limit in range(3, 90):
-        for one, full in zip(chat.conversations(prompts, responses, limit), whole, strict=True):
-            assert one.prompt[0] == chat.user and one.prompt[-2:] == [chat.end, chat.assistant]
-            assert one.response == full.response[: len(one.response)]
-            assert full.prompt[1:-2][len(full.prompt) - len(one.prompt) :] == one.prompt[1:-2]
-            assert len(one.ids) == min(limit, len(full.ids))
-            if limit >= 8 and len(one.ids) < len(full.ids):
-                assert len(one.response) >= min(len(full.response), limit // 2)
-
-
 def test_a_dialogue_of_any_length_loses_its_oldest_text_first(chat: Chat) -> None:
     texts = chat.encode(_texts(5))
     messages = [((chat.user, chat.assistant)[place % 2], ids) for place, ids in enumerate(texts)]

@@ -76,7 +76,7 @@ def test_loss_is_on_the_response_alone_as_in_trl(base_dir: Path) -> None:
     chat = Chat.load(base_dir)
     network = load(base_dir).eval()
     model = LanguageModel(network, CPU)
-    talks = chat.conversations(["What does a do?", "b"], ["Sort the list.", "Load the file, then write it."], 100)
+    talks = chat.conversations(["What does a do?", "b"], ["Sort the list.", "Load the file, then write it."])
     collate = DataCollatorForLanguageModeling(pad_token_id=chat.pad)
     theirs = collate([{"input_ids": talk.ids, "labels": [-100] * len(talk.prompt) + talk.response} for talk in talks])
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_loss_is_on_the_response_alone_as_in_trl(base_dir: Path) -> None:
 
 def test_conversations_are_what_the_chat_template_writes(base_dir: Path) -> None:
     chat = Chat.load(base_dir)
-    (talk,) = chat.conversations(["What does sum do?"], ["Return the sum."], 100)
+    (talk,) = chat.conversations(["What does sum do?"], ["Return the sum."])
     messages = [{"role": "user", "content": "What does sum do?"}, {"role": "assistant", "content": "Return the sum."}]
     assert talk.ids == chat.tokenizer.apply_chat_template(messages, return_dict=False)
     assert chat.prompts(["What does sum do?"], 100) == [
@@ -101,22 +101,13 @@ def test_a_prompt_cannot_end_its_own_turn(base_dir: Path) -> None:
     assert ids.count(chat.end) == ids.count(chat.assistant) == 1
 
 
-def test_a_conversation_that_is_too_long_keeps_the_prompt_s_end_and_the_response_s_start(base_dir: Path) -> None:
-    chat = Chat.load(base_dir)
-    whole = chat.conversations(["q" * 60 + "?"], ["Sort " + "z" * 60], 1000)[0]
-    cut = chat.conversations(["q" * 60 + "?"], ["Sort " + "z" * 60], 40)[0]
-    assert len(cut.ids) == 40
-    assert cut.prompt[-5:] == whole.prompt[-5:]
-    assert cut.response == whole.response[: len(cut.response)]
-
-
 def test_the_reward_and_its_loss_are_trl_s_on_transformers_classifier(base_dir: Path) -> None:
     from trl import RewardTrainer
 
     chat = Chat.load(base_dir)
     scorer = load_scorer(base_dir, CPU, seed=3)
     good, bad = (
-        chat.conversations(["What?", "And?"], answers, 100)
+        chat.conversations(["What?", "And?"], answers)
         for answers in (["Sort the list.", "No."], ["Copy.", "Load the file and the string."])
     )
     model = RewardModel(scorer).eval()
@@ -175,7 +166,7 @@ def test_flops_follow_the_palm_formula() -> None:
 def test_the_reward_model_reads_the_last_token_only(base_dir: Path) -> None:
     chat = Chat.load(base_dir)
     scorer = load_scorer(base_dir, CPU, seed=3).eval()
-    (talk,) = chat.conversations(["What?"], ["Sort the list."], 100)
+    (talk,) = chat.conversations(["What?"], ["Sort the list."])
     ids = torch.tensor([talk.ids])
     padded = torch.cat([ids, torch.full((1, 7), chat.pad)], 1)
     last = torch.tensor([len(talk.ids) - 1])

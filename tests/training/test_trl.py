@@ -47,7 +47,7 @@ def policy(base_dir: Path) -> PreTrainedModel:
 
 @pytest.fixture
 def pairs(chat: Chat) -> list[Pair]:
-    sides = (chat.conversations(PROMPTS, answers, 100) for answers in (CHOSEN, REJECTED))
+    sides = (chat.conversations(PROMPTS, answers) for answers in (CHOSEN, REJECTED))
     return [Pair(*both) for both in zip(*sides, strict=True)]
 
 

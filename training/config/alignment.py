@@ -37,18 +37,26 @@ def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
 
 
 class SftConfig(TrainerConfig):
-    """Supervised fine-tuning on instruction and response pairs; the loss is on the response alone."""
+    """Supervised fine-tuning on instructions with responses, in one turn or several; the loss is on the assistant's
+    turns alone."""
 
     duration: Length = "3 epochs"
     """Length of training; 2 to 4 epochs are usual (LIMA and Alpaca: 15 and 3; InstructGPT, section 3.5: 16, overfitting
     after the first)."""
     global_batch_examples: int = Field(32, ge=1)
-    """Pairs of one optimizer step; 32 in InstructGPT, appendix C.1."""
+    """Conversations of one optimizer step, with `packing` sequences of them; 32 in InstructGPT, appendix C.1."""
     group_by_length: bool = False
     """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
     name and the default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens; longer prompts are cut at the front, longer responses at the end."""
+    """Longest conversation in tokens. Answers are never cut."""
+    too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
+    """What a conversation does that is longer. cut_prompt: it loses its oldest exchanges, then the beginning of its
+    question, and is left out where no question would stay. drop: it is left out. Both are counted, as prompts_cut and
+    pairs_dropped."""
+    packing: bool = False
+    """Whether conversations share sequences of `max_length` tokens, so that little is padding; none sees another. A
+    batch is then of so many sequences. The name is trl's (SFTConfig)."""
     text_share: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
     learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
@@ -99,7 +107,10 @@ class RewardModelConfig(TrainerConfig):
     """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
     name and the default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens."""
+    """Longest conversation in tokens. Answers are never cut."""
+    too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
+    """What a pair does that is longer. cut_prompt: its prompt loses its beginning, and it is left out where no prompt
+    would stay. drop: it is left out. Both are counted, as prompts_cut and pairs_dropped."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=9.0e-6, weight_decay=0.0)
     """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
