@@ -246,7 +246,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rlhf",
             about="The instruction-tuned model, aligned by PPO, RLOO or GRPO against rewards.",
-            version=4,
+            version=5,
             config=RlhfConfig,
             section=True,
             function="training.rlhf:rlhf",
