@@ -298,10 +298,10 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 def _acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[], None]]:
     """The networks that sample and look at answers, and what brings them to what was learnt.
 
-    These are the model's own, but under fsdp a whole copy on each rank: ranks sample answers of their own, each of
-    another number of steps, and sharded layers would have to be gathered for all of them in step.
+    These are the model's own, but where weights are sharded a whole copy on each rank: ranks sample answers of their
+    own, each of another number of steps, and sharded layers would have to be gathered for all of them in step.
     """
-    if run.launch.sharding != "fsdp" or (ranks.world_size() == 1 and not run.launch.offload):
+    if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
         return model, lambda: None
     acting = copy.deepcopy(model).requires_grad_(False)
     acting.scale = model.scale

@@ -69,6 +69,7 @@ RLHF: dict[str, Any] = {
     "heldout_prompts": 5,
 }
 PPO = RLHF | {"text_coef": 1.0}
+SHARDINGS = ("zero1", "zero2", "fsdp", "hsdp")
 GRPO = RLHF | {"answers_per_prompt": 4, "algorithm": "grpo", "reward_functions": {f"{__name__}:words": 0.5}}
 
 
@@ -82,11 +83,22 @@ def rl_inputs(
     return {"model": base_dir, "prompts": instructions_dir, "reward_model": folder, "shards": shards_dir}
 
 
-@pytest.mark.parametrize(("settings", "sharding"), [(PPO, "ddp"), (GRPO, "fsdp")], ids=["ppo-ddp", "grpo-fsdp"])
+@pytest.mark.parametrize(
+    ("settings", "sharding"),
+    [
+        pytest.param(PPO, "ddp", id="ppo-ddp"),
+        pytest.param(GRPO, "fsdp", id="grpo-fsdp"),
+        *(
+            pytest.param(PPO, one, id=f"ppo-{one}", marks=pytest.mark.long)
+            for one in ("zero1", "zero2", "fsdp", "hsdp")
+        ),
+    ],
+)
 def test_a_policy_learns_in_ranks_what_it_learns_in_one_process(
     settings: dict[str, Any], sharding: str, rl_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The same answers, whoever samples them; advantages and the KL coefficient of all answers together."""
+    """The same answers, whoever samples them; advantages and the KL coefficient of all answers together. The risk of
+    the long ones: ranks that gather layers while others sample, or sample with weights from before a round."""
     inputs = {name: path for name, path in rl_inputs.items() if name != "shards" or "text_coef" in settings}
     one = train_in_ranks("rlhf", 1, settings, inputs, tmp_path / "one")
     two = train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "two", launch={"sharding": sharding})
