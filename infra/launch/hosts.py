@@ -18,6 +18,8 @@ from infra.launch.node_files import node_file
 from infra.process import PARENT_FD
 
 _PATIENCE_S = 10.0
+_BEGIN_S = 180.0
+"""How long a host may take until its agent gives a sign: a remote shell, and Python with few imports."""
 # What a remote shell does not bring along, and training needs; secrets stay here.
 _PASSED_ON = ("STEMMA_", "PYTHON", "OMP_", "NCCL_", "GLOO_", "TORCH", "CUDA_", "HF_", "GLIBC_", "TOKENIZERS_", "MKL_")
 _OURS_ALONE = ("STEMMA_AUTH", "STEMMA_DATABASE_URL", "STEMMA_HEARTBEATS", PARENT_FD)
@@ -63,8 +65,8 @@ class Hosts:
         for name, (host, process, begun) in self._agents.items():
             if host not in excluded and process.poll() is not None:
                 found[host] = f"its agent ended, or never began: exit code {process.returncode}"
-            elif time.monotonic() - begun > self._launch.lost_s and not node_file(self._folder, name).exists():
-                found[host] = f"its agent gave no sign within {self._launch.lost_s:.0f} s"
+            elif time.monotonic() - begun > _BEGIN_S and not node_file(self._folder, name).exists():
+                found[host] = f"its agent gave no sign within {_BEGIN_S:.0f} s"
         return found
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:

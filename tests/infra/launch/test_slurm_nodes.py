@@ -43,12 +43,12 @@ def _job(cluster: dict[str, str], folder: Path) -> str:
 
 
 def _none_left(cluster: dict[str, str], folder: Path) -> None:
-    wait_until(lambda: not _ask(cluster, "squeue", "--noheader"), timeout_s=30)
+    wait_until(lambda: not _ask(cluster, "squeue", "--noheader"), timeout_s=60)
     assert not [pid for pid in rank_pids(folder) if psutil.pid_exists(pid)]
 
 
 def test_a_job_has_a_rank_on_each_node_and_what_they_print_is_heard(cluster: dict[str, str], tmp_path: Path) -> None:
-    out, err = on_cluster(tmp_path, 3, environment=cluster, **CLUSTER).communicate(timeout=90)
+    out, err = on_cluster(tmp_path, 3, environment=cluster, **CLUSTER).communicate(timeout=200)
     assert out.splitlines()[0].startswith("submitted: submitted as Slurm job")
     assert "training on n1, n2, which passed their checks" in out and out.splitlines()[-1] == ENDED, (out, err)
     assert {line for line in err.splitlines() if " here " in line} == {"[rank 0] here 0 2 0", "[rank 1] here 1 2 1"}
@@ -59,7 +59,7 @@ def test_a_job_that_is_cancelled_from_outside_fails_by_its_name(cluster: dict[st
     stage = on_cluster(tmp_path, 900, environment=cluster, **CLUSTER)
     job = _job(cluster, tmp_path)
     _ask(cluster, "scancel", job)
-    out, _ = stage.communicate(timeout=60)
+    out, _ = stage.communicate(timeout=200)
     assert out.splitlines()[-1].startswith(f"job_cancelled: pretrain: Slurm job {job} was cancelled from outside")
     _none_left(cluster, tmp_path)
 
@@ -73,7 +73,7 @@ def test_a_job_that_slurm_queues_again_goes_on(cluster: dict[str, str], tmp_path
     _ask(cluster, "scontrol", "requeue", job)
     wait_until(lambda: "JobState=PENDING" in _ask(cluster, "scontrol", "show", "job", "-o", job))
     _ask(cluster, "scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes by itself
-    out, err = stage.communicate(timeout=90)
+    out, err = stage.communicate(timeout=200)
     assert f"restarted: Slurm took the nodes of job {job}, and queued it again; going on from" in out, (out, err)
     assert out.splitlines()[-1] == ENDED and "(1 of" not in out
 
@@ -82,7 +82,7 @@ def test_a_cancelled_run_cancels_its_job(cluster: dict[str, str], tmp_path: Path
     stage = on_cluster(tmp_path, 900, environment=cluster, **CLUSTER)
     job = _job(cluster, tmp_path)
     stage.terminate()
-    stage.communicate(timeout=60)
+    stage.communicate(timeout=200)
     assert "JobState=CANCELLED" in _ask(cluster, "scontrol", "show", "job", "-o", job)
     _none_left(cluster, tmp_path)
 
@@ -94,7 +94,7 @@ def test_whoever_continues_a_killed_stage_takes_its_job_away_first(cluster: dict
     job = _job(cluster, tmp_path)
     first.kill()
     first.communicate()
-    out, err = on_cluster(tmp_path, 80, environment=cluster, **CLUSTER).communicate(timeout=90)
+    out, err = on_cluster(tmp_path, 80, environment=cluster, **CLUSTER).communicate(timeout=200)
     assert out.splitlines()[-1] == ENDED, (out, err)
     assert "JobState=RUNNING" not in _ask(cluster, "scontrol", "show", "job", "-o", job)
     starts = {path.name.split(".")[1] for path in tmp_path.glob("met.*")}
@@ -103,5 +103,5 @@ def test_whoever_continues_a_killed_stage_takes_its_job_away_first(cluster: dict
 
 def test_a_job_that_slurm_refuses_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
     settings = {**CLUSTER, "slurm": {"partition": "nowhere"}}
-    out, _ = on_cluster(tmp_path, 1, environment=cluster, **settings).communicate(timeout=60)
+    out, _ = on_cluster(tmp_path, 1, environment=cluster, **settings).communicate(timeout=200)
     assert out.startswith("slurm_refused: launch.slurm: sbatch refused the job:") and "nvalid partition" in out
