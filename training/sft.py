@@ -28,9 +28,11 @@ from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.loaders import example_loader
+from training.lora import add_adapters, merged
 from training.mixed_text import Text, as_long_as_the_others, text_examples
 from training.models import LanguageModel, limit_length, load
 from training.new_tokens import begin_untrained
+from training.parallel import whole_weights
 from training.sampling import sample
 from training.train_state import Loader
 from training.verify import Rule, right_answers, rules_of
@@ -64,7 +66,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     max_length = limit_length(network, config.max_length)
     if problems := config.problems(max_length):
         raise StageError(*problems)
-    choose_attention(network, hardware, max_length)
+    choose_attention(network, hardware, max_length, documents=config.packing)
     model = LanguageModel(network, hardware).to(hardware.device)
 
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
@@ -77,6 +79,9 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     rules = rules_of(heldout_rows, str(inputs["instructions"] / "heldout.jsonl"))[: config.answers_limit]
     before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
+    if config.lora:
+        learning = add_adapters(network, config.lora, config.seed)
+        run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones")
     train = packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
     lengths = [sum(len(one.ids) for one in pack) for pack in train]
     mixed_in: list[Text] = []
@@ -120,6 +125,13 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         [Watch(look, every, length, run), InLoopAnswers(network, answers_so_far, at, run)],
         inputs=inputs,
     )
+    if config.lora:
+        weights = merged(whole_weights(network), config.lora)
+        network = load(inputs["model"])
+        choose_attention(network, hardware, max_length)
+        begin_untrained(network, config.seed)
+        network.load_state_dict(weights)
+        model = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
     done.leave(out_dir)

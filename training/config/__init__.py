@@ -1,6 +1,6 @@
 """What a person may set for the training stages."""
 
-from training.config.alignment import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.config.alignment import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
@@ -19,6 +19,7 @@ __all__ = [
     "BatchWarmup",
     "Continues",
     "KeepEvery",
+    "LoraConfig",
     "MixtureConfig",
     "MixturePhase",
     "MixtureWeights",

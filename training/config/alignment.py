@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from infra.config import outside_identity
+from infra.config import Config, outside_identity
 from infra.errors import Problem
 from infra.sources import Source
 from training.config.functions import file_of, missing_functions
@@ -36,6 +36,19 @@ def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
     ]
 
 
+class LoraConfig(Config):
+    """Low-rank adapters (Hu et al. 2022): of the weights beside frozen ones alone optimizer state and gradients are
+    held."""
+
+    rank: int = Field(16, ge=1)
+    """The rank of each adapter; 16 in trl's ModelConfig, 1 to 64 in Hu et al. 2022, section 7.2."""
+    alpha: float = Field(32.0, gt=0)
+    """What an adapter is multiplied by, over its rank; 32 in trl's ModelConfig."""
+    targets: tuple[str, ...] = ()
+    """The layers that get one, by the last part of their names, e.g. q_proj, v_proj; by default all linear layers but
+    the output layer (Dettmers et al. 2023, "QLoRA", section 4: these are needed to match full tuning)."""
+
+
 class SftConfig(TrainerConfig):
     """Supervised fine-tuning on instructions with responses, in one turn or several; the loss is on the assistant's
     turns alone."""
@@ -57,6 +70,10 @@ class SftConfig(TrainerConfig):
     packing: bool = False
     """Whether conversations share sequences of `max_length` tokens, so that little is padding; none sees another. A
     batch is then of so many sequences. The name is trl's (SFTConfig)."""
+    lora: LoraConfig | None = None
+    """Adapters in place of all weights, merged into them at the end, so that what is made is a model like any other;
+    null: all weights learn. Adapters want a learning rate of about ten times that of all weights. Embeddings stay as
+    they are."""
     text_share: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
     learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
