@@ -1,0 +1,80 @@
+"""A pipeline whose pretraining runs on several hosts: the network between them fails, and one of them is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import environment, finish, start, write_config
+from tests.namespaces import Network, network
+from tests.pipelines import short_config
+from tests.processes import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+
+@pytest.fixture
+def hosts() -> Iterator[Network]:
+    with network(3) as made:
+        yield made
+
+
+def _config(folder: Path, hosts: Network, used: int, **launch: Any) -> Path:
+    """A training of two hosts, of the first `used` of the network."""
+    config = {
+        **short_config(folder),
+        "shard": {"sequence_length": 64, "compression": "zstd", "shard_mb": 0.05},
+        "pretrain": {
+            "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
+            "duration": "1500 batches",
+            "global_batch_tokens": 512,
+            "checkpoint_every": "50 batches",
+            "evaluate_every": "100000 batches",
+        },
+        "launch": {
+            **{"device": "cpu", "threads": 1, "precision": "fp32", "retry_wait_s": 0, "nodes": 2, "lost_s": 20},
+            **{"cluster": "hosts", "hosts": list(hosts.hosts[:used]), "remote_shell": hosts.shell, **launch},
+        },
+    }
+    return write_config(folder / "config.yaml", config)
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    return list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*"))
+
+
+def _events(root: Path) -> str:
+    """What the finished training told, in order."""
+    return next(root.glob("pretrain/*/aux/events.jsonl")).read_text()
+
+
+def test_a_cut_between_hosts_is_found_and_after_it_is_healed_training_goes_on(hosts: Network, tmp_path: Path) -> None:
+    """The risk: ranks that wait for each other for ever, since no connection breaks when a cable is pulled."""
+    root = tmp_path / "store"
+    config = _config(tmp_path, hosts, 2, hang_s=30, restarts=5)
+    command = start("run", config, "--root", root, env=environment())
+    wait_until(lambda: _checkpoints(root), timeout_s=300)
+    hosts.cut(hosts.hosts[1])
+    journal = next(root.glob(".work/pretrain/*/scratch/journal.jsonl"))
+    wait_until(lambda: "starting all ranks again" in journal.read_text(), timeout_s=200)
+    hosts.heal(hosts.hosts[1])
+    answer = finish(command, 500)
+    assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
+    told = _events(root)
+    assert "hang" in told and "(1 of 5)" in told and "continuing pretrain at batch" in told
+
+
+def test_a_host_that_is_lost_is_replaced_and_training_goes_on(hosts: Network, tmp_path: Path) -> None:
+    """The risk: ranks of two starts that write into one work folder, or a stage that takes the loss for a crash."""
+    root = tmp_path / "store"
+    command = start("run", _config(tmp_path, hosts, 3), "--root", root, env=environment())
+    wait_until(lambda: _checkpoints(root), timeout_s=300)
+    hosts.lose(hosts.hosts[1])
+    answer = finish(command, 500)
+    assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
+    told = _events(root)
+    assert f"node {hosts.hosts[1]} was lost" in told and "continuing pretrain at batch" in told
+    assert f"training on {hosts.hosts[0]}, {hosts.hosts[2]}" in told
