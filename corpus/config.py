@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from corpus.demo.config import (
     DocstringDocuments,
@@ -20,7 +20,8 @@ from corpus.demo.config import (
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments, SomeOf
 from infra.config import Config, StageConfig, outside_identity
 from infra.project import PROJECT
-from infra.sources import Source, SourcePath, expand
+from infra.s3 import SCHEME
+from infra.sources import Source, SourceLocation, SourcePath, expand, expand_objects
 
 if TYPE_CHECKING:
     from corpus.validation.suites import Suite
@@ -215,3 +216,23 @@ class ShardConfig(StageConfig):
     read. gz is not among them, since its files hold the time of day."""
     hashes: tuple[Literal["blake2b", "sha256", "xxh128", "xxh3_64", "xxh64"], ...] = ("xxh3_64",)
     """Hashes of each shard file in its index, which streaming checks with `validate_hash` after a download."""
+
+
+class RemoteShardsConfig(StageConfig):
+    """Shards that lie on S3 and are fetched while training reads them."""
+
+    location: SourceLocation = outside_identity()
+    """s3://bucket/folder with all files of a shard artifact. Their index alone is part of the identity: it has the
+    hash of every file."""
+
+    @field_validator("location")
+    @classmethod
+    def _is_on_s3(cls, location: str) -> str:
+        if not location.startswith(SCHEME):
+            raise ValueError(f"expected {SCHEME}bucket/folder, not {location}")
+        return location
+
+    def sources(self) -> list[Source]:
+        place = self.location.rstrip("/")
+        urls = [f"{place}/{name}" for name in ("meta.json", "train/index.json", "validation/index.json")]
+        return [Source("remote_shards.location", objects=expand_objects(urls))]

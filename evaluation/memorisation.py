@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corpus.remote import location_of
 from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import MemorisationConfig
 from evaluation.language_model import LoadedModel, token_log_likelihoods
@@ -48,6 +49,8 @@ def measure_memorisation(
     seen = trained.of(split_fingerprint(shards / "train"))
     if seen is None:
         return {"skipped": "the model was trained on other shards than those given"}
+    if location_of(shards / "train"):
+        return {"skipped": "the shards lie on S3, and memorisation reads those on a disk alone"}
     results: dict[str, Any] = {
         "prefix_tokens": config.prefix_tokens,
         "continuation_tokens": config.continuation_tokens,

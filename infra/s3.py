@@ -7,15 +7,20 @@ never from a config.
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import io
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
+
+import xxhash
 
 from infra.errors import StageError, stage_error
 
@@ -26,6 +31,8 @@ READ_TIMEOUT_S = 60
 TRIES = 6
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 20.0
+FETCHES = 3
+"""How often an object is fetched as a whole until its hash is right."""
 _PASSING = {
     "SlowDown",
     "RequestTimeout",
@@ -40,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class S3Object:
-    """One object, as it was when it was listed."""
+    """One object, as it was when it was listed. etag: "" where it is to be read whichever it is by now."""
 
     bucket: str
     key: str
@@ -83,6 +90,34 @@ def open_object(item: S3Object) -> io.BufferedReader:
     return io.BufferedReader(_ObjectReader(item), BUFFER_BYTES)
 
 
+def download(url: str, target: Path, size: int, algorithm: str, digest: str) -> None:
+    """Fetches an object into a file, which is there whole or not at all.
+
+    size: its bytes. algorithm, digest: what its hash must be, of hashlib or xxhash, hexadecimal.
+    Raises StageError: what reading an object raises; `bad_checksum` where it is another however often it is fetched.
+    """
+    bucket, _, key = url.removeprefix(SCHEME).partition("/")
+    aside = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.part")
+    for _ in range(FETCHES):
+        digested = getattr(xxhash if algorithm.startswith("xx") else hashlib, algorithm)()
+        try:
+            with open_object(S3Object(bucket, key, size, "")) as source, aside.open("wb") as file:
+                while block := source.read(BUFFER_BYTES):
+                    digested.update(block)
+                    file.write(block)
+            if digested.hexdigest() == digest:
+                aside.replace(target)
+                return
+        finally:
+            aside.unlink(missing_ok=True)
+    raise stage_error(
+        "bad_checksum",
+        url,
+        f"expected {algorithm} {digest}, found {digested.hexdigest()} after {FETCHES} tries",
+        "put the object there once more",
+    )
+
+
 class _ObjectReader(io.RawIOBase):
     def __init__(self, item: S3Object) -> None:
         self._item = item
@@ -122,8 +157,8 @@ class _ObjectReader(io.RawIOBase):
             answer = _client().get_object(
                 Bucket=self._item.bucket,
                 Key=self._item.key,
-                IfMatch=f'"{self._item.etag}"',
                 Range=f"bytes={self._position}-",
+                **({"IfMatch": f'"{self._item.etag}"'} if self._item.etag else {}),
             )
             self._body = answer["Body"]
         data = bytes(self._body.read(size))
@@ -213,3 +248,7 @@ def _client() -> Any:
         retries={"total_max_attempts": 1},
     )
     return boto3.client("s3", config=config)
+
+
+# A forked process would share the parent's open connections.
+os.register_at_fork(after_in_child=_client.cache_clear)

@@ -11,6 +11,7 @@ from corpus.config import (
     IngestConfig,
     InstructionsConfig,
     PreferencesConfig,
+    RemoteShardsConfig,
     ShardConfig,
     TokenizerConfig,
     ValidateConfig,
@@ -145,6 +146,14 @@ STAGES: dict[str, Stage] = {
             section=True,
             function="corpus.shard:shard",
             inputs=(needs("documents"), needs("tokenizer", "tokenizer", "model")),
+            makes="shards",
+        ),
+        Stage(
+            "remote_shards",
+            about="Shards on S3, fetched while training reads them.",
+            version=1,
+            config=RemoteShardsConfig,
+            function="corpus.remote:remote_shards",
             makes="shards",
         ),
         Stage(

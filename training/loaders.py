@@ -7,9 +7,10 @@ No loader draws from the global random state, so that reading data never changes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +23,15 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 from torch.utils.data import DataLoader, IterableDataset
 
+from corpus.remote import location_of
 from corpus.trained import split_fingerprint
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from training import ranks
 from training.batch_size import BatchSizeRampup
 from training.documents import Packed, Starts, Tokens, document_numbers, positions_within
 from training.loss import IGNORE
+from training.mixture import SHUFFLE_BLOCK
+from training.remote import SHARD_NOT_HERE, RemoteStream, cache_bytes, note_failure, noted_failure
 from training.train_state import Batch, Loader, TokenCount
 
 E = TypeVar("E")
@@ -44,7 +48,9 @@ class PackedShards(StreamingDataset):
     """The MDS folder of one split; an item is one packed sequence (T,) of token ids, where its documents begin, and its
     epoch and number.
 
-    cache: where compressed shards are unpacked, a folder of this node alone; see `training.scratch`.
+    cache: where compressed shards are unpacked and remote ones fetched to, a folder of this node alone; see
+        `training.scratch`. limit_gb: what remote ones may take there; None for no bound.
+    shuffle_block: sequences within which they are shuffled.
     text_fingerprint: names the split. fingerprint: names what a training reads of it, in which order.
 
     batch_size: sequences of a batch over all ranks. What is left of an epoch after its last whole batch is left out;
@@ -53,7 +59,17 @@ class PackedShards(StreamingDataset):
     """
 
     def __init__(
-        self, folder: Path, cache: Path, batch_size: int, seed: int, *, shuffle: bool, read_at_once: int | None = None
+        self,
+        folder: Path,
+        cache: Path,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool,
+        read_at_once: int | None = None,
+        limit_gb: float | None = None,
+        shuffle_block: int = SHUFFLE_BLOCK,
+        in_use: int | None = None,
     ) -> None:
         index = _index(folder)
         columns = index["shards"][0]["column_names"]
@@ -61,19 +77,33 @@ class PackedShards(StreamingDataset):
             raise stage_error(
                 "bad_shards", str(folder), f"expected a column {_COLUMN!r}, found {columns}", "shard again"
             )
+        place: dict[str, Any] = {"local": str(folder)}
         # An artifact is never written to.
-        compressed = any(shard["compression"] for shard in index["shards"])
+        self._cache: Path | None = None
+        if location_of(folder):
+            # Training's own apart from what is read in order, which may be open at the same time.
+            self._cache = cache / (folder.name if in_use is not None or shuffle else f"{folder.name}-in-order")
+            needed = bytes_in_use([index["shards"]], shuffle_block) if in_use is None and shuffle else in_use or 0
+            limit = cache_bytes(folder, limit_gb, needed)
+            place = {
+                "streams": [RemoteStream(folder, self._cache)],
+                "cache_limit": limit and limit + (folder / "index.json").stat().st_size,
+                # A file's worth of them ahead, so that fetching one hides behind training.
+                "predownload": max(8 * batch_size, index["shards"][0]["samples"]) // ranks.world_size(),
+            }
+        elif any(shard["compression"] for shard in index["shards"]):
+            self._cache = cache / folder.name
+            place = {"local": str(self._cache), "remote": str(folder)}
         super().__init__(
-            local=str(cache / folder.name) if compressed else str(folder),
-            remote=str(folder) if compressed else None,
+            **place,
             shuffle=shuffle,
             shuffle_seed=seed,
             batch_size=ranks.per_rank_batch(read_at_once or batch_size),
             # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
             epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
-            # Streaming's own for one canonical node; named, since else it is unknown until the first epoch is read.
-            shuffle_block_size=4_000_000,
+            # Named, since else it is unknown until the first epoch is read.
+            shuffle_block_size=shuffle_block,
         )
         self.text_fingerprint = self.fingerprint = split_fingerprint(folder, index)
         self._continued = (0, 0)
@@ -84,6 +114,31 @@ class PackedShards(StreamingDataset):
             return item
         place = max(0, self.next_epoch - 1), int(at)
         return item[_COLUMN].astype(np.int64), item.get(_STARTS, _ONE_DOCUMENT).astype(np.int64), place
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        # Streaming ends an epoch early, without a word, where a thread of its own failed.
+        if self._event.is_set():
+            raise RuntimeError("no further shards could be read")
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetches or unpacks a file. Raises StageError, which is kept for the process that trains."""
+        try:
+            super().prepare_shard(shard_id, blocking)
+        except Exception as error:
+            self._shard_states[shard_id] = SHARD_NOT_HERE  # else others wait for it for ever
+            if self._cache is None:
+                raise
+            raise note_failure(self._cache, error) from error
+
+    def on_exception(self, future: Any) -> None:
+        """Streaming's raises it in a thread whose errors nobody sees."""
+        if future.exception():
+            self._event.set()
+
+    def failure(self) -> StageError | None:
+        """What ended the reading, in whichever process or thread."""
+        return noted_failure(self._cache) if self._cache else None
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The numbers of an epoch's sequences, as all ranks together read them, batch after batch."""
@@ -130,16 +185,29 @@ def _index(folder: Path) -> dict[str, Any]:
     return index
 
 
+def bytes_in_use(pools: Sequence[Sequence[Mapping[str, Any]]], shuffle_block: int) -> int:
+    """Bytes of files that an order of reading needs at once, about. pools: the entries of index.json of each source."""
+    found = 0
+    for shards in pools:
+        sizes = [sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards]
+        sequences = max(shard["samples"] for shard in shards)
+        # Streaming moves a sequence by at most so far (py1e).
+        found += min(sum(sizes), (ceil(1.25 * shuffle_block / sequences) + 2) * max(sizes))
+    return found
+
+
 def count_sequences(folder: Path) -> int:
     """Packed sequences in an MDS folder."""
     return sum(shard["samples"] for shard in _index(folder)["shards"])
 
 
-def unpacked_bytes(shards: Path) -> int:
-    """What the compressed shards of all splits take on disk when they are unpacked; 0 for those that are not
-    compressed, since they are read where they lie."""
-    found = [shard for path in shards.glob("*/index.json") for shard in _index(path.parent)["shards"]]
-    return sum(int(shard["raw_data"]["bytes"]) for shard in found if shard["compression"])
+def unpacked_bytes(shards: Path, limit_gb: float | None = None) -> int:
+    """What the shards of all splits take on disk when they are fetched or unpacked; 0 for those that are not
+    compressed, since they are read where they lie. limit_gb: of what is kept of remote ones."""
+    found = [(path, shard) for path in shards.glob("*/index.json") for shard in _index(path.parent)["shards"]]
+    needed = sum(int(one["raw_data"]["bytes"]) for path, one in found if one["compression"] or location_of(path.parent))
+    remote = any(location_of(path.parent) for path, _ in found)
+    return min(needed, int(2 * limit_gb * 1e9)) if remote and limit_gb else needed
 
 
 def trained_sequences(
@@ -172,9 +240,9 @@ def trained_sequences(
     return seen
 
 
-def open_in_order(folder: Path, cache: Path) -> PackedShards:
+def open_in_order(folder: Path, cache: Path, limit_gb: float | None = None) -> PackedShards:
     """The shards of a folder, of which each rank reads what it wants by number; every rank must call."""
-    return PackedShards(folder, cache, batch_size=ranks.world_size(), seed=0, shuffle=False)
+    return PackedShards(folder, cache, batch_size=ranks.world_size(), seed=0, shuffle=False, limit_gb=limit_gb)
 
 
 def spread(count: int, limit: int) -> NDArray[np.int64]:
@@ -200,10 +268,12 @@ def read_packed(
     numbers: Sequence[int] | NDArray[np.int64] | None = None,
     *,
     with_sources: bool = False,
+    limit_gb: float | None = None,
 ) -> Packed:
     """The sequences of these numbers (or all) of an MDS folder, in memory; every rank must call."""
     wanted = range(count_sequences(folder)) if numbers is None else numbers
-    return next(packed_batches(open_in_order(folder, cache), wanted, len(wanted), with_sources=with_sources))
+    shards = open_in_order(folder, cache, limit_gb)
+    return next(packed_batches(shards, wanted, len(wanted), with_sources=with_sources))
 
 
 def stacked(items: Sequence[tuple[Tokens, Starts, tuple[int, int]]]) -> Packed:
@@ -263,13 +333,26 @@ def packed_loader(
     }
     loader: DataLoader[Any]
     if rampup is None:
-        loader = DataLoader(shards, ranks.per_rank_batch(batch_size), **settings)
+        loader = PackedBatches(shards, ranks.per_rank_batch(batch_size), **settings)
     else:
         loader = RampedBatches(shards, rampup, **settings)
     return Loader(loader, count)
 
 
-class RampedBatches(DataLoader[Any]):
+class PackedBatches(DataLoader[Any]):
+    """Tells what a thread or worker could not read by its name."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        assert isinstance(self.dataset, PackedShards)
+        try:
+            yield from super().__iter__()
+        except Exception as error:
+            if failure := self.dataset.failure():
+                raise failure from error
+            raise
+
+
+class RampedBatches(PackedBatches):
     """Joins parts of `rampup.first` sequences to batches; how many follows from the place in the epoch alone."""
 
     def __init__(self, shards: PackedShards, rampup: BatchSizeRampup, **settings: Any) -> None:

@@ -16,7 +16,7 @@ from corpus.trained import split_fingerprint
 from infra.errors import StageError, stage_error
 from training import ranks
 from training.config import MixtureConfig, MixtureWeights, phase_problem
-from training.loaders import PackedShards
+from training.loaders import PackedShards, bytes_in_use
 from training.mixture import Mixture, Phase, Pool, pools_of
 
 _USEFUL_EPOCHS = 4
@@ -38,8 +38,18 @@ class MixedShards(PackedShards):
         mixture: Mixture,
         *,
         read_at_once: int | None = None,
+        limit_gb: float | None = None,
     ) -> None:
-        super().__init__(folder, cache, batch_size, seed, shuffle=False, read_at_once=read_at_once)
+        super().__init__(
+            folder,
+            cache,
+            batch_size,
+            seed,
+            shuffle=False,
+            read_at_once=read_at_once,
+            limit_gb=limit_gb,
+            in_use=bytes_in_use(_files(folder, mixture.pools), mixture.shuffle_block),
+        )
         self.mixture = mixture
         self.epoch_size = mixture.epoch
         self.length = ceil(mixture.epoch / ranks.world_size())
@@ -146,6 +156,16 @@ def _shares(phase: MixtureWeights, pools: Sequence[Pool]) -> tuple[float, ...]:
     wanted = phase.wanted({pool.name: pool.size for pool in pools})
     total = sum(wanted.values())
     return tuple(wanted[pool.name] / total for pool in pools)
+
+
+def _files(folder: Path, pools: Sequence[Pool]) -> list[list[Mapping[str, Any]]]:
+    """The entries of index.json of each source."""
+    shards = json.loads((folder / "index.json").read_text(encoding="utf8"))["shards"]
+    firsts = np.cumsum([0, *(shard["samples"] for shard in shards)])
+    return [
+        [one for one, first in zip(shards, firsts, strict=False) if pool.first <= first < pool.first + pool.size]
+        for pool in pools
+    ]
 
 
 def told(mixture: Mixture, place: int, seed: int) -> dict[str, Any]:

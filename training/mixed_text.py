@@ -85,8 +85,9 @@ def text_examples(shards: Path, count: int, longest: int, seed: int, run: Run) -
     """
     random = np.random.default_rng(seed)
     examples: list[Text] = []
-    with node_scratch(run, unpacked_bytes(shards)) as cache, own_shared_memory(run.work_dir):
-        sequences = open_in_order(shards / "train", cache)
+    limit = run.launch.shard_cache_gb
+    with node_scratch(run, unpacked_bytes(shards, limit)) as cache, own_shared_memory(run.work_dir):
+        sequences = open_in_order(shards / "train", cache, limit)
         while len(examples) < count:
             before = len(examples)
             for number in random.permutation(sequences.size)[: count - before]:

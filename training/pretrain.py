@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from corpus.passes import write_json
 from corpus.pretrained import load_pretrained_tokenizer
+from corpus.remote import location_of
+from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.trained import TrainedSequences
 from evaluation.statistics import bootstrap_ratio
 from infra.errors import StageError, stage_error
@@ -101,7 +103,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         raise stage_error(
             "too_few_sequences",
             "pretrain.global_batch_tokens",
-            f"expected at least one batch of {batch_size} sequences, an epoch has {train_sequences}",
+            f"expected at least one batch of {batch_size} sequences, the training split has {train_sequences}",
             "lower global_batch_tokens or give more text",
         )
     epoch_batches = train_sequences // batch_size
@@ -109,6 +111,8 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     rampup = _rampup(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
+    if location_of(shards / "train"):
+        _check_tokenizer(tokenizer, meta)
     known = load_known(inputs["model"], config, tokenizer, length) if "model" in inputs else None
     within = config.within_documents(known.config.model_type if known else "")
     objective = objective_of(config, tokenizer, length, within)
@@ -154,11 +158,13 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     causal = config.objective == "causal"
     bytes_per_token = float(meta["validation_bytes"]) / float(meta["validation_tokens"])
 
-    with node_scratch(run, unpacked_bytes(shards)) as cache, own_shared_memory(run.work_dir):
+    limit = run.launch.shard_cache_gb
+    with node_scratch(run, unpacked_bytes(shards, limit)) as cache, own_shared_memory(run.work_dir):
         if known is None and config.model.embedding_init == "bigram":
             counted = _first(meta, shards, mixture, config.seed, max(1, _BIGRAM_TOKENS // length))
+            read = packed_batches(open_in_order(shards / "train", cache, limit), counted, 256)
             bigrams = Bigram(
-                (packed.tokens for packed in packed_batches(open_in_order(shards / "train", cache), counted, 256)),
+                (packed.tokens for packed in read),
                 vocab_size,
                 len(counted) * (length - 1),
             )
@@ -171,20 +177,23 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         sources = sides(meta) if causal else []
         held = count_sequences(shards / "validation")
         looked_at = spread(held, max(1, config.evaluate_tokens // length))
-        watched = read_packed(shards / "validation", cache, looked_at, with_sources=bool(sources))
+        watched = read_packed(shards / "validation", cache, looked_at, with_sources=bool(sources), limit_gb=limit)
         at_once = rampup.first if rampup else None
         watches: list[Callback] = []
         if causal and config.guard.enabled:
             first = _first(meta, shards, mixture, config.seed, max(1, _SAMPLE_TOKENS // length))
-            sample = read_packed(shards / "train", cache, first).tokens
+            sample = read_packed(shards / "train", cache, first, limit_gb=limit).tokens
             warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, rampup).warmup
             usual = float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean())
             watches = [Stuck(usual, warmup, run)]
         split = shards / "train"
+        options: dict[str, Any] = {"read_at_once": at_once, "limit_gb": limit}
         train = (
-            MixedShards(split, cache, batch_size, config.seed, mixture, read_at_once=at_once)
+            MixedShards(split, cache, batch_size, config.seed, mixture, **options)
             if mixture
-            else PackedShards(split, cache, batch_size, config.seed, shuffle=True, read_at_once=at_once)
+            else PackedShards(
+                split, cache, batch_size, config.seed, shuffle=True, shuffle_block=config.shuffle_block, **options
+            )
         )
         done = fit(
             "pretrain",
@@ -231,7 +240,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         if ranks.is_first():
             _write_trained(train, done, batch_size, rampup, inputs, out_dir)
         limit = max(1, config.validation_tokens // length)
-        training, validation = (open_in_order(shards / split, cache) for split in ("train", "validation"))
+        training, validation = (open_in_order(shards / side, cache, limit) for side in ("train", "validation"))
         counted = _first(meta, shards, mixture, config.seed, limit)
         baselines = count_baselines(training, counted, vocab_size, objective)
         numbers = spread(held, limit)
@@ -264,6 +273,20 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
 
 
+def _check_tokenizer(tokenizer: Any, meta: Mapping[str, Any]) -> None:
+    """Raises StageError `other_tokenizer` for shards from elsewhere that this tokenizer did not make."""
+    ours = max(tokenizer.get_vocab().values()) + 1, tokenizer.get_vocab().get(END_OF_TEXT)
+    theirs = meta["vocab_size"], meta["end_of_text_id"]
+    if ours != theirs:
+        raise stage_error(
+            "other_tokenizer",
+            "pretrain.inputs.tokenizer",
+            f"expected the tokenizer of the shards: {theirs[0]:,} ids with {END_OF_TEXT} at {theirs[1]}, this one has "
+            f"{ours[0]:,} with it at {ours[1]}",
+            "name the tokenizer that the shards were made with",
+        )
+
+
 def _mixture(
     config: PretrainConfig,
     pools: Sequence[Pool],
@@ -289,7 +312,7 @@ def _mixture(
         plan.batches,
         lambda batch: plan.examples(batch) - before,
     )
-    return Mixture(pools, phases, epoch)
+    return Mixture(pools, phases, epoch, config.shuffle_block)
 
 
 def _first(

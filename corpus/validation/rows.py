@@ -15,6 +15,7 @@ import numpy as np
 from corpus.config import DataKind
 from corpus.documents import count_documents, read_documents
 from corpus.readers.config import RULE
+from corpus.remote import location_of
 from corpus.sources import read_sources, source_name
 from infra.errors import stage_error
 
@@ -94,6 +95,10 @@ def _shards(data: Path, max_rows: int) -> tuple[DataFrame, int]:
     import pandas as pd
     import pyarrow.parquet as pq
 
+    if location_of(data / "train"):
+        raise stage_error(
+            "remote_shards", str(data), "shards on S3 cannot be validated", "validate them where they lie"
+        )
     meta = json.loads((data / "meta.json").read_text(encoding="utf8"))
     total = meta["train_sequences"] + meta["validation_sequences"]
     every = -(-total // max_rows)

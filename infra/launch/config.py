@@ -87,6 +87,9 @@ class LaunchConfig(Config):
     scratch: str | None = Field(None, pattern="^/")
     """A folder on a disk of each machine, into which every node unpacks compressed shards for itself. By default the
     stage's work folder for one node; for several the temporary folder of each ($TMPDIR), where it has room for them."""
+    shard_cache_gb: float | None = Field(None, gt=0)
+    """Most gigabytes (10^9 bytes) that each node keeps of remote shards while it trains on them; what was not used for
+    longest goes. By default no bound."""
     trainer: Literal["composer", "native"] = "composer"
     """The loop that trains: MosaicML Composer's, or a plain one of our own (training/backends/native.py) for versions
     of torch that Composer refuses. Both take each other's checkpoints, and on a CPU end with the same bits."""

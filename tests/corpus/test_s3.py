@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import os
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 
 from corpus.config import IngestConfig, InstructionsConfig
 from corpus.documents import read_documents
@@ -26,101 +21,27 @@ from infra.errors import StageError
 from infra.hashing import HashBook
 from infra.sources import open_place
 from tests.command import write_config
-
-Fault = Callable[["Proxy"], bool]
-"""Answers a request itself and returns True, or changes how it is answered and returns False."""
+from tests.object_store import cut_off, failing_proxy, object_store, silent, unavailable
 
 TEXTS = [f"Letter {number}, in which the river is described once more." for number in range(50)]
 
 
-class Proxy(BaseHTTPRequestHandler):
-    """Passes requests on to moto, but for those that the next fault of the server takes."""
-
-    protocol_version = "HTTP/1.1"
-    cut_after: int | None = None
-
-    def do_GET(self) -> None:
-        server: Any = self.server
-        server.requests.append(self.path)
-        if "list-type" not in self.path and server.faults and server.faults.pop(0)(self):
-            return
-        connection = http.client.HTTPConnection("127.0.0.1", server.upstream)
-        connection.request(self.command, self.path, headers=dict(self.headers))
-        answer = connection.getresponse()
-        body = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection"):
-                self.send_header(name, value)
-        self.end_headers()
-        if self.cut_after is not None:
-            self.wfile.write(body[: self.cut_after])
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        return None
-
-
-def unavailable(proxy: Proxy) -> bool:
-    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-    proxy.send_response(503)
-    proxy.send_header("Content-Length", str(len(body)))
-    proxy.end_headers()
-    proxy.wfile.write(body)
-    return True
-
-
-def silent(proxy: Proxy) -> bool:
-    """Answers nothing until the client gives up."""
-    proxy.connection.recv(1)
-    proxy.close_connection = True
-    return True
-
-
-def cut_off(proxy: Proxy) -> bool:
-    proxy.cut_after = 100
-    return False
-
-
 @pytest.fixture(scope="module")
-def moto() -> Iterator[ThreadedMotoServer]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    yield server
-    server.stop()
+def store() -> Iterator[int]:
+    with object_store() as port:
+        yield port
 
 
 @pytest.fixture
-def proxy(moto: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    server.upstream, server.faults, server.requests = moto.get_host_and_port()[1], [], []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "3",
-        "STEMMA_S3_READ_TIMEOUT_S": "0.5",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.01)
-    s3._client.cache_clear()
-    yield server
-    s3._client.cache_clear()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with failing_proxy(store, monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture
-def put(moto: ThreadedMotoServer, proxy: Any) -> Iterator[Callable[[str, bytes | None], str]]:
+def put(store: int, proxy: Any) -> Iterator[Callable[[str, bytes | None], str]]:
     """put(key, content) gives the URL of a new object; None takes it away."""
-    client = boto3.client("s3", endpoint_url="http://{}:{}".format(*moto.get_host_and_port()))
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{store}")
     client.create_bucket(Bucket="letters")
 
     def call(key: str, content: bytes | None) -> str:

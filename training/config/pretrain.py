@@ -58,6 +58,9 @@ class PretrainConfig(TrainerConfig):
     mixture: MixtureConfig | None = None
     """How much is read of each source of the shards, and when, with shards that are packed `by_source`. By default all
     training text once an epoch, as it lies in the shards. Another mixture needs no new shards."""
+    shuffle_block: int = Field(4_000_000, ge=1)
+    """Sequences (of each source) over which they are shuffled; streaming's own. Remote shards in a bounded cache need
+    fewer: so many sequences, and a quarter more, are in use at once."""
     attention: Literal["document", "sequence"] | None = None
     """How far a token looks back in a packed sequence: to its document's beginning, with positions counted from there
     (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2). Left out, to the sequence's in causal families

@@ -1,0 +1,125 @@
+"""A real S3 server (moto's) on loopback, behind a proxy that fails as servers and networks do."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from infra import s3
+
+Fault = Callable[["Proxy"], bool]
+"""Answers a request itself and returns True, or changes how it is answered and returns False."""
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Passes requests on to moto, but for those that the next fault of the server takes."""
+
+    protocol_version = "HTTP/1.1"
+    cut_after: int | None = None
+    stall_s = 0.0
+    flips = False
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.requests.append(self.path)
+        if "list-type" not in self.path and server.faults and server.faults.pop(0)(self):
+            return
+        time.sleep(server.latency_s)
+        connection = http.client.HTTPConnection("127.0.0.1", server.upstream)
+        connection.request(self.command, self.path, headers=dict(self.headers))
+        answer = connection.getresponse()
+        body = answer.read()
+        if self.flips:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.end_headers()
+        if self.cut_after is not None:
+            self.wfile.write(body[: self.cut_after])
+            self.wfile.flush()
+            time.sleep(self.stall_s)
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+def unavailable(proxy: Proxy) -> bool:
+    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    proxy.send_response(503)
+    proxy.send_header("Content-Length", str(len(body)))
+    proxy.end_headers()
+    proxy.wfile.write(body)
+    return True
+
+
+def silent(proxy: Proxy) -> bool:
+    """Answers nothing until the client gives up."""
+    proxy.connection.recv(1)
+    proxy.close_connection = True
+    return True
+
+
+def cut_off(proxy: Proxy) -> bool:
+    proxy.cut_after = 100
+    return False
+
+
+def stalls(proxy: Proxy) -> bool:
+    """Sends a beginning, and then nothing for longer than the client waits."""
+    proxy.cut_after, proxy.stall_s = 100, 1.0
+    return False
+
+
+def flips_a_bit(proxy: Proxy) -> bool:
+    proxy.flips = True
+    return False
+
+
+@contextmanager
+def object_store() -> Iterator[int]:
+    """The port of a real server."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()[1]
+    server.stop()
+
+
+@contextmanager
+def failing_proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A proxy before the server at this port, which the environment names; its `faults` take one request each, in
+    their order, `latency_s` is added to every answer, `requests` are the paths asked for."""
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server.upstream, server.faults, server.requests, server.latency_s = port, [], [], 0.0
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "3",
+        "STEMMA_S3_READ_TIMEOUT_S": "0.5",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.01)
+    s3._client.cache_clear()
+    yield server
+    s3._client.cache_clear()
+    server.shutdown()
+    thread.join()
+    server.server_close()
