@@ -69,6 +69,7 @@ def command(
     stemma sweep CONFIG --ablate 'no warm-up: pretrain.schedule.warmup="0 batches"' --seeds 3
     """
     from evaluation.page.sweep_page import sweep_page
+    from flows.sweeps.carried import leave
     from flows.sweeps.curves import curves
     from flows.sweeps.definition import Wishes, define
     from flows.sweeps.law import check, law_of
@@ -90,6 +91,7 @@ def command(
     ended, cancelled = run_sweep(sweep, store, at_once, partial(click.echo, err=True))
     document = summary(sweep, ended, cancelled)
     document["law"] = law_of(sweep, ended, trials.folder) if law and document["status"] == "done" else None
+    leave(sweep, ended, trials.folder)
     place = page or trials.folder / "sweep.html"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(sweep_page(sweep.base.name, document, curves(sweep, ended, store)), encoding="utf8")

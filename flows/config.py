@@ -12,6 +12,7 @@ from flows.contradictions import contradictions
 from flows.graph import graph, step_problems, usual_nodes
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import problems_of
+from flows.sweeps.carried import take_over
 from flows.wiring import Joint, joint_of, wiring_problems
 from infra.errors import ConfigError, Problem
 from infra.sources import FOLDER
@@ -23,7 +24,8 @@ __all__ = ["PipelineConfig", "dump", "load", "parse", "section_classes"]
 
 
 def load(path: Path, settings: Mapping[str, str] | None = None) -> PipelineConfig:
-    """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) in place.
+    """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) and what sweeps found
+    (`from sweep X`) in place.
 
     Raises ConfigError with everything that is wrong in all sections and steps.
     """
@@ -36,7 +38,8 @@ def load(path: Path, settings: Mapping[str, str] | None = None) -> PipelineConfi
         problems += set_value(data, f"steps.{key}" if is_step else key, text)
     if problems:
         raise ConfigError(*problems)
-    return parse(data, path.absolute().parent)
+    folder = path.absolute().parent
+    return parse(take_over(data, folder), folder)
 
 
 def parse(data: Any, folder: Path | None = None) -> PipelineConfig:

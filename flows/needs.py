@@ -28,7 +28,7 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -
         node = nodes[name]
         if row.status != "build" or node.adopted or not isinstance(node.config, TrainerConfig):
             continue
-        arch = _architecture(nodes, name)
+        arch = architecture_of(nodes, name)
         if arch is None:
             continue
         length = _length(nodes, name, arch)
@@ -67,7 +67,8 @@ def check_hardware(config: PipelineConfig) -> list[Problem]:
     return [Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)]
 
 
-def _architecture(nodes: Graph, name: str) -> Architecture | None:
+def architecture_of(nodes: Graph, name: str) -> Architecture | None:
+    """Of the model that a training step trains; None where the config does not tell its sizes."""
     first = first_model(nodes, name) if "model" in nodes[name].inputs else nodes[name]
     if first is None:
         return None

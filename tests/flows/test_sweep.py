@@ -12,6 +12,10 @@ import pytest
 from scipy.stats import ttest_rel
 
 from evaluation.page.sweep_page import sweep_page
+from flows.config import load
+from flows.graph import graph
+from flows.needs import architecture_of
+from flows.sweeps.carried import FILE
 from flows.sweeps.definition import Sweep, Wishes, define
 from flows.sweeps.law import check, law_of
 from flows.sweeps.results import summary
@@ -116,6 +120,8 @@ def test_a_killed_sweep_goes_on_and_shares_what_it_can(config: Path, env: dict[s
     best = min(answer.document["settings"], key=lambda row: row["mean"])
     assert answer.document["best"]["settings"] == best["settings"]
     assert trials[0]["figures"]["pretrain.validation_loss"] == trials[0]["value"]
+    taken = load(config, {RATE: f"from sweep {Path(answer.document['page']).parent}"})
+    assert taken.pretrain.optimizer.learning_rate == best["settings"][RATE]  # type: ignore[attr-defined]
     page = Path(answer.document["page"]).read_text()
     assert "Leaderboard" in page and page.count("<polyline") >= 4 + 2
 
@@ -270,3 +276,42 @@ def test_sixteen_trials_killed_twice_end_complete(tmp_path: Path, env: dict[str,
     assert len([*(store / "shard").iterdir()]) == 1
     reused = stemma(*command, env=env)
     assert reused.document["trials"] == trials
+
+
+def found_rates(folder: Path, computes: tuple[float, ...]) -> None:
+    """A finished sweep whose best rate is 2e-3 · (compute / 1e9)^-0.25 at each size, exactly."""
+    runs = []
+    for size, compute in enumerate(computes):
+        best = 2e-3 * (compute / 1e9) ** -0.25
+        for rate in (best / 3, best / 1.2, best * 2):
+            settings = {RATE: rate, "pretrain.model.width": 16 * (size + 1)}
+            value = 3 + math.log(rate / best) ** 2
+            runs.append({"settings": settings, "value": value, "parameters": compute / 6e5, "tokens": 1e5})
+    folder.mkdir(parents=True)
+    (folder / FILE).write_text(json.dumps({"sweep": folder.name, "measure": "m", "maximise": False, "runs": runs}))
+
+
+def test_a_config_takes_over_what_a_sweep_found_and_follows_compute(config: Path, tmp_path: Path) -> None:
+    asked = {RATE: f"from sweep {tmp_path / 'one'}"}
+    found_rates(tmp_path / "one", (1e9,))
+    rate = load(config, asked).pretrain.optimizer.learning_rate  # type: ignore[attr-defined]
+    assert rate == pytest.approx(2e-3 / 1.2), "of one size the best that was tried"
+    found_rates(tmp_path / "many", (1e9, 2e9, 5e9, 2e10))
+    for tokens in (64_000, 6_400_000):
+        settings = {RATE: f"from sweep {tmp_path / 'many'}", "pretrain.duration": f"{tokens} tokens"}
+        pipeline = load(config, settings)
+        shape = architecture_of(graph(pipeline), "pretrain")
+        expected = 2e-3 * (6 * shape.parameters * tokens / 1e9) ** -0.25  # type: ignore[union-attr]
+        assert pipeline.pretrain.optimizer.learning_rate == pytest.approx(expected, rel=1e-6)  # type: ignore[attr-defined]
+    for settings, code, place in (
+        ({RATE: "from sweep nowhere"}, "no_sweep", RATE),
+        ({"pretrain.seed": asked[RATE]}, "not_swept", "pretrain.seed"),
+        (
+            {RATE: f"from sweep {tmp_path / 'many'}", "pretrain.duration": "1 epoch"},
+            "unknown_compute",
+            "pretrain.duration",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(config, settings)
+        assert [(one.code, one.path) for one in caught.value.problems] == [(code, place)]
