@@ -66,7 +66,7 @@ def test_check_shows_artifacts_as_they_are_typed_and_needs_when_asked(built_data
 
 def test_check_reads_the_first_record_of_every_source(tmp_path: Path, root: Path) -> None:
     (tmp_path / "books").mkdir()
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"question": "a", "output": "b"}))
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"asked": "a", "said": "b"}))
     config = {
         "name": "x",
         "ingest": {"read": [{"kind": "files", "paths": ["books"]}, {"kind": "files", "paths": ["gone"]}]},
@@ -75,8 +75,8 @@ def test_check_reads_the_first_record_of_every_source(tmp_path: Path, root: Path
     found = typed("check", write_config(tmp_path / "config.yaml", config), "--root", root)
     assert found.exit_code == 1
     first, second, third = sorted(line for line in found.stderr.splitlines())
-    assert "pairs.jsonl:1: expected the field instruction, there are: output, question" in first
-    assert "set instructions.read.0.prompt_field: question" in first
+    assert "pairs.jsonl:1: expected the field instruction, there are: asked, said" in first
+    assert "set instructions.read.0.prompt_field" in first
     assert second.startswith("error: ingest.read.0.paths.0: expected files, found an empty folder")
     assert "gone" in third
 

@@ -157,9 +157,11 @@ def test_ppo_by_both_loops_ends_with_the_same_bits(
         if stops:
             with pytest.raises(Cancelled):
                 rlhf(config, inputs, tmp_path / trainer, run)
-            assert [path.name for path in (work / "checkpoints").glob("ba*")] == ["ba000000004"]
+            # Of the round before, and where it was stopped within the second.
+            kept = sorted(path.name for path in (work / "checkpoints").glob("ba*"))
+            assert kept == ["ba000000004", "ba000000006"]
             stops.clear()
         rlhf(config, inputs, tmp_path / trainer, run)
         told[trainer] = journal.metric("rlhf/policy_loss")
-    assert told["native"][-8:] == told["composer"][4:], "from the second round on"
+    assert told["native"][-6:] == told["composer"][6:], "from where it was stopped on"
     assert _same(weights(tmp_path / "native"), weights(tmp_path / "composer"))
