@@ -141,11 +141,13 @@ def _share(attempts: Sequence[_Attempt], queries: int) -> float:
 
 def _summary(changed: Sequence[_Attempt], plain: Sequence[_Attempt], confidence: float) -> dict[str, Any]:
     pairs = [(one.tries is not None, other.tries is not None) for one, other in zip(changed, plain, strict=True)]
-    counts = [pairs.count(one) for one in ((True, True), (True, False), (False, True), (False, False))]
+    both, only_changed, only_plain, neither = map(
+        pairs.count, ((True, True), (True, False), (False, True), (False, False))
+    )
     tries = sorted(one.tries for one in changed if one.tries is not None)
     return {
-        "broken": wilson(counts[0] + counts[1], len(pairs), confidence).as_json(),
-        "broken_plain": wilson(counts[0] + counts[2], len(pairs), confidence).as_json(),
-        "difference": difference_of_paired_proportions(*counts, confidence).as_json(),
+        "broken": wilson(both + only_changed, len(pairs), confidence).as_json(),
+        "broken_plain": wilson(both + only_plain, len(pairs), confidence).as_json(),
+        "difference": difference_of_paired_proportions(both, only_changed, only_plain, neither, confidence).as_json(),
         "median_queries": float(np.median(tries)) if tries else None,
     }
