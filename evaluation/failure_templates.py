@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import Field, ValidationError, model_validator
 
@@ -156,7 +157,7 @@ def _one_of(values: Numbers | Sequence[Any], drawn: random.Random) -> Any:
 
 def _filled(failure_class: str, test: TemplatedTest, filling: Mapping[str, Any]) -> Case:
     def text(template: str) -> str:
-        return _TEMPLATES.from_string(template).render(filling)
+        return _compiled(template).render(filling)
 
     if test.right is not None:
         choices, answer = (text(test.right), *map(text, test.wrong)), 0
@@ -167,6 +168,11 @@ def _filled(failure_class: str, test: TemplatedTest, filling: Mapping[str, Any])
         raise ValueError(f"two of the answers are the same: {list(choices)}")
     changed = text(test.changed) if test.changed is not None else None
     return Case(failure_class, test.name, test.kind, text(test.prompt), changed, choices, answer, test.expect)
+
+
+@lru_cache(maxsize=256)
+def _compiled(template: str) -> Template:
+    return _TEMPLATES.from_string(template)
 
 
 def in_words(number: int) -> str:
