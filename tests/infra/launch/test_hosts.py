@@ -80,7 +80,7 @@ def test_a_rank_that_hangs_on_another_host_is_named(hosts: Network, tmp_path: Pa
         if batch == 3 and rank == "1" and start == 0:
             stuck_here()
     """
-    out, err = on_cluster(tmp_path, 6, action, **_on(hosts, hang_s=4)).communicate(timeout=200)
+    out, err = on_cluster(tmp_path, 6, action, **_on(hosts, hang_s=12)).communicate(timeout=200)
     assert "restarted: rank 1 hangs in the forward pass of batch 4, at stuck_here" in out, (out, err)
     assert "stacks of rank 0:" in err and "stacks of rank 1:" in err
     assert out.splitlines()[-1] == ENDED
