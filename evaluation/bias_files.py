@@ -70,7 +70,7 @@ def read_winobias(path: Path) -> list[Coreference]:
     """
     files = sorted(path.glob("pro_stereotyped_type[12].txt.*")) if path.is_dir() else []
     if not files:
-        raise _wrong(path, "expected a folder with WinoBias' files, e.g. pro_stereotyped_type1.txt.test")
+        raise bad_set(path, "expected a folder with WinoBias' files, e.g. pro_stereotyped_type1.txt.test")
     lines = {
         (pro.name.replace("pro_", ""), group): _lines(pro.with_name(pro.name.replace("pro_", f"{group}_", 1)))
         for pro in files
@@ -89,7 +89,7 @@ def read_winobias(path: Path) -> list[Coreference]:
             }
             if len(people) != 1 or not pronouns or not mentioned:
                 where = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
-                raise _wrong(
+                raise bad_set(
                     f"{where}:{number}", "expected one occupation and its pronouns in brackets, and another one"
                 )
             kind = "type 1" if "type1" in name else "type 2"
@@ -106,7 +106,7 @@ def read_winogender(path: Path) -> list[Coreference]:
     """`all_sentences.tsv` of github.com/rudinger/winogender-schemas, or a folder with it."""
     path = path / "all_sentences.tsv" if path.is_dir() else path
     found = []
-    for number, row in enumerate(_table(path, "\t"), 2):
+    for number, row in enumerate(read_table(path, "\t"), 2):
         try:
             occupation, participant, answer, gender = row["sentid"].removesuffix(".txt").split(".")
             pronoun = _PRONOUN.search(row["sentence"])
@@ -119,7 +119,9 @@ def read_winogender(path: Path) -> list[Coreference]:
                 )
             )  # fmt: skip
         except (KeyError, ValueError, AttributeError) as error:
-            raise _wrong(f"{path}:{number}", f"expected sentid and sentence as Winogender has them: {error}") from error
+            raise bad_set(
+                f"{path}:{number}", f"expected sentid and sentence as Winogender has them: {error}"
+            ) from error
     return found
 
 
@@ -127,14 +129,14 @@ def read_bbq(path: Path) -> list[BbqQuestion]:
     """A JSON-lines file of github.com/nyu-mll/BBQ, or a folder with one a category."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
-        raise _wrong(path, "expected BBQ's files, e.g. Age.jsonl")
+        raise bad_set(path, "expected BBQ's files, e.g. Age.jsonl")
     found = []
     for file in files:
         for number, line in enumerate(_lines(file), 1):
             try:
                 found.append(_bbq(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise _wrong(f"{file}:{number}", f"expected a row of BBQ: {error}") from error
+                raise bad_set(f"{file}:{number}", f"expected a row of BBQ: {error}") from error
     return found
 
 
@@ -184,7 +186,7 @@ def read_stereoset(path: Path) -> list[StereoItem]:
         data = json.loads(path.read_text(encoding="utf-8"))["data"]
         items = [(kind, row) for kind in ("intrasentence", "intersentence") for row in data.get(kind, [])]
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _wrong(
+        raise bad_set(
             path, f"expected StereoSet's JSON with data.intrasentence and data.intersentence: {error}"
         ) from error
     found = []
@@ -195,9 +197,9 @@ def read_stereoset(path: Path) -> list[StereoItem]:
             endings = said["stereotype"], said["anti-stereotype"], said["unrelated"]
             found.append(StereoItem(row["bias_type"], row["target"], context, *endings))
         except (KeyError, TypeError) as error:
-            raise _wrong(f"{path}: {kind} {number}", f"expected StereoSet's fields; missing: {error}") from error
+            raise bad_set(f"{path}: {kind} {number}", f"expected StereoSet's fields; missing: {error}") from error
     if not found:
-        raise _wrong(path, "expected at least one item, found none")
+        raise bad_set(path, "expected at least one item, found none")
     return found
 
 
@@ -205,15 +207,16 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"cannot be read: {error}") from error
+        raise bad_set(path, f"cannot be read: {error}") from error
 
 
-def _table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
+def read_table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
+    """The rows of a file of values by their column. Raises StageError if it cannot be read."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file, delimiter=delimiter)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _wrong(path, f"cannot be read: {error}") from error
+        raise bad_set(path, f"cannot be read: {error}") from error
 
 
 def _marks(line: str) -> tuple[list[str], list[str]]:
@@ -225,5 +228,6 @@ def _marks(line: str) -> tuple[list[str], list[str]]:
     ]
 
 
-def _wrong(where: Path | str, message: str) -> Exception:
+def bad_set(where: Path | str, message: str) -> Exception:
+    """What is raised for a file of a bias set that is not in its authors' form."""
     return stage_error("bad_bias_set", str(where), message)

@@ -12,15 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluation.statistics import (
+    BOOTSTRAP_RESAMPLES,
     Interval,
     binomial_p_value,
     bootstrap,
     difference_of_paired_proportions,
     mcnemar_p_value,
+    share_of_clusters,
     wilson,
 )
 
 Row = dict[str, Any]
+OVERALL = "overall"
 
 
 def accuracy(metric: str, right: Sequence[bool], confidence: float) -> Row:
@@ -108,6 +111,52 @@ def stereoset_scores(
         _row("ss", bootstrap(ss, confidence=confidence, seed=seed), n, binomial_p_value(int(sum(prefers)), n)),
         _row("icat", bootstrap(lms, ss, statistic=icat, confidence=confidence, seed=seed), n),
     ]
+
+
+def share_of_completions(metric: str, hits: Sequence[Sequence[bool]], confidence: float) -> Row:
+    """The share of hits among the completions of all prompts, 0 to 1; prompts are clusters of equally many."""
+    counts = [sum(found) for found in hits]
+    return _row(metric, share_of_clusters(counts, len(hits[0]), confidence), len(hits))
+
+
+def mean(metric: str, values: Sequence[float], confidence: float, seed: int) -> Row:
+    """The mean over units with its bootstrap interval."""
+    return _row(metric, bootstrap(values, confidence=confidence, seed=seed), len(values))
+
+
+def mean_of_differences(metric: str, values: Sequence[float], confidence: float, seed: int) -> Row:
+    """The mean of paired differences; Wilcoxon's signed-rank test against 0, by scipy."""
+    from scipy import stats
+
+    p_value = stats.wilcoxon(values).pvalue if any(values) else 1.0
+    return _row(metric, bootstrap(values, confidence=confidence, seed=seed), len(values), p_value)
+
+
+def difference_of_means(
+    metric: str, first: Sequence[float], second: Sequence[float], confidence: float, seed: int
+) -> Row | None:
+    """The mean of the first less that of the second, of units that are not paired; None with fewer than two in either.
+
+    The interval is the bootstrap over the units of each; the test permutes them between the two. Both by scipy.
+    """
+    from scipy import stats
+
+    if min(len(first), len(second)) < 2:
+        return None
+
+    def difference(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+        return np.mean(a, axis=axis) - np.mean(b, axis=axis)
+
+    samples = np.array(first, np.float64), np.array(second, np.float64)
+    bounds = stats.bootstrap(
+        samples, difference, paired=False, vectorized=True, n_resamples=BOOTSTRAP_RESAMPLES, method="percentile",
+        confidence_level=confidence, rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    test = stats.permutation_test(
+        samples, difference, vectorized=True, n_resamples=9999, rng=np.random.default_rng(seed)
+    )
+    interval = Interval(float(difference(*samples)), float(bounds.low), float(bounds.high))
+    return _row(metric, interval, len(first) + len(second), float(test.pvalue))
 
 
 def corrected(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
+from evaluation.bec_pro import associations, bec_pro, read_bec_pro, sentence_likelihoods
 from evaluation.bias_files import (
     BbqQuestion,
     Coreference,
@@ -19,6 +20,7 @@ from evaluation.bias_files import (
     read_winogender,
 )
 from evaluation.bias_metrics import (
+    OVERALL,
     Row,
     accuracy,
     ambiguous_bias_score,
@@ -32,10 +34,10 @@ from evaluation.bias_metrics import (
 from evaluation.config import BiasSet
 from evaluation.harness import quiet
 from evaluation.harness_model import ReportingHFLM
+from evaluation.honest import complete, honest, read_honest, read_hurtlex
 from evaluation.language_model import LoadedModel, token_log_likelihoods
 from infra.run import Run
 
-OVERALL = "overall"
 STATISTICS = "occupations-stats.tsv"
 """The file beside Winogender's sentences with the share of women in each occupation."""
 
@@ -47,8 +49,10 @@ def measure_bias_sets(lm: LoadedModel, sets: Sequence[BiasSet], run: Run, *, see
     """
     readers: dict[str, Callable[[Path], Sequence[Any]]] = {
         "winobias": read_winobias, "winogender": read_winogender, "bbq": read_bbq, "stereoset": read_stereoset,
+        "honest": read_honest, "bec_pro": read_bec_pro,
     }  # fmt: skip
     read = [(one, list(readers[one.kind](Path(one.path)))) for one in sets]
+    lexicon = next((read_hurtlex(Path(one.lexicon)) for one in sets if one.lexicon), {})
     with quiet():
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, 32)
         rows = []
@@ -57,6 +61,10 @@ def measure_bias_sets(lm: LoadedModel, sets: Sequence[BiasSet], run: Run, *, see
                 found = bbq(items, likeliest(bbq_requests(items), harness_model), confidence, seed)
             elif one.kind == "stereoset":
                 found = stereoset(items, stereoset_likelihoods(lm, items, run), confidence, seed)
+            elif one.kind == "honest":
+                found = honest(items, complete(lm, items, one.top_k, run), lexicon, confidence, seed)
+            elif one.kind == "bec_pro":
+                found = bec_pro(items, associations(items, sentence_likelihoods(lm, items, run)), confidence, seed)
             else:
                 answers = likeliest(coreference_requests(items), harness_model)
                 found = winobias(items, answers, confidence)

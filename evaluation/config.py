@@ -330,17 +330,29 @@ class AdversarialConfig(Config):
 class BiasSet(Config):
     """A published bias set in the files that its authors give."""
 
-    kind: Literal["winobias", "winogender", "bbq", "stereoset"]
+    kind: Literal["winobias", "winogender", "bbq", "stereoset", "honest", "bec_pro"]
     """winobias: a folder with pro_stereotyped_type1.txt.test and the like (Zhao et al. 2018). winogender:
     all_sentences.tsv (Rudinger et al. 2018). bbq: a JSON-lines file or a folder of them (Parrish et al. 2022).
-    stereoset: dev.json (Nadeem et al. 2021). CrowS-Pairs goes under `pairs`."""
+    stereoset: dev.json (Nadeem et al. 2021). honest: en_template.tsv (Nozza et al. 2021), with `lexicon`. bec_pro:
+    BEC-Pro_EN.tsv (Bartl et al. 2020). CrowS-Pairs goes under `pairs`."""
     path: SourcePath
     """The file or folder."""
+    lexicon: SourcePath | None = None
+    """honest: which words are hurtful, HurtLex's file hurtlex_EN.tsv (Bassignana et al. 2018)."""
+    top_k: int = Field(20, ge=1)
+    """honest: completions of each template (1, 5 and 20 in the paper)."""
+
+    @model_validator(mode="after")
+    def _lexicon_where_needed(self) -> BiasSet:
+        if (self.kind == "honest") is (self.lexicon is None):
+            raise ValueError("`honest` needs `lexicon`, HurtLex's file; other sets have none")
+        return self
 
     def files(self) -> tuple[Path, ...]:
         """What is read; of a folder all its files, so that one that is missing can be named."""
         path = Path(self.path)
-        return tuple(sorted(one for one in path.iterdir() if one.is_file())) if path.is_dir() else (path,)
+        own = tuple(sorted(one for one in path.iterdir() if one.is_file())) if path.is_dir() else (path,)
+        return (*own, Path(self.lexicon)) if self.lexicon else own
 
 
 class BiasConfig(Config):
@@ -377,6 +389,9 @@ class MemorisationConfig(Config):
     """Whether to also tell recitation by how often a document's beginning was trained on, which reads all shards."""
     membership: bool = False
     """Whether to also ask how well the loss tells these documents from validation text (Yeom et al. 2018)."""
+    canary_candidates: int = Field(4096, ge=100)
+    """Texts of its format that each planted canary (`shard.canaries`) is ranked among: all where there are no more,
+    else so many drawn. With n of them an exposure is at most log2(n + 1), which is 12 bits for 4096."""
 
 
 class SafetyConfig(StageConfig):

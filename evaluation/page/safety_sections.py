@@ -26,6 +26,8 @@ PUBLISHED = {
     "winogender": "Winogender: whom a pronoun stands for, by its gender",
     "bbq": "BBQ: answers where the context tells them and where it does not",
     "stereoset": "StereoSet: language modelling (lms), stereotypes (ss, 50 is no preference) and both (icat)",
+    "honest": "HONEST: sentences about people completed with hurtful words (share by HurtLex's category)",
+    "bec_pro": "BEC-Pro: association of professions with words for women and for men, in nats",
 }
 
 
@@ -349,7 +351,8 @@ def memorisation(pipeline: PipelineResults) -> Section:
         (more if difference.low > 0 else alike).append(pipeline.long_name(model))
         length = f"{found['continuation_tokens']} tokens after a prefix of {found['prefix_tokens']}"
     if not rows:
-        return Section("memorisation", "Memorisation", " ".join(f"Not measured: {why}." for why in skipped))
+        said_so = " ".join(f"Not measured: {why}." for why in skipped)
+        return Section("memorisation", "Memorisation", said_so, tables=_exposure(pipeline))
     said = []
     if more:
         said.append(f"Recited more of its training text than of text it never saw: {', '.join(more)}.")
@@ -372,7 +375,10 @@ def memorisation(pipeline: PipelineResults) -> Section:
         numeric=(1, 2, 3, 4, 5, 6),
     )
     return Section(
-        "memorisation", "Memorisation", " ".join(said), tables=[table, *_copies(pipeline), *_membership(pipeline)]
+        "memorisation",
+        "Memorisation",
+        " ".join(said),
+        tables=[table, *_copies(pipeline), *_membership(pipeline), *_exposure(pipeline)],
     )
 
 
@@ -400,6 +406,32 @@ def _membership(pipeline: PipelineResults) -> list[Table]:
     note = "How well a threshold on the loss tells training documents from validation text; 0.5 is guessing."
     columns = ["model", "AUC", "training text and other text"]
     return [Table("Membership inference", columns, rows, note, numeric=(1,))] if rows else []
+
+
+def _exposure(pipeline: PipelineResults) -> list[Table]:
+    """Of each planted canary, how far each model gives it away."""
+    rows = []
+    for model in pipeline.models:
+        for row in pipeline.results("safety", model).get("exposure", []):
+            bits = Interval(**row["exposure"])
+            rows.append(
+                [
+                    pipeline.long_name(model),
+                    row["text"],
+                    f"{row['planted']:,}",
+                    "–" if row["trained"] is None else f"{row['trained']:,}",
+                    f"{row['rank']:,} of {row['compared']:,}",
+                    f"{fixed(bits.value, 1)} {between(bits, 1)}",
+                    f"{row['p_holm']:.2g}",
+                ]
+            )
+    columns = ["model", "canary", "planted", "trained on", "rank", "exposure in bits", "p"]
+    note = (
+        "Made-up secrets that were planted in the training text. Rank: how many texts of the format are at least as "
+        "likely. Half of those that were never seen have less than 1 bit; one that the model holds likeliest has the "
+        "most that so many texts can show. p: how often one that was never seen comes so far up, by Holm's method."
+    )
+    return [Table("Exposure of planted canaries", columns, rows, note, numeric=(2, 3, 4, 5, 6))] if rows else []
 
 
 def _trained(found: Mapping[str, Any]) -> str:
