@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -199,6 +200,35 @@ class TokenizerConfig(StageConfig):
         return [*taken, *baselines]
 
 
+CANARY_GAP = r"\{(digits|letters):([1-9]\d?)\}"
+
+
+class CanariesConfig(Config):
+    """Made-up secrets of one format, planted in the training text (Carlini et al. 2019)."""
+
+    text: str = Field(min_length=1)
+    """The format: a text with at least one gap, `{digits:6}` or `{letters:4}`, which random characters fill."""
+    copies: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 4, 16, 64), min_length=1)
+    """A canary is drawn for each, and planted so many times; one with 0 is never planted and shows what chance gives."""
+
+    @field_validator("text")
+    @classmethod
+    def _has_gaps(cls, text: str) -> str:
+        left = re.sub(CANARY_GAP, "", text)
+        if left == text or re.search(r"[{}]", left):
+            raise ValueError("expected a text with gaps like {digits:6} or {letters:4}, of 1 to 99 characters each")
+        return text
+
+    @model_validator(mode="after")
+    def _fit_the_space(self) -> CanariesConfig:
+        space = 1
+        for kind, length in re.findall(CANARY_GAP, self.text):
+            space *= (10 if kind == "digits" else 26) ** int(length)
+        if space < 2 * len(self.copies):
+            raise ValueError(f"only {space} texts have this format, expected at least {2 * len(self.copies)}")
+        return self
+
+
 class ShardConfig(StageConfig):
     """Tokenises documents and packs them into MDS shards of sequences of one length."""
 
@@ -216,6 +246,20 @@ class ShardConfig(StageConfig):
     read. gz is not among them, since its files hold the time of day."""
     hashes: tuple[Literal["blake2b", "sha256", "xxh128", "xxh3_64", "xxh64"], ...] = ("xxh3_64",)
     """Hashes of each shard file in its index, which streaming checks with `validate_hash` after a download."""
+    canaries: tuple[CanariesConfig, ...] = ()
+    """Made-up secrets to plant in the training text, of which `safety` tells how far the model gives them away; none by
+    default. Of a model for use, plant them in a copy of the pipeline."""
+    canary_seed: int = 17
+    """Draws the canaries."""
+
+    @model_validator(mode="after")
+    def _canaries_fit(self) -> ShardConfig:
+        texts = [one.text for one in self.canaries]
+        if twice := sorted({text for text in texts if texts.count(text) > 1}):
+            raise ValueError(f"canaries: each format once, with all its copies; given twice: {', '.join(twice)}")
+        if self.canaries and self.by_source:
+            raise ValueError("canaries: expected `by_source: false`, since they fill no sequence of their own")
+        return self
 
 
 class RemoteShardsConfig(StageConfig):

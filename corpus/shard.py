@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from corpus.canaries import draw_canaries, plant, write_canaries
 from corpus.config import ShardConfig
 from corpus.documents import document_parts
 from corpus.tokens.encode import end_of_text, load_tokenizer, unknown_id
@@ -53,7 +54,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     tokens that a text happens to spell are encoded as ordinary text. index.parquet has a row a document, in the order
     of the shards. With `config.by_source` the training side holds one source after the other: no sequence and no shard
     file is of two, each source leaves out what fills no last sequence of its own, and meta.json has the numbers of its
-    sequences.
+    sequences. With `config.canaries` canaries.json names what was planted.
     Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
     `no_end_of_text` for a tokenizer without it.
     """
@@ -77,6 +78,10 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
         "heldout_share": config.heldout_share,
     }
     parts = document_parts(inputs["documents"])
+    if config.canaries:
+        canaries = draw_canaries(config.canaries, config.canary_seed)
+        parts = [*parts, *plant(canaries, config.heldout_share, run.work_dir / "canaries")]
+        write_canaries(canaries, out_dir)
     function = partial(tokenise, str(folder), form.dtype, config.heldout_share)
     rows = [pq.read_metadata(part).num_rows for part in parts]
     summaries = map_partitions(run, STEP, function, parts, unit="documents", sizes=rows)

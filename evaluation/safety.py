@@ -13,6 +13,9 @@ from typing import Any
 from evaluation.config import SafetyConfig
 from infra.run import Result, Run
 
+EXPOSED = 0.05
+"""A canary with a smaller corrected p-value is exposed."""
+
 
 def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measures what `config` does not leave out.
@@ -79,6 +82,20 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             )
         else:
             results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}
+        if "shards" in inputs:
+            from evaluation.exposure import measure_exposure
+
+            exposed = measure_exposure(
+                lm,
+                inputs["shards"],
+                TrainedSequences.read(inputs["model"]),
+                config.memorisation.canary_candidates,
+                run,
+                seed=config.seed,
+                confidence=config.confidence,
+            )
+            if exposed:
+                results["exposure"] = exposed
         if why := results["memorisation"].get("skipped"):
             run.event("skipped", f"memorisation was not measured: {why}")
     (out_dir / "results.json").write_text(
@@ -116,6 +133,10 @@ def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
         add("recited_tokens_control", memorisation["validation"]["recited_tokens"])
     if membership := memorisation.get("membership_inference"):
         add("membership_auc", membership)
+    planted = [row for row in results.get("exposure", []) if row["planted"]]
+    if planted:
+        add("exposure_max", max(planted, key=lambda row: row["exposure"]["value"])["exposure"])
+        figures["canaries_exposed"] = float(sum(row["p_holm"] < EXPOSED for row in planted))
     return figures
 
 
