@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from corpus.config import ShardConfig, TokenizerConfig
-from flows.graph import Graph, first_model
+from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
 from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
+from training.families import split_problem
 from training.planner.architecture import Architecture
 from training.planner.devices import DEVICES
 from training.planner.here import device_at_hand
@@ -58,13 +59,44 @@ def refuse_run(
 
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:
-    """What is wrong with `launch.hardware`."""
+    """What is wrong with `launch.hardware` and `launch.tensor_parallel`."""
+    found = [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
-        return []
+        return found
     from flows.problems import nearest
 
     fix = nearest(config.launch.hardware, DEVICES, "known:", 0.4)
-    return [Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)]
+    unknown = Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)
+    return [*found, unknown]
+
+
+def _unsplittable(config: PipelineConfig) -> list[Problem]:
+    """Why ranks cannot share the layers of models that are pretrained; a vocabulary that is not known yet is looked at
+    when the training begins."""
+    launch, count = config.launch, config.launch.tensor_parallel
+    shards = launch.ranks // count
+    if launch.sharding == "hsdp":
+        shards = launch.shard_ranks or max(1, launch.processes // count)
+    found = []
+    for node in graph(config).values():
+        if not isinstance(node.config, PretrainConfig) or "model" in node.inputs:
+            continue
+        model = node.config.model
+        if (sizes := of_model(model, None)) is None:
+            continue
+        wrong = split_problem(
+            model.architecture(),
+            count,
+            shards,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_width=sizes.head_width,
+            mlp_width=sizes.mlp_width,
+            vocabulary=None,
+        )
+        if wrong and wrong not in found:
+            found.append(wrong)
+    return found
 
 
 def architecture_of(nodes: Graph, name: str) -> Architecture | None:

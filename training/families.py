@@ -21,12 +21,14 @@ class Family:
     varlen: whether the family hands `cu_seq_lens` on to a flash kernel.
     plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
     router: whether it is a mixture of experts, whose balancing loss belongs to its training.
+    tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
     """
 
     windows: Literal["none", "one", "by_layer"] = "none"
     varlen: bool = True
     plain_head: bool = True
     router: bool = False
+    tensor_parallel: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -39,8 +41,8 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(varlen=False),
     "gpt_neox": Family(),
     "granite": Family(plain_head=False),
-    "llama": Family(),
-    "mistral": Family("one"),
+    "llama": Family(tensor_parallel=True),
+    "mistral": Family("one", tensor_parallel=True),
     "mixtral": Family("one", router=True),
     "olmo": Family(),
     "olmo2": Family(),
@@ -49,8 +51,8 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(varlen=False),
     "phi": Family(plain_head=False),
     "phi3": Family("one"),
-    "qwen2": Family("by_layer"),
-    "qwen3": Family("by_layer"),
+    "qwen2": Family("by_layer", tensor_parallel=True),
+    "qwen3": Family("by_layer", tensor_parallel=True),
     "qwen3_moe": Family("one", router=True),
     "smollm3": Family("by_layer"),
     "stablelm": Family(varlen=False),
@@ -91,6 +93,43 @@ def documents_problem(model_type: str) -> Problem | None:
         f"{model_type}: a recurrent layer, for one, carries a document into the next",
         "train it with objective: causal and attention: sequence, or take one of " + ", ".join(sorted(FAMILIES)),
     )
+
+
+def split_problem(
+    model_type: str,
+    count: int,
+    shard_ranks: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+    mlp_width: int,
+    vocabulary: int | None,
+) -> Problem | None:
+    """Why `count` ranks cannot share the layers of a model (launch.tensor_parallel), if they cannot.
+
+    shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal ones alone.
+    vocabulary: None where it is not known yet.
+    """
+    path, parts = "launch.tensor_parallel", count * shard_ranks
+    if model_type not in FAMILIES or not FAMILIES[model_type].tensor_parallel:
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.tensor_parallel))
+        message = f"expected a model of {able}, whose layers ranks can share, not {model_type}"
+        return Problem("no_tensor_parallel", path, message, "leave launch.tensor_parallel out, or take such a model")
+    for what, size, by in (
+        ("heads", heads, count),
+        ("heads of keys and values", kv_heads, count),
+        ("the width of queries", heads * head_width, parts),
+        ("the width of keys", kv_heads * head_width, parts),
+        ("the inner width of the MLP", mlp_width, parts),
+    ):
+        if size % by:
+            message = f"expected {what} to be a multiple of {by}, not {size}"
+            return Problem("not_divisible", path, message, "let fewer ranks share a layer, or change the model's sizes")
+    if vocabulary is not None and vocabulary % parts:
+        message = f"expected a vocabulary that is a multiple of {parts}, not {vocabulary}"
+        return Problem("not_divisible", path, message, f"set pretrain.model.vocab_multiple: {parts}")
+    return None
 
 
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:

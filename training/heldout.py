@@ -110,7 +110,7 @@ def measure(
     """
     device = next(model.parameters()).device
     size = max(1, min(_SEQUENCES_AT_ONCE, _TOKENS_AT_ONCE // len(shards[0][0])))
-    step, world = size * ranks.world_size(), ranks.world_size()
+    step, world = size * ranks.data_ranks(), ranks.data_ranks()
     width = max((one.id for one in sources), default=-1) + 1
     places: list[NDArray[np.int64]] = []
     rows: list[NDArray[np.float64]] = []
@@ -118,7 +118,7 @@ def measure(
     others: dict[str, float] = {}
     with measuring(model):
         for begin in range(0, len(numbers), step):
-            mine = np.arange(begin, min(begin + step, len(numbers)))[ranks.rank() :: world]
+            mine = np.arange(begin, min(begin + step, len(numbers)))[ranks.data_rank() :: world]
             # Ranks that share a model compute together: one that has no part of the last step computes too, and its
             # result is left out.
             asked = numbers[mine] if len(mine) else numbers[:1]
@@ -150,7 +150,8 @@ def _together(
 ) -> HeldOut:
     """The parts of all ranks as one, in the order of the sequences."""
     own = np.concatenate(places) if places else np.zeros(0, np.int64), np.hstack(rows) if rows else np.zeros((2, 0))
-    parts = ranks.gather((*own, by_source, dict(others)))
+    # Ranks that share the layers of a model have the same part.
+    parts = ranks.gather((*own, by_source, dict(others)))[:: ranks.tensor_parallel()]
     order = np.argsort(np.concatenate([place for place, _, _, _ in parts]))
     losses, labels = np.hstack([row for _, row, _, _ in parts])[:, order]
     sums, counts = np.sum([found for _, _, found, _ in parts], axis=0)

@@ -89,7 +89,7 @@ class PackedShards(StreamingDataset):
                 "streams": [RemoteStream(folder, self._cache)],
                 "cache_limit": limit and limit + (folder / "index.json").stat().st_size,
                 # A file's worth of them ahead, so that fetching one hides behind training.
-                "predownload": max(8 * batch_size, index["shards"][0]["samples"]) // ranks.world_size(),
+                "predownload": max(8 * batch_size, index["shards"][0]["samples"]) // ranks.data_ranks(),
             }
         elif any(shard["compression"] for shard in index["shards"]):
             self._cache = cache / folder.name
@@ -102,6 +102,8 @@ class PackedShards(StreamingDataset):
             # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
             epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
+            # Ranks that share the layers of a model get the same sequences.
+            replication=ranks.tensor_parallel() if ranks.tensor_parallel() > 1 else None,
             # Named, since else it is unknown until the first epoch is read.
             shuffle_block_size=shuffle_block,
         )
@@ -242,7 +244,7 @@ def trained_sequences(
 
 def open_in_order(folder: Path, cache: Path, limit_gb: float | None = None) -> PackedShards:
     """The shards of a folder, of which each rank reads what it wants by number; every rank must call."""
-    return PackedShards(folder, cache, batch_size=ranks.world_size(), seed=0, shuffle=False, limit_gb=limit_gb)
+    return PackedShards(folder, cache, batch_size=ranks.data_ranks(), seed=0, shuffle=False, limit_gb=limit_gb)
 
 
 def spread(count: int, limit: int) -> NDArray[np.int64]:
@@ -411,7 +413,7 @@ class Examples(IterableDataset[E]):
             order = np.concatenate([own, text.reshape(batches, -1)], 1).ravel()
         skip, self._skip = self._skip, 0
         self._epoch += 1
-        for number in order[skip + ranks.rank() :: ranks.world_size()]:
+        for number in order[skip + ranks.data_rank() :: ranks.data_ranks()]:
             yield self.examples[number]
 
     def largest(self, count: int) -> list[E]:

@@ -55,7 +55,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # Under autocast the caller hands in its compute type; the sums stay in fp32.
         loss_and_gradient = _compiled_loss_and_gradient() if compiled else _loss_and_gradient_in_place
         weight_compute = weight.to(hidden.dtype)
-        size = _chunk(weight)
+        size = chunk_size(weight)
         totals, d_hidden, d_weight = [], torch.empty_like(hidden), None
         for chunk, target, d_chunk in zip(hidden.split(size), labels.split(size), d_hidden.split(size), strict=True):
             loss, d_logits = loss_and_gradient(chunk @ weight_compute.T, target)
@@ -74,7 +74,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return d_hidden.mul_(grad.to(d_hidden.dtype)), d_weight.mul_(grad.to(d_weight.dtype)), None, None
 
 
-def _chunk(weight: Tensor) -> int:
+def chunk_size(weight: Tensor) -> int:
+    """Positions whose logits are held at once."""
     return max(_LEAST_CHUNK, _CHUNK_LOGITS // len(weight))
 
 
@@ -92,7 +93,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, com
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each position (N,), 0 where the label is -100; without the graph's memory saving."""
     weight_compute = weight.to(hidden.dtype)
-    size = _chunk(weight)
+    size = chunk_size(weight)
     pieces = [
         cross_entropy((chunk @ weight_compute.T).float(), target, ignore_index=IGNORE, reduction="none")
         for chunk, target in zip(hidden.split(size), labels.split(size), strict=True)

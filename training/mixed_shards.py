@@ -52,7 +52,7 @@ class MixedShards(PackedShards):
         )
         self.mixture = mixture
         self.epoch_size = mixture.epoch
-        self.length = ceil(mixture.epoch / ranks.world_size())
+        self.length = ceil(mixture.epoch / ranks.data_ranks())
         self.fingerprint = mixed_fingerprint(folder)
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

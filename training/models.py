@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -27,6 +28,8 @@ from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
 from training.norms import last_stack
+from training.split_loss import split_losses
+from training.tensor_parallel import padded
 from training.train_state import Trainable
 
 Batch = Mapping[str, Any]
@@ -170,6 +173,9 @@ class LanguageModel(Trainable):
     chance_loss = 0.0
     """Guessing says nothing of when a language model falls apart; see training.guard.judge."""
 
+    tensor_ranks = 1
+    """Ranks that share each layer; see training/tensor_parallel.py."""
+
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
         super().__init__()
         self.model = model
@@ -197,7 +203,12 @@ class LanguageModel(Trainable):
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
         mixture of experts with the balancing loss of its routers."""
         compute = self._compiled if self._compiled and self.training else self._outputs
-        return compute({**batch, **self._attention(batch)})
+        if self.tensor_ranks == 1:
+            return compute({**batch, **self._attention(batch)})
+        whole, length = padded(batch, self.tensor_ranks)
+        outputs = compute({**whole, **self._attention(whole)})
+        assert isinstance(outputs, Tensor)
+        return outputs[:, :length]
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
         """What keeps attention within documents and windows, in the form that the model's attention takes; made outside
@@ -291,7 +302,10 @@ class LanguageModel(Trainable):
         count = (labels != IGNORE).sum().clamp(min=1)
         if self._plain_head:
             weight = self.model.get_output_embeddings().weight
-            total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled is not None)
+            if isinstance(weight, DTensor):
+                total = split_losses(flat, weight, labels).sum()
+            else:
+                total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled is not None)
         else:
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         return total / count if balancing is None else total / count + balancing
@@ -322,7 +336,9 @@ class LanguageModel(Trainable):
     def _token_losses(self, outputs: Outputs, labels: Tensor) -> Tensor:
         flat = (outputs[0] if isinstance(outputs, tuple) else outputs).detach().flatten(0, 1)
         if self._plain_head:
-            return token_losses(flat, self.model.get_output_embeddings().weight, labels.flatten()).view_as(labels)
+            weight = self.model.get_output_embeddings().weight
+            of_tokens = split_losses if isinstance(weight, DTensor) else token_losses
+            return of_tokens(flat, weight, labels.flatten()).view_as(labels)
         return cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="none").view_as(labels)
 
 

@@ -65,15 +65,17 @@ class Muon(torch.optim.Optimizer):
         for some in _of_one_shape(weights):
             steps = []
             for weight in some:
-                buffer, gradient = self.state[weight]["momentum_buffer"], weight.grad
-                assert gradient is not None
+                assert weight.grad is not None
+                # What each rank holds: torch 2.7 forgets in arithmetic how a tensor is cut by FSDP and tensor
+                # parallelism at once.
+                buffer, gradient = local(self.state[weight]["momentum_buffer"]), local(weight.grad)
                 buffer.lerp_(gradient, 1 - momentum)
-                steps.append(_whole(gradient.lerp(buffer, momentum)))
+                steps.append(_whole(gradient.lerp(buffer, momentum), weight))
             found = orthogonal(torch.stack(steps), group["iterations"], self._compute)
             rows, columns = found.shape[:0:-1] if group["transposed"] else found.shape[1:]
             scale = max(1.0, rows / columns) ** 0.5
             for weight, step in zip(some, found.to(some[0].dtype), strict=True):
-                weight.mul_(1 - lr * group["weight_decay"])
+                local(weight).mul_(1 - lr * group["weight_decay"])
                 local(weight).add_(step[Piece.of(weight).slices], alpha=-lr * scale)
 
 
@@ -102,5 +104,10 @@ def _of_one_shape(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             yield alike[begin : begin + count]
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _whole(part: Tensor, like: Tensor) -> Tensor:
+    """The whole of a tensor that is spread over the ranks as `like` is."""
+    if not isinstance(like, DTensor):
+        return part
+    shape, stride = like.shape, like.stride()
+    spread = DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    return spread.full_tensor()

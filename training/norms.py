@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from training import ranks
 from training.callbacks import Callback
+from training.tensor_parallel import clip
 from training.train_state import Trainable, TrainState
 
 
@@ -40,6 +41,8 @@ class GradientClip(Callback):
 
 def _clipped(model: nn.Module, limit: float) -> float:
     """Cuts gradients to a global norm of `limit` over all ranks; the norm before."""
+    if ranks.tensor_parallel() > 1:
+        return clip(model, limit)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 

@@ -29,6 +29,7 @@ from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import ranks
 from training.hardware import Hardware
+from training.tensor_parallel import split
 from training.zero import ShardedOptimizer
 
 # Methods besides `forward` in which a model computes with its weights.
@@ -44,36 +45,50 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Puts a model on its device, and applies `launch.sharding` and `launch.offload` in place, before the optimizer is
-    made."""
-    if launch.shards_weights and (ranks.world_size() > 1 or launch.offload):
-        shard(
-            model,
-            hardware,
-            mesh_of(launch, hardware),
-            offload=launch.offload,
-            once=launch.sharding == "zero2",
-        )
-    else:
+    """Puts a model on its device, and applies `launch.tensor_parallel`, `sharding` and `offload` in place, before the
+    optimizer is made. Raises StageError for a model or a number of ranks that does not go with them."""
+    sharded = launch.shards_weights and (ranks.data_ranks() > 1 or launch.offload)
+    if ranks.tensor_parallel() == 1 and not sharded:
         model.to(hardware.device)
+        return
+    mesh = mesh_of(launch, hardware)
+    if ranks.tensor_parallel() > 1:
+        if not sharded and ranks.data_ranks() > 1:
+            raise stage_error(
+                "not_sharded",
+                "launch.sharding",
+                f"expected weights that are sharded over the {ranks.data_ranks()} groups of tensor_parallel ranks, not "
+                f"{launch.sharding}",
+                "set launch.sharding: fsdp, or launch.tensor_parallel to all ranks",
+            )
+        splittable: Any = model  # training.models.LanguageModel, which imports more than this
+        split(splittable.model.to(hardware.device), mesh["tensor"], mesh["shard"].size())
+        splittable.tensor_ranks = ranks.tensor_parallel()
+    if sharded:
+        shard(model, hardware, mesh, offload=launch.offload, once=launch.sharding == "zero2")
 
 
 def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
-    """The ranks that weights are spread over: in one dimension, or for hsdp (groups, ranks of a group).
+    """The ranks by what they share: `replicate` groups that hold the same (hsdp), `shard` ranks over which weights are
+    spread, `tensor` ranks that share a layer, which are next to each other. Dimensions of one rank are left out, but
+    for `shard`.
 
-    Raises StageError for groups that do not divide the ranks."""
-    total = ranks.world_size()
-    each = (launch.shard_ranks or ranks.local_world_size()) if launch.sharding == "hsdp" else total
+    Raises StageError for groups that do not divide the ranks.
+    """
+    total, tensor = ranks.data_ranks(), ranks.tensor_parallel()
+    each = total
+    if launch.sharding == "hsdp":
+        each = launch.shard_ranks or max(1, ranks.local_world_size() // tensor)
     if total % each:
         raise stage_error(
             "not_divisible",
             "launch.shard_ranks",
-            f"expected a divisor of the {total} ranks, not {each}",
+            f"expected a divisor of the {total} ranks that have a batch of their own, not {each}",
             "set launch.shard_ranks to one, such as the ranks of a node",
         )
-    if each == total:
-        return init_device_mesh(hardware.device.type, (total,))
-    return init_device_mesh(hardware.device.type, (total // each, each), mesh_dim_names=("replicate", "shard"))
+    sizes = {"replicate": total // each, "shard": each, "tensor": tensor}
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    return init_device_mesh(hardware.device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
 
 def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bool, once: bool) -> None:
@@ -86,7 +101,8 @@ def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bo
     once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are gathered
     once a microbatch instead of twice.
     """
-    groups, mesh = (mesh["replicate"], mesh["shard"]) if mesh.ndim > 1 else (None, mesh)
+    groups = mesh["replicate"] if "replicate" in (mesh.mesh_dim_names or ()) else None
+    mesh = mesh["shard"]
     policy = CPUOffloadPolicy(pin_memory=hardware.device.type == "cuda") if offload else OffloadPolicy()
     model.to("cpu" if offload else hardware.device)
     precision = MixedPrecisionPolicy(hardware.compute, torch.float32, cast_forward_inputs=False)

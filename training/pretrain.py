@@ -108,8 +108,8 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         )
     epoch_batches = train_sequences // batch_size
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
+    hardware = prepare(run.launch, tensor_parallel=True)
     rampup = _rampup(config, length, batch_size, epoch_batches)
-    hardware = prepare(run.launch)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
     if location_of(shards / "train"):
         _check_tokenizer(tokenizer, meta)
@@ -400,12 +400,12 @@ def _rampup(config: PretrainConfig, length: int, batch_size: int, epoch_batches:
             "shorten it, or give more text",
         )
     first = config.batch_warmup.first_tokens // length
-    if first % ranks.world_size():
+    if first % ranks.data_ranks():
         raise stage_error(
             "not_divisible",
             "pretrain.batch_warmup.first_tokens",
-            f"expected {ranks.world_size()} ranks to share the {first} sequences of the first batch",
-            f"make it a multiple of {length * ranks.world_size():,} tokens, or start fewer processes",
+            f"expected {ranks.data_ranks()} ranks to share the {first} sequences of the first batch",
+            f"make it a multiple of {length * ranks.data_ranks():,} tokens, or start fewer processes",
         )
     return BatchSizeRampup(first, batch_size, over, epoch_batches * batch_size)
 

@@ -44,6 +44,38 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+_tensor_parallel = 1
+
+
+def share_layers(count: int) -> None:
+    """Has each `count` ranks that are next to each other share every layer of a model (tensor parallelism), and so the
+    same examples. Raises StageError if they do not divide the ranks."""
+    global _tensor_parallel
+    if world_size() % count:
+        raise stage_error(
+            "not_divisible",
+            "launch.tensor_parallel",
+            f"expected a divisor of the {world_size()} ranks, not {count}",
+            "set it to one, such as the devices of a node",
+        )
+    _tensor_parallel = count
+
+
+def tensor_parallel() -> int:
+    """Ranks that share every layer of a model."""
+    return _tensor_parallel
+
+
+def data_rank() -> int:
+    """Which of the `data_ranks` parts of a batch is this rank's."""
+    return rank() // _tensor_parallel
+
+
+def data_ranks() -> int:
+    """Parts of a batch: the ranks, where those that share layers count as one."""
+    return world_size() // _tensor_parallel
+
+
 def is_first() -> bool:
     """True in the one rank that writes what all of them made."""
     return rank() == 0
@@ -65,14 +97,14 @@ def join(device: torch.device) -> None:
 
 def per_rank_batch(batch_size: int) -> int:
     """This rank's examples of a batch over all ranks. Raises StageError if they cannot be shared out evenly."""
-    if batch_size % world_size():
+    if batch_size % data_ranks():
         raise stage_error(
             "not_divisible",
             "launch.processes",
-            f"expected a global batch that {world_size()} ranks can share, not {batch_size} examples",
-            f"make the global batch a multiple of {world_size()} examples, or start fewer processes",
+            f"expected a global batch that {data_ranks()} ranks can share, not {batch_size} examples",
+            f"make the global batch a multiple of {data_ranks()} examples, or start fewer processes",
         )
-    return batch_size // world_size()
+    return batch_size // data_ranks()
 
 
 def own_part(count: int) -> slice:

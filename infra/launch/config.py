@@ -66,6 +66,10 @@ class LaunchConfig(Config):
     shard_ranks: int | None = Field(None, ge=1)
     """Ranks that share one model with sharding: hsdp, next to each other; must divide all ranks. By default those of
     one node, so that layers are gathered within it and only gradients go between nodes."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks, next to each other, that share every layer (Shoeybi et al. 2019), and between layers the sequence
+    (Korthikanti et al. 2022), in pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own
+    part of a batch. Needs trainer: native; where ranks are more, sharding: zero2, fsdp or hsdp spreads each part."""
     offload: bool = False
     """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
     hsdp."""
@@ -138,6 +142,25 @@ class LaunchConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _tensor_parallel_fits(self) -> Self:
+        if self.tensor_parallel == 1:
+            return self
+        wrong = []
+        if self.trainer != "native":
+            wrong.append("trainer: native, since Composer's loop does not know it")
+        if self.ranks % self.tensor_parallel:
+            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.tensor_parallel}")
+        if self.ranks > self.tensor_parallel and not self.shards_weights:
+            wrong.append(
+                f"sharding: zero2, fsdp or hsdp for more than {self.tensor_parallel} ranks, not {self.sharding}"
+            )
+        if self.compile == "on":
+            wrong.append("compile: auto or off")
+        if wrong:
+            raise ValueError("expected with tensor_parallel " + "; ".join(wrong))
+        return self
+
+    @model_validator(mode="after")
     def _offload_is_sharded(self) -> Self:
         if self.offload and not self.shards_weights:
             raise ValueError("expected sharding: zero2, fsdp or hsdp with offload: true")
@@ -149,8 +172,9 @@ class LaunchConfig(Config):
             return self
         if self.sharding != "hsdp":
             raise ValueError("expected sharding: hsdp with shard_ranks")
-        if self.ranks % self.shard_ranks:
-            raise ValueError(f"expected shard_ranks that divide the {self.ranks} ranks, not {self.shard_ranks}")
+        parts = self.ranks // self.tensor_parallel
+        if parts % self.shard_ranks:
+            raise ValueError(f"expected shard_ranks that divide {parts} ranks, not {self.shard_ranks}")
         return self
 
     @model_validator(mode="after")

@@ -58,6 +58,19 @@ def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:
     assert found["pretrain"].device in ("cpu", "h100", "a100-80", "a100-40", "h200")
 
 
+def test_a_model_whose_layers_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    def problems(**settings: str) -> list[tuple[str, str]]:
+        given = {"launch.trainer": "native", "launch.processes": "8", **settings}
+        return [(one.code, one.message) for one in check_hardware(load(CONFIG, given))]
+
+    (wrong,) = problems(**{"launch.tensor_parallel": "8"})
+    assert wrong[0] == "no_tensor_parallel" and "not gpt2" in wrong[1]
+    llama = {"pretrain.model.preset": "llama-3.2-1b", "launch.tensor_parallel": "8"}
+    assert not problems(**llama)
+    with pytest.raises(ConfigError, match="trainer: native"):
+        problems(**llama, **{"launch.trainer": "composer"})
+
+
 def test_the_command_tells_it_and_the_nearest_of_unknown_hardware(tmp_path: Path) -> None:
     settings = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
     settings["launch"] = {"hardware": "h100", "processes": 8}

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from evaluation.random_state import seed_all
 from training import ranks
 from training.callbacks import Event
+from training.tensor_parallel import sum_gradients
 from training.train_state import Batch, TrainState, count_examples, split_batch
 
 
@@ -30,7 +31,7 @@ class Native:
         self._microbatch = microbatch
         seed_all(state.seed)
         self._model: nn.Module = state.model
-        if ranks.world_size() > 1 and not isinstance(state.model, FSDPModule):
+        if ranks.data_ranks() > 1 and not isinstance(state.model, FSDPModule):
             self._model = DistributedDataParallel(state.model)
 
     def train(self) -> None:
@@ -80,7 +81,9 @@ class Native:
         for loss in losses.values():
             ranks.all_reduce(loss)
         state.losses = {name: loss.item() / ranks.world_size() for name, loss in losses.items()}
-        samples, state.batch_tokens = map(int, ranks.all_reduce(counts.to(state.device)).tolist())
+        # Ranks that share layers have counted the same.
+        totals = ranks.all_reduce(counts.to(state.device)) // ranks.tensor_parallel()
+        samples, state.batch_tokens = map(int, totals.tolist())
         state.clock = state.clock.after_batch(samples, state.batch_tokens)
         self._tell(Event.BATCH_END)
         self._tell(Event.BATCH_CHECKPOINT)
@@ -103,6 +106,8 @@ class Native:
             with self._summed(last=number == len(parts) - 1):
                 for name, loss in self._backward(share).items():
                     losses[name] = losses.get(name, 0.0) + loss.detach().mean() * share
+        if ranks.tensor_parallel() > 1:
+            sum_gradients(state.model)
         state.batch, state.outputs, state.loss = whole, None, None
         return losses
 

@@ -104,17 +104,18 @@ def device_of(launch: LaunchConfig) -> Device | None:
     return DEVICES.get(launch.hardware) if launch.hardware else None
 
 
-def layout_of(launch: LaunchConfig, microbatch: int) -> Layout:
+def layout_of(launch: LaunchConfig, microbatch: int, tensor_parallel: int = 1) -> Layout:
     """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
-    if launch.ranks > 1:
+    if launch.ranks > tensor_parallel:
         sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
     return Layout(
-        launch.ranks,
+        launch.ranks // tensor_parallel,
+        tensor_parallel,
         microbatch=microbatch,
         recompute=launch.recompute,
         sharding=sharding,
-        shard_ranks=launch.shard_ranks or launch.processes,
+        shard_ranks=launch.shard_ranks or max(1, launch.processes // tensor_parallel),
     )
 
 
@@ -130,18 +131,18 @@ def needs(
 
     length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known.
     """
-    ranks = launch.ranks
+    ranks, tensor = launch.ranks, launch.tensor_parallel if isinstance(config, PretrainConfig) else 1
     sequences, copies, passes = _batch(config, length)
     precision = "fp32" if launch.precision == "fp32" else "bf16"
     kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
     job = Training(arch, device, kernels, network_of(device), length, max(sequences, ranks), precision)
-    share = max(1, -(-sequences // ranks))
+    share = max(1, -(-sequences * tensor // ranks))
     auto = launch.microbatch == "auto"
     tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
     if isinstance(launch.microbatch, int):
         tried = [min(share, launch.microbatch)]
     for at_once in tried:
-        at = layout_of(launch, at_once)
+        at = layout_of(launch, at_once, tensor)
         # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
         beside = copies * _WEIGHT_BYTES * arch.parameters
         total = memory(job, at).total + beside

@@ -1,0 +1,164 @@
+"""Tensor parallelism with sequence parallelism: ranks that share every layer (Shoeybi et al. 2019; Korthikanti et al.
+2022, section 4.2.2), for decoders whose parts bear Llama's names.
+
+Heads and the MLP's inner width are split over the ranks of a group, and so is the vocabulary of embedding and output
+layer (training/split_loss.py). Between them, norms and the residual stream are split along the sequence: every rank has
+its own T / ranks tokens. All ranks of a group get the same examples.
+
+Shapes: B sequences, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
+
+from infra.errors import Problem, StageError
+from training import ranks
+from training.families import split_problem
+
+_SEQUENCE = 1
+_HEADS = 2
+"""The dimension of heads where a norm of queries and keys works on (B, T, H, head width)."""
+
+
+def problems(config: Any, count: int, shard_ranks: int = 1) -> list[Problem]:
+    """Why a model cannot be split over `count` ranks, each part sharded over `shard_ranks`; empty if it can.
+
+    config: of transformers.
+    """
+    wrong = split_problem(
+        config.model_type,
+        count,
+        shard_ranks,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        mlp_width=getattr(config, "intermediate_size", 0),
+        vocabulary=config.vocab_size,
+    )
+    return [wrong] if wrong else []
+
+
+def split(network: PreTrainedModel, mesh: DeviceMesh, shard_ranks: int = 1) -> None:
+    """Splits a model in place over the ranks of `mesh`, in one dimension; each has loaded all of it, on its device.
+
+    What the model gives is as before: hidden states (B, T, D), the same on every rank of the group. T must be a
+    multiple of the ranks (see `padded`). Raises StageError for a model that cannot be split so.
+    """
+    if found := problems(network.config, mesh.size(), shard_ranks):
+        raise StageError(*found)
+    stack, head = network.base_model, network.get_output_embeddings()
+    tied = head.weight is stack.embed_tokens.weight
+    plan: dict[str, Any] = {
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+        # Positions and masks are made of whole sequences; the residual stream is split where the first layer begins.
+        "layers.0": PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(Shard(_SEQUENCE),), use_local_output=True
+        ),
+        "norm": SequenceParallel(),
+    }
+    parallelize_module(stack, mesh, plan)
+    parallelize_module(
+        stack.norm, mesh, PrepareModuleOutput(output_layouts=Shard(_SEQUENCE), desired_output_layouts=Replicate())
+    )
+    for layer in stack.layers:
+        parallelize_module(layer, mesh, _layer_plan(layer))
+    head.weight = (
+        stack.embed_tokens.weight
+        if tied
+        else nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None))
+    )
+
+
+def _layer_plan(layer: nn.Module) -> dict[str, Any]:
+    parts = dict(layer.named_modules())
+    plan: dict[str, Any] = {
+        "input_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(_SEQUENCE)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+        ),
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.q_norm": SequenceParallel(sequence_dim=_HEADS, use_local_output=True),
+        "self_attn.k_norm": SequenceParallel(sequence_dim=_HEADS, use_local_output=True),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(_SEQUENCE)),
+        "post_attention_layernorm": SequenceParallel(),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(_SEQUENCE),), desired_input_layouts=(Replicate(),)),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(_SEQUENCE)),
+    }
+    return {name: how for name, how in plan.items() if name in parts}
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether several ranks share each layer of a model."""
+    return ranks.tensor_parallel() > 1 and any(isinstance(one, DTensor) for one in model.parameters())
+
+
+def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
+    """A batch with its tokens (B, T) filled up on the right to a multiple of `count`, and T as it was. What is filled
+    up comes after all else, where a causal model does not see it."""
+    length = batch["input_ids"].shape[1]
+    more = -length % count
+    if not more:
+        return dict(batch), length
+    return {
+        name: nn.functional.pad(value, (0, more), value=-100 if name == "labels" else 0)
+        for name, value in batch.items()
+        if isinstance(value, Tensor) and value.shape[1:2] == (length,)
+    }, length
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Adds up over the ranks of a group the gradients that each has a part of: those of weights that all hold whole,
+    as a norm's. Every rank must call."""
+    for weight in model.parameters():
+        gradient: Any = weight.grad
+        if isinstance(weight, DTensor) and gradient is not None and gradient.placements != weight.placements:
+            weight.grad = gradient.redistribute(placements=weight.placements)
+
+
+def clip(model: nn.Module, limit: float) -> float:
+    """Scales all gradients so that their norm over all ranks is at most `limit`; the norm before. Every rank must call.
+
+    torch's own adds up no norms of tensors that are spread over different groups of ranks.
+    """
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    if not gradients:
+        return 0.0
+    total = torch.stack([_squares(gradient) for gradient in gradients]).sum()
+    norm = float(ranks.all_reduce(total)) ** 0.5
+    factor = limit / (norm + 1e-6)
+    if not factor >= 1:  # a norm that is not a number, too, as torch has it
+        for gradient in gradients:
+            (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
+    return norm
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """This rank's part of the sum of squares: of what several ranks hold, each counts its share."""
+    if not isinstance(gradient, DTensor):
+        return gradient.float().square().sum() / ranks.world_size()
+    mesh = gradient.device_mesh
+    copies = ranks.world_size() // mesh.size()
+    for size, placement in zip(mesh.shape, gradient.placements, strict=True):
+        copies *= size if placement.is_replicate() else 1
+    return gradient.to_local().float().square().sum() / copies
