@@ -209,7 +209,7 @@ class CanariesConfig(Config):
     text: str = Field(min_length=1)
     """The format: a text with at least one gap, `{digits:6}` or `{letters:4}`, which random characters fill."""
     copies: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 4, 16, 64), min_length=1)
-    """A canary is drawn for each, and planted so many times; one with 0 is never planted and shows what chance gives."""
+    """A canary is drawn for each and planted so often; one with 0 is never planted, and shows what chance gives."""
 
     @field_validator("text")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def associations(items: Sequence[ProfessionSentence], likelihoods: Sequence[floa
     return found
 
 
-def bec_pro(items: Sequence[ProfessionSentence], found: Sequence[float], confidence: float, seed: int) -> list[Row]:
+def bec_pro(items: Sequence[ProfessionSentence], found: Iterable[float], confidence: float, seed: int) -> list[Row]:
     """Mean association of words for women and for men by the professions' group, their difference, and how much more
     the difference is in professions of women than in those of men.
 

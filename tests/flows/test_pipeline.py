@@ -106,7 +106,7 @@ def test_mlflow_holds_a_parent_run_a_child_for_each_stage_and_the_registered_mod
     assert document["mlflow_run_id"] in statuses
     assert len(parents) == len(rows)
     assert {run_id for run_id in rows.values() if run_id} <= set(parents)
-    # A busy machine's relay may be late for the last stages: their runs are there, but the command ended before it knew.
+    # A busy machine's relay may be late for the last stages: their runs are there, but the command ended before.
     assert None not in list(rows.values())[:-3]
     assert set(parents.values()) == {document["mlflow_run_id"]}
     assert set(statuses.values()) == {"FINISHED"}
