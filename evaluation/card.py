@@ -194,7 +194,10 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     lines += ["", "Gates:" if verdicts else "No gates were set."]
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"
-        lines.append(f"- {verdict.gate.figure} = {verdict.value:.4g}, {verdict.bound}: {word}")
+        if verdict.gate.against:
+            lines.append(f"- {verdict.gate.figure} {verdict.found}; expected {verdict.bound}: {word}")
+        else:
+            lines.append(f"- {verdict.gate.figure} = {verdict.value:.4g}, {verdict.bound}: {word}")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -26,14 +27,19 @@ class PairedAccuracy:
 
 
 def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
-    """For each task that both models took: the difference of their accuracies over the same items.
+    """For each task that both models took: the difference of their accuracies over the same items, which are those of
+    one number and one content.
 
     first, second: artifacts of the stage benchmarks.
     """
     compared = []
     for task in sorted((first.read_json("results.json") or {}).get("tasks", {})):
         left, right = (
-            {row["doc_id"]: row["acc"] for row in one.read_lines(f"aux/samples_{task}.jsonl") if "acc" in row}
+            {
+                (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row["acc"]
+                for row in one.read_lines(f"aux/samples_{task}.jsonl")
+                if "acc" in row
+            }
             for one in (first, second)
         )
         if not left or left.keys() != right.keys():

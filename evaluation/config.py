@@ -495,9 +495,17 @@ class Gate(Config):
     """Refuses the model if the figure is smaller."""
     at_most: float | None = None
     """Refuses the model if the figure is larger."""
+    against: Literal["promoted"] | None = None
+    """promoted: the bounds are of the figure less that of the model of this name that is promoted by then. While none
+    is, the gate holds."""
+    shown: Literal["broken", "kept"] = "broken"
+    """With `against`: broken refuses a model where the whole 95 % interval of the difference lies beyond the bound;
+    kept refuses it unless the whole interval lies within."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Gate:
+        if self.shown != "broken" and self.against is None:
+            raise ValueError("`shown` is for gates with `against: promoted`")
         if self.at_least is None and self.at_most is None:
             raise ValueError("a gate needs `at_least` or `at_most`")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:

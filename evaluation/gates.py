@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evaluation.against import Against
 from evaluation.config import Gate
 from infra.errors import Problem, StageError
 
@@ -17,26 +18,66 @@ class Verdict:
 
     gate: Gate
     value: float
+    against: Against | None = None
+    """The figure held against the promoted model's, for a gate that asks for it; None where it cannot be."""
+    promoted: bool = False
+    """Whether there is a promoted model to hold it against."""
 
     @property
     def passed(self) -> bool:
-        """Whether every bound holds; nan holds none."""
+        """Whether every bound holds; nan holds none. See `Gate.against` for one on a difference."""
         low = -math.inf if self.gate.at_least is None else self.gate.at_least
         high = math.inf if self.gate.at_most is None else self.gate.at_most
-        return low <= self.value <= high
+        if self.gate.against is None:
+            return low <= self.value <= high
+        if self.against is None:
+            return not self.promoted or self.gate.shown == "broken"
+        found = self.against.difference
+        if math.isnan(found.value):
+            return False
+        return (
+            low <= found.low and found.high <= high
+            if self.gate.shown == "kept"
+            else (low <= found.high and found.low <= high)
+        )
 
     @property
     def bound(self) -> str:
-        """The bound in words: `at least 0.6`."""
+        """The bound in words: `at least 0.6`, `at least 0 more than the promoted model`."""
         bounds = (("at least", self.gate.at_least), ("at most", self.gate.at_most))
-        return " and ".join(f"{word} {value:g}" for word, value in bounds if value is not None)
+        more = " more than the promoted model" if self.gate.against else ""
+        said = " and ".join(f"{word} {value:g}" for word, value in bounds if value is not None)
+        return f"{said}{more}"
+
+    @property
+    def found(self) -> str:
+        """What was found, in words: `is 0.4`, or what it is more than the promoted model's."""
+        if self.gate.against is None:
+            return f"is {self.value:g}"
+        if self.against is None:
+            why = "has no such figure" if self.promoted else "is there none yet"
+            return f"is {self.value:.4g}, and the promoted model {why}"
+        one = self.against.difference
+        return (
+            f"is {self.value:.4g}, {one.value:+.4g} ({one.low:+.4g} to {one.high:+.4g}) more than "
+            f"{self.against.promoted:.4g} of {self.against.registration}"
+        )
 
     def as_json(self) -> dict[str, object]:
-        return {**self.gate.model_dump(), "value": self.value, "passed": self.passed}
+        gate = self.gate.model_dump(exclude=set() if self.gate.against else {"against", "shown"})
+        found: dict[str, object] = {**gate, "value": self.value, "passed": self.passed}
+        if self.gate.against:
+            found["difference"] = self.against.as_json() if self.against else None
+        return found
 
 
-def judge(gates: Sequence[Gate], figures: Mapping[str, float]) -> list[Verdict]:
-    """A verdict for each gate. figures: by `stage.figure`.
+def judge(
+    gates: Sequence[Gate],
+    figures: Mapping[str, float],
+    against: Mapping[str, Against] | None = None,
+) -> list[Verdict]:
+    """A verdict for each gate. figures: by `stage.figure`. against: the same of `evaluation.against`; None where no
+    model is promoted.
 
     Raises StageError naming every gate whose figure no stage of the pipeline made, with the nearest that exists.
     """
@@ -49,7 +90,11 @@ def judge(gates: Sequence[Gate], figures: Mapping[str, float]) -> list[Verdict]:
             problems.append(Problem("unknown_figure", path, f"no stage before register made {gate.figure}", fix))
     if problems:
         raise StageError(*problems)
-    return [Verdict(gate, figures[gate.figure]) for gate in gates]
+    compared = against or {}
+    return [
+        Verdict(gate, figures[gate.figure], compared.get(gate.figure) if gate.against else None, against is not None)
+        for gate in gates
+    ]
 
 
 def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
@@ -58,7 +103,7 @@ def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
         Problem(
             "gate_refused",
             f"register.gates.{index}",
-            f"{verdict.gate.figure} is {verdict.value:g}, expected {verdict.bound}",
+            f"{verdict.gate.figure} {verdict.found}, expected {verdict.bound}",
             "the model is recorded as rejected; better it, or move the gate if the bound is wrong",
         )
         for index, verdict in enumerate(verdicts)

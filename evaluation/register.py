@@ -13,25 +13,34 @@ from evaluation.config import RegisterConfig
 from infra.errors import GateRefused, Problem
 from infra.run import Result, Run
 
+PROMOTED = "promoted"
+
 
 def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Judges the model by the gates and writes MODEL_CARD.md and registration.json.
 
-    inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its step's name.
+    inputs: model, the artifact to register; every other artifact that gates or the card speak of, by its step's name;
+    promoted (optional), the registration of the model that gates with `against: promoted` compare with.
     A model that breaks a gate is recorded as rejected, with every figure that broke its bound, its value and the bound;
     it has a card all the same, which says so.
     """
+    from evaluation.against import against_promoted
     from evaluation.artifacts import read_artifacts
     from evaluation.card import model_card
     from evaluation.gates import judge, refusals
 
-    artifacts = read_artifacts(inputs)
+    artifacts = read_artifacts({name: folder for name, folder in inputs.items() if name != PROMOTED})
     model = artifacts["model"]
     name = config.name or model.stage
     figures = {f"{key}.{figure}": value for key, one in artifacts.items() for figure, value in one.figures.items()}
     names = {model.stage, model.manifest.step or model.stage} if model.manifest else {model.stage}
     figures |= {f"{name}.{figure}": value for name in names for figure, value in model.figures.items()}
-    verdicts = judge(config.gates, figures)
+    against = None
+    if promoted := inputs.get(PROMOTED):
+        wanted = [gate.figure for gate in config.gates if gate.against]
+        named = {**artifacts, **dict.fromkeys(names, model)}
+        against = against_promoted(wanted, figures, named, promoted)
+    verdicts = judge(config.gates, figures, against)
     reasons = refusals(verdicts)
     card = model_card(config, name, model, artifacts, verdicts)
     (out_dir / "MODEL_CARD.md").write_text(card, encoding="utf-8")

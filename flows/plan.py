@@ -14,6 +14,7 @@ from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build import build_request
 from tasks.explain import Change, changes, find
+from tasks.promoted import held_against
 from tasks.stage import Node
 
 
@@ -91,7 +92,9 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
         message = ", ".join(waits_for)
         return Row(node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),))
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
-    request = build_request(node, {key: manifest for key, manifest in inputs.items() if manifest}, store)
+    there = {key: manifest for key, manifest in inputs.items() if manifest}
+    node = held_against(node, there, store)
+    request = build_request(node, there, store)
     manifest = find(node, request, store)
     if manifest is None:
         because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))

@@ -37,6 +37,7 @@ from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import JOURNAL, Job, Outcome
 from tasks.explain import BuildRequest, Change, changes, find
+from tasks.promoted import held_against
 from tasks.stage import STATE, Node
 from tasks.supervisor import LOG, lease_lost, run_child
 from tasks.warm_start import WarmStart
@@ -126,6 +127,7 @@ def ensure(
         return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, begun)
     clock = _Clock()
     with clock("fingerprint"):
+        node = held_against(node, inputs, store)
         request = build_request(node, inputs, store)
     because: list[Change] = [Change("forced", "forced")]
     if not force:
@@ -339,6 +341,11 @@ class _Build:
                 )
             )
 
+    def _others(self) -> dict[str, str]:
+        """Artifacts that the stage reads beside those that the graph gives it."""
+        promoted = self.node.promoted
+        return {**self._previous(), **({"promoted": str(promoted.paths[0].parent)} if promoted else {})}
+
     def _previous(self) -> dict[str, str]:
         """The pipeline's last artifact of this step but this one, for a stage that compares itself with it."""
         if not self.node.stage.compares:
@@ -359,7 +366,7 @@ class _Build:
             stage=self.node.stage.name,
             config=self.node.config.model_dump(mode="json"),
             launch=self.context.launch.model_dump(mode="json"),
-            inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._previous()},
+            inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._others()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
             keeps_memory=self.node.stage.makes_weights,

@@ -126,6 +126,7 @@ class Node:
     stored_as: the name that its artifacts have in the store, their folder's and the one in their fingerprint; the
         stage's own where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
     path: the dotted key of its config; `id` where it is empty.
+    promoted: the record of the promoted model that a registration is held against; see `tasks.promoted`.
     """
 
     id: str
@@ -136,6 +137,7 @@ class Node:
     adopted: str | None = None
     stored_as: str = ""
     path: str = ""
+    promoted: Source | None = None
 
     @property
     def folder(self) -> str:
@@ -164,8 +166,9 @@ class Node:
         return continues.batches if continues else None
 
     def sources(self) -> list[Source]:
-        """What this node reads from outside the store."""
-        return self.config.sources() if isinstance(self.config, ReadsSources) else []
+        """What this node reads that no node of the graph makes."""
+        own = self.config.sources() if isinstance(self.config, ReadsSources) else []
+        return [*own, self.promoted] if self.promoted else own
 
 
 @runtime_checkable

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from huggingface_hub import ModelCard
@@ -11,6 +13,7 @@ from huggingface_hub import ModelCard
 from evaluation.config import RegisterConfig
 from evaluation.gates import Verdict, judge
 from evaluation.register import register, register_or_refuse
+from evaluation.statistics import difference_of_paired_proportions, wilson
 from infra.errors import GateRefused, StageError
 from infra.run import Run
 from tests.evaluation.pipeline import write_pipeline
@@ -81,6 +84,82 @@ def test_a_gate_on_an_unknown_figure_names_the_nearest(inputs: dict[str, Path], 
     first, second = error.value.problems
     assert first.path == "register.gates.0.figure" and first.fix == "did you mean safety_rlhf.toxicity_probability?"
     assert "zzz.qqq" in second.message
+
+
+class TestAgainstThePromotedModel:
+    """Gates on what a figure is more than that of the model that is promoted."""
+
+    CLOZE: ClassVar = {"figure": "benchmarks_rlhf.cloze_accuracy", "at_least": 0.0, "against": "promoted"}
+
+    @pytest.fixture
+    def promoted(self, tmp_path: Path, run: Run) -> Path:
+        """The registration of another pipeline, of the same steps."""
+        folders = write_pipeline(tmp_path / "promoted", seed=3)
+        evaluated = {name: folders[name] for name in ("benchmarks_rlhf", "safety_rlhf")}
+        register(config_of(), {"model": folders["rlhf"], **evaluated}, folders["register"], run)
+        return folders["register"]
+
+    def judged(self, inputs: dict[str, Path], out: Path, run: Run, *gates: dict) -> list[dict]:
+        register(config_of(*gates), inputs, out, run)
+        record = json.loads((out / "registration.json").read_text())
+        found: list[dict] = record["gates"]
+        assert (record["status"] == "rejected") is not all(gate["passed"] for gate in found)
+        return found
+
+    def answer(self, folder: Path, right: Callable[[int], bool]) -> None:
+        """Has the model answer the items of `cloze` right of which `right` says so."""
+        samples = folder / "aux/samples_cloze.jsonl"
+        rows = [json.loads(line) for line in samples.read_text().splitlines()]
+        rows = [{**row, "acc": float(right(row["doc_id"]))} for row in rows]
+        samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        interval = wilson(int(sum(row["acc"] for row in rows)), len(rows))
+        manifest["result"]["figures"] |= interval.as_figures("cloze_accuracy")
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def test_over_the_same_items(
+        self, inputs: dict[str, Path], promoted: Path, out: Path, run: Run, tmp_path: Path
+    ) -> None:
+        """180 of 360 right before; 150 of them and 12 others now: Newcombe's interval of -18/360 from the counts."""
+        manifest = json.loads((promoted / "manifest.json").read_text())
+        theirs = {name: tmp_path / "promoted" / one["path"] for name, one in manifest["inputs"].items()}
+        self.answer(theirs["benchmarks_rlhf"], lambda item: item < 180)
+        register(config_of(), theirs, promoted, run)
+        self.answer(inputs["benchmarks_rlhf"], lambda item: item < 150 or 180 <= item < 192)
+        gates = [self.CLOZE, {**self.CLOZE, "at_least": -0.1, "shown": "kept"}, {**self.CLOZE, "at_least": -0.03}]
+        found = self.judged({**inputs, "promoted": promoted}, out, run, *gates)
+        expected = difference_of_paired_proportions(150, 12, 30, 168)
+        difference = found[0]["difference"]
+        assert difference["by"] == "items" and difference["promoted"] == 0.5
+        assert (difference["value"], difference["low"], difference["high"]) == pytest.approx(
+            (expected.value, expected.low, expected.high), abs=1e-6
+        )
+        assert [gate["passed"] for gate in found] == [False, True, True], "shown worse; shown within 0.1; not shown"
+        card = (out / "MODEL_CARD.md").read_text()
+        assert "-0.05 (" in card and f"more than 0.5 of register/{promoted.name}; expected at least 0 more" in card
+
+    def test_without_the_same_items_by_both_intervals(
+        self, inputs: dict[str, Path], promoted: Path, out: Path, run: Run
+    ) -> None:
+        """Both have 0.62 (0.31 to 0.94); the interval of a difference by Zou & Donner (2008)."""
+        gate = {"figure": "rlhf.reward_gain", "at_least": -0.1, "against": "promoted"}
+        broken, kept = self.judged({**inputs, "promoted": promoted}, out, run, gate, {**gate, "shown": "kept"})
+        difference = broken["difference"]
+        assert difference["by"] == "intervals" and difference["value"] == 0
+        low, high = (0.62 - 0.31) ** 2, (0.94 - 0.62) ** 2
+        assert difference["low"] == pytest.approx(-((low + high) ** 0.5), abs=1e-6)
+        assert (broken["passed"], kept["passed"]) == (True, False)
+
+    def test_nothing_to_compare_with(self, inputs: dict[str, Path], promoted: Path, out: Path, run: Run) -> None:
+        kept = {**self.CLOZE, "shown": "kept"}
+        assert [gate["passed"] for gate in self.judged(inputs, out, run, self.CLOZE, kept)] == [True, True]
+        unknown = {**kept, "figure": "pretrain.validation_loss"}  # which the promoted model was registered without
+        found = self.judged({**inputs, "promoted": promoted}, out, run, {**unknown, "shown": "broken"}, unknown)
+        assert [(gate["passed"], gate["difference"]) for gate in found] == [(True, None), (False, None)]
+
+    def test_a_gate_says_against_what_it_is_shown(self) -> None:
+        with pytest.raises(ValueError, match="`shown` is for gates with `against: promoted`"):
+            config_of({"figure": "a.b", "at_least": 0, "shown": "kept"})
 
 
 @pytest.mark.parametrize(
