@@ -37,7 +37,7 @@ def command(
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Put a pipeline on the Prefect page: `<pipeline>/pipeline`, and `<pipeline>/<stage>` with the stage's config as
-    a form. Needs `stemma up`. Without --cron its schedule stays as it is.
+    a form, and `<pipeline>/sweep`. Needs `stemma up`. Without --cron its schedule stays as it is.
     """
     from flows.config import load
     from infra.servers.settings import prefect_page
@@ -49,14 +49,16 @@ def command(
     # Prefect reads its settings when it is first imported.
     reach_server(folder)
     from flows.automations import ensure_automations
-    from flows.deploy import deploy_pipeline, deploy_stages
+    from flows.deploy import deploy_pipeline, deploy_stages, deploy_sweep
     from flows.schedules import Schedule, schedule_rows
+    from flows.sweeps.from_page import SWEEP
 
     ensure_automations()
     path = str(config.absolute())
     asked = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron else None
     made = {"pipeline": deploy_pipeline(pipeline, folder, path, asked)}
     made |= deploy_stages(pipeline, folder, path)
+    made[SWEEP] = deploy_sweep(pipeline, folder, path)
     page = prefect_page(folder)
     deployments = [
         {"name": f"{pipeline.name}/{name}", "url": f"{page}/deployments/deployment/{made_id}"}

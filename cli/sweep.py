@@ -68,39 +68,17 @@ def command(
     stemma sweep CONFIG --key pretrain.optimizer.learning_rate=1e-4..1e-2@log --trials 16 --pruner median
     stemma sweep CONFIG --ablate 'no warm-up: pretrain.schedule.warmup="0 batches"' --seeds 3
     """
-    from evaluation.page.sweep_page import sweep_page
-    from flows.sweeps.carried import leave
-    from flows.sweeps.curves import curves
     from flows.sweeps.definition import Wishes, define
-    from flows.sweeps.law import check, law_of
-    from flows.sweeps.results import summary
+    from flows.sweeps.law import check
     from flows.sweeps.space import read_ablation, read_space
-    from flows.sweeps.sweep import run_sweep
-    from flows.sweeps.trials import Trials
-    from infra.lineage.ledger import mlflow_run_id
+    from flows.sweeps.whole import whole_sweep
     from infra.store.store import Store
 
     named = dict(map(read_ablation, ablate)) | _of_file(ablations)
     sweep = define(Wishes(config, settings_of(settings), read_space(keys), named, **options))
     if law:
         check(sweep)
-    store = Store(root_of(root))
-    trials = Trials(store.root, sweep.id)
-    many = sweep.trials * len(sweep.seeds)
-    click.echo(f"sweep {sweep.id}: {many} trials, {at_once} at once, by {sweep.measure}", err=True)
-    ended, cancelled = run_sweep(sweep, store, at_once, partial(click.echo, err=True))
-    document = summary(sweep, ended, cancelled)
-    document["law"] = law_of(sweep, ended, trials.folder) if law and document["status"] == "done" else None
-    leave(sweep, ended, trials.folder)
-    place = page or trials.folder / "sweep.html"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(sweep_page(sweep.base.name, document, curves(sweep, ended, store)), encoding="utf8")
-    document |= {
-        "config": str(config),
-        "root": str(store.root),
-        "page": str(place.absolute()),
-        "mlflow_run_id": mlflow_run_id(store.root, trials.about()["build_id"]),
-    }
+    document = whole_sweep(sweep, Store(root_of(root)), at_once, law, page, partial(click.echo, err=True))
     if not as_json:
         _print(document)
     return document, {"done": 0, "cancelled": 130}.get(document["status"], 1)
@@ -122,10 +100,10 @@ def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _print_law(law: dict[str, Any]) -> None:
-    from evaluation.page.sweep_page import law_sentences
+    from evaluation.page.sweep_page import isoflop_sentences, law_sentences
 
     click.echo()
-    for sentence in law_sentences(law):
+    for sentence in [*law_sentences(law), *isoflop_sentences(law["isoflop"])]:
         click.echo(sentence)
     click.echo(f"for stemma plan --law {law['file']}")
 

@@ -1,4 +1,4 @@
-"""Prefect deployments of a pipeline: the whole, and each stage by itself with its config as a form."""
+"""Prefect deployments of a pipeline: the whole, each stage by itself with its config as a form, and its sweeps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flows.graph import graph
 from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
 from flows.schedules import Schedule, Timing, timing_by_now, timing_of
+from flows.sweeps.from_page import SWEEP, first_keys, sweep_run
 from infra.project import code_state
 
 WORK_POOL = "stemma"
@@ -52,6 +53,17 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
         made[node.id] = _apply(flow, config, node.id, parameters, message, Timing())
     return made
+
+
+def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
+    """Makes or updates `<pipeline>/sweep`, whose form asks for keys and values."""
+    parameters = {
+        "config_path": str(Path(config_path).absolute()),
+        "keys": first_keys(config),
+        "root": str(root),
+    }
+    message = f"Runs {config.name} with several values of its keys, and says which is best."
+    return _apply(sweep_run.with_options(name=config.name), config, SWEEP, parameters, message, Timing())
 
 
 def deploy_feedback(

@@ -19,12 +19,16 @@ MAX_POINTS = 400
 
 @dataclass(frozen=True)
 class Line:
-    """A series (x, y) with its label; `style` is a class of the style sheet: train, validation, base, sft, rlhf."""
+    """A series (x, y) with its label; `style` is a class of the style sheet: train, validation, base, sft, rlhf.
+
+    joined: whether a line runs through the points; without, each is a dot alone.
+    """
 
     label: str
     points: Sequence[Point]
     style: str
     faint: bool = False
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def line_chart(
     left = max(52, 12 + 8 * max(len(y_format(tick)) for tick in y_ticks))
     right, top, bottom = 12, 26, 34
     y_low, y_high = y_ticks[0], y_ticks[-1]
-    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
+    x_low, x_high = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
 
     def across(x: float) -> str:
         return f"{left + (x - x_low) / (x_high - x_low) * (width - left - right):.1f}"
@@ -148,9 +152,9 @@ def line_chart(
     for line, points in drawn:
         path = " ".join(f"{across(x)},{down(y):.1f}" for x, y in points)
         faint = " faint" if line.faint else ""
-        parts.append(
-            f'<polyline class="line {line.style}{faint}" points="{path}"><title>{escape(line.label)}</title></polyline>'
-        )
+        if line.joined:
+            drawn_line = f'<polyline class="line {line.style}{faint}" points="{path}">'
+            parts.append(f"{drawn_line}<title>{escape(line.label)}</title></polyline>")
         if len(points) <= 40 and not line.faint:
             parts += [
                 f'<circle class="dot {line.style}" cx="{across(step)}" cy="{down(value):.1f}" r="2.6">'

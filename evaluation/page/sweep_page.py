@@ -104,6 +104,53 @@ def law_sentences(law: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
+    """The best size at each budget, and how it grows."""
+    if not found:
+        return ["no three sizes were trained with the same compute, so that there is no IsoFLOP profile"]
+    said = [
+        f"at {number(one['flops'])} FLOPs a parabola through {len(one['points'])} sizes is lowest at "
+        f"{number(one['best']['parameters'])} parameters and {number(one['best']['tokens'])} tokens, "
+        f"loss {one['best']['loss']:.4f}"
+        if one["best"]
+        else f"at {number(one['flops'])} FLOPs the lowest point lies outside of the sizes that were tried"
+        for one in found["budgets"]
+    ]
+    if found["exponent"] is not None:
+        said.append(
+            f"the best size grows with compute to the power of {found['exponent']:.2f}, tokens to that of "
+            f"{1 - found['exponent']:.2f} (0.49 and 0.51 in approach 2 of Hoffmann et al. 2022)"
+        )
+    return said
+
+
+def _isoflop(found: Mapping[str, Any] | None) -> Figure | None:
+    """Loss against parameters, a colour a budget: dots are runs, lines the parabolas, and one joins their minima."""
+    if not found:
+        return None
+    lines, legend = [], []
+    for place, one in enumerate(found["budgets"]):
+        style, label = STYLES[place % COLOURED], f"{number(one['flops'])} FLOPs"
+        dots = [(math.log10(point["parameters"]), point["loss"]) for point in one["points"]]
+        low, high = dots[0][0], dots[-1][0]
+        across = [low + (high - low) * step / 60 for step in range(61)]
+        c0, c1, c2 = one["parabola"]
+        logs = [(x, x * math.log(10)) for x in across]
+        lines.append(Line(label, [(x, c0 + c1 * log + c2 * log * log) for x, log in logs], style))
+        lines.append(Line(label, dots, style, joined=False))
+        legend.append((label, style))
+    best = [one["best"] for one in found["budgets"] if one["best"]]
+    minima = [(math.log10(one["parameters"]), one["loss"]) for one in best]
+    lines.append(Line("lowest points", minima, STYLES[-1]))
+    chart = line_chart(
+        "IsoFLOP profiles", lines, x_label="log10 of parameters", y_label="loss (nats a token)", width=900
+    )
+    weak = "Where a size was not trained with exactly that compute, its loss lies on a curve through its own runs."
+    means = ". ".join(one[:1].upper() + one[1:] for one in isoflop_sentences(found)) + "."
+    legend += [("lowest points", STYLES[-1])] if minima else []
+    return Figure("IsoFLOP: loss against parameters, a line a budget", chart, means, weak, legend, wide=True)
+
+
 def _law(law: Mapping[str, Any] | None) -> Section:
     if not law:
         return Section("law", "Scaling law")
@@ -127,7 +174,8 @@ def _law(law: Mapping[str, Any] | None) -> Section:
     figure = Figure(
         "Loss against compute, a line a size", chart, ". ".join(law_sentences(law)) + ".", weak, legend, wide=True
     )
-    return Section("law", "Scaling law", "", [figure])
+    profiles = _isoflop(law.get("isoflop"))
+    return Section("law", "Scaling law", "", [figure, profiles] if profiles else [figure])
 
 
 def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:

@@ -26,8 +26,10 @@ def check(sweep: Sweep) -> None:
 
 
 def law_of(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> dict[str, Any]:
-    """What `law_fit.fit_and_predict` finds from the trials that ended, with their `points`; also written as law.json,
-    for `stemma plan --law`. Raises ConfigError where too few ended, or all are of one size or length."""
+    """What `law_fit.fit_and_predict` finds from the trials that ended, with their `points` and what `isoflop.isoflop`
+    finds in them; also written as law.json, for `stemma plan --law`. Raises ConfigError where too few ended, or all are
+    of one size or length."""
+    from training.planner.isoflop import isoflop
     from training.planner.law_fit import RunPoint, fit_and_predict, write
 
     points = [
@@ -38,6 +40,7 @@ def law_of(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> dict[str, Any
     found = {
         **fit_and_predict(points),
         "points": [{"parameters": one.parameters, "tokens": one.tokens, "loss": one.loss} for one in points],
+        "isoflop": isoflop(points),
     }
     write(folder / FILE, found)
     return {**found, "file": str((folder / FILE).absolute())}

@@ -84,7 +84,7 @@ class Drawn:
             "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=_startup(sweep.trials)),
             "hyperband": optuna.pruners.HyperbandPruner,
         }[sweep.pruner]()
-        self._study = optuna.create_study(
+        self.study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(trials.folder / "optuna.log"))),
             sampler=sampler,
             pruner=pruner,
@@ -95,11 +95,11 @@ class Drawn:
         self._open: dict[int, Any] = {}
         self._reported: dict[int, int] = {}
         self._left: list[Trial] = []
-        for frozen in self._study.get_trials(deepcopy=False):
+        for frozen in self.study.get_trials(deepcopy=False):
             ended = frozen.state.is_finished()
             # A failed one is tried again, and stays failed for Optuna: what it was told is final.
             if not ended:
-                self._open[frozen.number] = optuna.trial.Trial(self._study, frozen._trial_id)
+                self._open[frozen.number] = optuna.trial.Trial(self.study, frozen._trial_id)
             self._expect(frozen.number, frozen.params if ended else None)
         for number in list(self._open):
             self._tell(number)
@@ -132,8 +132,8 @@ class Drawn:
         return found
 
     def next(self) -> Trial | None:
-        if not self._left and len(self._study.get_trials(deepcopy=False)) < self._sweep.trials:
-            trial = self._study.ask()
+        if not self._left and len(self.study.get_trials(deepcopy=False)) < self._sweep.trials:
+            trial = self.study.ask()
             self._open[trial.number] = trial
             self._expect(trial.number)
         return self._left.pop(0) if self._left else None
@@ -151,11 +151,11 @@ class Drawn:
         states = self._optuna.trial.TrialState
         values = [trial.value for trial in mine if trial.status == "done" and trial.value is not None]
         if any(trial.status == "pruned" for trial in mine):
-            self._study.tell(number, state=states.PRUNED)
+            self.study.tell(number, state=states.PRUNED)
         elif len(values) < seeds or not all(map(math.isfinite, values)):
-            self._study.tell(number, state=states.FAIL)
+            self.study.tell(number, state=states.FAIL)
         else:
-            self._study.tell(number, fmean(values))
+            self.study.tell(number, fmean(values))
         del self._open[number]
 
     def prunes(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:

@@ -44,7 +44,7 @@ def deployed(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         answer = stemma("deploy", config, "--root", root, "--cron", "0 3 * * *", env=env)
         assert answer.code == 0, answer.document["errors"]
         names = {deployment["name"] for deployment in answer.document["deployments"]}
-        assert names == {f"chronicle/{name}" for name in ("pipeline", *STAGES)}
+        assert names == {f"chronicle/{name}" for name in ("pipeline", "sweep", *STAGES)}
         yield folder, page
     finally:
         stemma("down", "--root", root, env=env)
@@ -220,6 +220,34 @@ def test_the_sheet_of_a_failed_validation_links_its_page(deployed: tuple[Path, s
     browser_page.goto(links["validation.html"])
     inside = browser_page.frame_locator("iframe")
     expect(inside.get_by_text("there are at least 1,000,000 documents").first).to_be_visible()
+
+
+@pytest.mark.long
+def test_a_sweep_is_started_in_the_page(deployed: tuple[Path, str], browser_page: Page) -> None:
+    """Risk: a sweep that a person fills into the form is not the one that the worker runs, or hides how it ended."""
+    folder, address = deployed
+    page = browser_page
+
+    def field(description: str) -> Locator:
+        return page.locator(".schema-form-property", has_text=description).last.locator("textarea")
+
+    open_form(page, address, "sweep")
+    page.get_by_role("button", name="Add item").first.click()
+    field("Dotted, such as").fill("tokenizer.vocab_size")
+    field("A list such as").fill("310, 330")
+    field("STEP.FIGURE that counts").fill("tokenizer.bytes_per_token")
+    flow_run = submit(page, address)
+
+    page.goto("about:blank")
+    wait_until(lambda: "sweep" in sheets(address, flow_run), timeout_s=300)
+    sheet = sheets(address, flow_run)["sweep"]
+    assert "vocab_size=310" in sheet and "vocab_size=330" in sheet
+    assert {310, 330} <= built_vocabularies(folder)
+    trials = set(re.findall(r"\[done\]\(\S+/runs/flow-run/(\S+)\)", sheet))
+    assert len(trials) == 2 and flow_run not in trials, "each trial is a run with a page of its own"
+    wait_until(lambda: page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"] == "COMPLETED")
+    page.goto(f"{address}/runs/flow-run/{flow_run}?tab=Artifacts")
+    expect(page.get_by_text("Sweep by tokenizer.bytes_per_token").first).to_be_visible()
 
 
 @pytest.mark.long

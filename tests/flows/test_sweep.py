@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from flows.sweeps.carried import FILE
 from flows.sweeps.definition import Sweep, Wishes, define
 from flows.sweeps.law import check, law_of
 from flows.sweeps.results import summary
-from flows.sweeps.sampling import chooser
+from flows.sweeps.sampling import Drawn, chooser
 from flows.sweeps.space import Choices, Range, read_ablation, read_space
 from flows.sweeps.trials import Trial, Trials
 from infra.errors import ConfigError
@@ -197,6 +198,60 @@ def test_a_trial_whose_validation_is_poor_is_pruned(config: Path, tmp_path: Path
     assert not choose.prunes(good, [(2, 2.0)])
 
 
+def test_hyperband_gives_up_poor_settings_and_keeps_the_best(config: Path, tmp_path: Path) -> None:
+    """Trials one after another whose validation is seen at six steps; the poorer the rate, the higher all of it."""
+    sweep = drawn(config, trials=40, pruner="hyperband")
+    trials = Trials(tmp_path, sweep.id)
+    trials.create()
+    choose, steps = chooser(sweep, trials), [3**power for power in range(6)]
+    seen: list[tuple[float, bool]] = []
+    while (trial := choose.next()) is not None:
+        curve = [(step, loss(trial.settings) + 2 / (1 + step)) for step in steps]
+        cut = any(choose.prunes(trial, curve[: place + 1]) for place in range(len(steps)))
+        of = ended(trial, curve[-1][1])
+        trials.save(of := replace(of, status="pruned", value=None) if cut else of)
+        choose.ended(of)
+        seen.append((loss(trial.settings), cut))
+    assert len(seen) == 40 and sum(cut for _, cut in seen) >= 5
+    assert not min(seen)[1], "the best was given up"
+    for place, (poor, cut) in enumerate(seen):
+        assert not cut or min(better for better, _ in seen[:place]) < poor
+
+
+@pytest.mark.slow
+def test_a_poor_trial_of_a_real_sweep_is_pruned_and_the_figures_say_so(env: dict[str, str], tmp_path: Path) -> None:
+    """Three settings that were drawn before the sweep was killed, two that learn and one that hardly does."""
+    config, store = tiny(tmp_path), tmp_path / "store"
+    settings = {"pretrain.duration": "300 batches", "pretrain.evaluate_every": "10 batches"}
+    options = {"sampler": "tpe", "pruner": "median", "trials": 3}
+    sweep = define(Wishes(config, settings, read_space((f"{RATE}=1e-9..1e-1@log",)), {}, **options))  # type: ignore[arg-type]
+    trials = Trials(store, sweep.id)
+    trials.create()
+    study = Drawn(sweep, trials).study
+    for rate in (1e-2, 5e-3, 1e-9):
+        study.enqueue_trial({RATE: rate})
+        study.ask().suggest_float(RATE, 1e-9, 1e-1, log=True)
+
+    command: list[Any] = ["sweep", config, "--key", f"{RATE}=1e-9..1e-1@log", "--trials", "3", "--pruner", "median"]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    answer = stemma(*command, "--root", store, env=env)
+
+    assert answer.document["status"] == "done", answer.document["errors"]
+    found = answer.document["trials"]
+    assert [(one["settings"][RATE], one["status"]) for one in found] == [
+        (pytest.approx(1e-2), "done"),
+        (pytest.approx(5e-3), "done"),
+        (pytest.approx(1e-9), "pruned"),
+    ]
+    assert found[2]["value"] is None and answer.document["best"]["settings"][RATE] > 1e-3
+    assert len([*(store / "pretrain").iterdir()]) == 2, "the poor one was trained to its end"
+    assert "2 done, 1 pruned" in Path(answer.document["page"]).read_text()
+    told = trials.all()[2]
+    assert stemma(*command, "--root", store, env=env).document["trials"] == found, "what was pruned stays so"
+    assert trials.all()[2] == told
+
+
 def test_ablations_are_paired_by_seed_with_students_interval(config: Path) -> None:
     ablations = {"fast": {RATE: 1e-2}, "no decay": {"pretrain.optimizer.weight_decay": 0}}
     sweep = define(wishes(config, ablations=ablations, seeds=3))
@@ -254,6 +309,10 @@ def test_a_law_of_trials_predicts_the_largest_and_is_a_file_for_plan(config: Pat
     assert find_law(str(tmp_path / "law.json")).loss(4e5, 4e6) == pytest.approx(trials[-1].value, rel=1e-3)
     page = sweep_page("tiny", {**summary(sweep, trials, False), "law": found}, {})
     assert "a line a size" in page and "a miss of" in page
+    # 1e5 · 4e6 = 2e5 · 2e6 = 4e5 · 1e6: three sizes at one budget.
+    (budget,) = found["isoflop"]["budgets"]
+    assert budget["flops"] == pytest.approx(2.4e12) and len(budget["points"]) == 3
+    assert "IsoFLOP" in page and "2.4e+12 FLOPs" in page
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -19,13 +20,15 @@ from training.algorithms import algorithm_of
 from training.chat import Chat, pad
 from training.chat_session import answer
 from training.completions import Completions, scores_of
-from training.config import RewardModelConfig, RlhfConfig, SftConfig
+from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.hardware import prepare
 from training.loaders import next_token_batch, read_packed
 from training.loss import IGNORE
 from training.mixed_text import Text, TextBeside, loss_of_text
 from training.models import LanguageModel, load
 from training.norms import GradientClip
+from training.preference_tuning import preference_tuning
+from training.profiling import SUMMARY, TABLE, TRACE
 from training.reward_model import load_scorer, reward_model
 from training.rewards import Asked, Rewards, RewardScale
 from training.rlhf import rlhf
@@ -35,6 +38,7 @@ from training.train_state import split_batch
 from training.verify import Rule
 
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
+PROFILED = LaunchConfig(profile=2)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -54,7 +58,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, base_dir: Path, instructions
         }
     )
     inputs = {"model": base_dir, "instructions": instructions_dir}
-    return folder, sft(config, inputs, folder, Run(folder / "work"))
+    return folder, sft(config, inputs, folder, Run(folder / "work", PROFILED))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,7 @@ def rewarding(
         {"duration": "8 epochs", "global_batch_pairs": 8, "max_length": 64, "optimizer": FAST}
     )
     inputs = {"model": tuned[0], "preferences": preferences_dir}
-    return folder, reward_model(config, inputs, folder, Run(folder / "work"))
+    return folder, reward_model(config, inputs, folder, Run(folder / "work", PROFILED))
 
 
 def test_sft_lowers_held_out_loss_and_ends_its_answers(tuned: tuple[Path, Any]) -> None:
@@ -152,6 +156,28 @@ RLHF = {
 @pytest.fixture
 def prompts(tuned: tuple[Path, Any], rewarding: tuple[Path, Any], instructions_dir: Path) -> dict[str, Path]:
     return {"model": tuned[0], "reward_model": rewarding[0], "prompts": instructions_dir}
+
+
+def test_every_tuning_leaves_the_profile_of_its_steps(
+    tuned: tuple[Path, Any],
+    rewarding: tuple[Path, Any],
+    prompts: dict[str, Path],
+    preferences_dir: Path,
+    tmp_path: Path,
+) -> None:
+    rlhf(RlhfConfig.model_validate(RLHF | {"rollouts": 1}), prompts, tmp_path / "rlhf", Run(tmp_path / "r", PROFILED))
+    settings = {"duration": "4 batches", "global_batch_pairs": 4, "max_length": 64, "answer_max_tokens": 4}
+    settings |= {"heldout_prompts": 2, "evaluate_pairs": 2}
+    pairs = {"model": tuned[0], "preferences": preferences_dir}
+    config = PreferenceTuningConfig.model_validate(settings)
+    preference_tuning(config, pairs, tmp_path / "dpo", Run(tmp_path / "d", PROFILED))
+    for folder in (tuned[0], rewarding[0], tmp_path / "rlhf", tmp_path / "dpo"):
+        events = json.loads(gzip.decompress((folder / "aux" / TRACE).read_bytes()))["traceEvents"]
+        assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 2, folder.name
+        found = json.loads((folder / "aux" / SUMMARY).read_text())
+        names = [row["name"] for row in found["operators"]]
+        assert found["steps"] == 2 and {"aten::mm", "aten::addmm"} & set(names) and found["memory"]
+        assert names[0] in (folder / "aux" / TABLE).read_text()
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward_model"])
