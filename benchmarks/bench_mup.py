@@ -1,6 +1,6 @@
 """Whether a learning rate found on a narrow model serves a wide one, with µP and without, by sweeps.
 
-python benchmarks/bench_mup.py [--root DIR] [--widths 32,128,512] [--tokens 196608]    about 10 minutes on 2 quiet cores
+python benchmarks/bench_mup.py [--root DIR] [--widths 32,128] [--tokens 409600]    about 10 minutes on 2 quiet cores
 
 The text is the docstrings of installed packages. Two sweeps over width and learning rate, alike but for
 `optimizer.mup_base_width`; told is the validation loss of each pair, each width's best rate (by a parabola through the
@@ -42,8 +42,8 @@ RATES = [2.0**power for power in range(-10, -3)]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, help="The store; by default a folder that goes afterwards.")
-    parser.add_argument("--widths", type=lambda text: [int(one) for one in text.split(",")], default=[32, 128, 512])
-    parser.add_argument("--tokens", type=int, default=196_608)
+    parser.add_argument("--widths", type=lambda text: [int(one) for one in text.split(",")], default=[32, 128])
+    parser.add_argument("--tokens", type=int, default=409_600)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = given.root or Path(folder) / "store"
@@ -69,7 +69,7 @@ def sweep(folder: Path, root: Path, width: int, way: str, given: argparse.Namesp
     if done.returncode:
         raise SystemExit(f"the sweep failed: {document['errors']}")
     return {
-        float(trial["settings"]["pretrain.optimizer.learning_rate"]): trial["figures"]["validation_loss"]
+        float(trial["settings"]["pretrain.optimizer.learning_rate"]): trial["value"]
         for trial in document["trials"]
         if trial["status"] == "done"
     }

@@ -11,6 +11,7 @@ from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
 from infra.errors import Problem, StageError
 from infra.identity import canonical
+from infra.launch.config import LaunchConfig
 from infra.secrets import recognised
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
@@ -66,6 +67,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
             yield from _of_judge(node, nodes)
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
+        if isinstance(node.config, TrainerConfig):
+            yield from _of_sharding(node, node.config, config.launch)
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)
@@ -124,6 +127,13 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
     if isinstance(section, RlhfConfig):
         yield from _of_text("rlhf.text_coef", section.text_coef, node)
         yield from section.missing_functions()
+
+
+def _of_sharding(node: Node, section: TrainerConfig, launch: LaunchConfig) -> Iterator[Problem]:
+    """An optimizer that cannot step a part of a matrix."""
+    if section.optimizer.kind == "adafactor" and launch.sharding != "ddp" and launch.ranks > 1:
+        message = f"adafactor keeps rows and columns of whole matrices, which launch.sharding: {launch.sharding} cuts"
+        yield Problem("contradiction", f"{node.key}.optimizer.kind", message, "set launch.sharding: ddp, or take adamw")
 
 
 def _of_mixture(

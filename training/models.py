@@ -61,6 +61,8 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
                 "give a model_type of this version of transformers, with the keys of its config class",
             ) from error
     shape = config.shape()
+    name = {"gpt2": "activation_function", "t5": "feed_forward_proj"}.get(shape.family, "hidden_act")
+    activation = {name: config.activation} if config.activation else {}
     if shape.family == "gpt2":
         return AutoConfig.for_model(
             "gpt2",
@@ -74,6 +76,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             attn_pdrop=config.dropout,
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
+            **activation,
             **special,
         )
     if shape.family == "bert":
@@ -88,6 +91,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             tie_word_embeddings=shape.tied,
             attention_probs_dropout_prob=config.dropout,
             hidden_dropout_prob=config.dropout,
+            **activation,
             **special,
         )
     if shape.family == "t5":
@@ -104,6 +108,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             tie_word_embeddings=shape.tied,
             dropout_rate=config.dropout,
             decoder_start_token_id=start,
+            **activation,
             **special,
         )
     return AutoConfig.for_model(
@@ -119,6 +124,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
         attention_dropout=config.dropout,
         # Qwen3's own default is 128 a head, whatever the width.
         head_dim=shape.width // shape.heads,
+        **activation,
         **special,
     )
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from training.config import OptimizerConfig
+from training.lion import Lion
 from training.muon import Muon
 from training.parallel import blocks
 
@@ -17,7 +18,8 @@ from training.parallel import blocks
 def optimizer_of(
     model: nn.Module, config: OptimizerConfig, compute: torch.dtype = torch.float32
 ) -> torch.optim.Optimizer:
-    """Fused AdamW, or Muon for the matrices of a model's blocks beside it; `config.decayed` says what decays.
+    """Fused AdamW or what `config.kind` names, or Muon for the matrices of a model's blocks beside AdamW;
+    `config.decayed` says what decays.
 
     Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) rates
     of matrices and output layer fall with the width, and what decays a step stays the same; Muon's steps have the same
@@ -55,9 +57,14 @@ def optimizer_of(
         }
         for kind, weights in kinds.items()
     ]
+    stepped_groups = [group for group in groups if group["params"]]
+    if config.kind == "lion":
+        return Lion(stepped_groups, config.learning_rate, config.betas)
+    if config.kind == "adafactor":
+        return torch.optim.Adafactor(stepped_groups, lr=config.learning_rate)
     adamw: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "fused": True}
     if config.muon is None:
-        return torch.optim.AdamW([group for group in groups if group["params"]], **adamw)
+        return torch.optim.AdamW(stepped_groups, **adamw)
     for group, transposed in zip(groups, (False, True), strict=False):
         group |= {
             "muon": True,

@@ -144,6 +144,27 @@ def _is_writer(tensor: Tensor, place: int) -> bool:
     return place % copies == mine
 
 
+# What tells an optimizer by what it keeps of a weight.
+_KEPT = {
+    "momentum_buffer": "muon",
+    "lion_momentum": "lion",
+    "row_var": "adafactor",
+    "variance": "adafactor",
+}
+
+
+def _kept_by(keys: Sequence[str]) -> str:
+    return next((kind for key, kind in _KEPT.items() if key in keys), "adamw")
+
+
+def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+    """The optimizer that steps a group."""
+    if "muon" in group:
+        return "muon"
+    inner = optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer
+    return {"Lion": "lion", "Adafactor": "adafactor"}.get(type(inner).__name__, "adamw")
+
+
 @dataclass
 class Snapshot:
     """A checkpoint folder to read from."""
@@ -185,14 +206,14 @@ class Snapshot:
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Puts weights and optimizer state in place, whatever the ranks were that wrote them. What another optimizer
-        stepped before (Muon, AdamW) begins without state."""
+        stepped before (Muon, AdamW, Lion, Adafactor) begins without state."""
         for name, tensor in tensors_of(model, optimizer).items():
             if name.startswith(WEIGHTS):
                 self._fill(tensor, name)
-        by_muon = {id(one) for group in optimizer.param_groups if "muon" in group for one in group["params"]}
+        kinds = {id(one): _kind(optimizer, group) for group in optimizer.param_groups for one in group["params"]}
         for name, parameter in stepped(model, optimizer).items():
             keys = self.optimizer_keys(name)
-            if ("momentum_buffer" in keys) != (id(parameter) in by_muon):
+            if id(parameter) not in kinds or _kept_by(keys) != kinds[id(parameter)]:
                 continue
             for key in keys:
                 full = f"{OPTIMIZER}{name}/{key}"

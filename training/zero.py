@@ -29,7 +29,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, inner: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
-        self._inner = inner
+        self.inner = inner
         self._mesh = mesh
         self._parts: dict[Tensor, Tensor] = {}
         for group in inner.param_groups:
@@ -58,7 +58,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for weight, part in self._parts.items():
             if part is not weight:
                 part.grad = None if weight.grad is None else self._rows(weight.grad)
-        self._inner.step()
+        self.inner.step()
         stepped = [weight for weight, part in self._parts.items() if part is not weight and weight.grad is not None]
         for some in _buckets(stepped):
             self._gather(some)

@@ -73,6 +73,10 @@ class ModelConfig(Config):
     tie_embeddings: bool | None = None
     """Whether the output layer shares the input embedding (Press & Wolf 2017; GPT-2); by default as in the preset, and
     shared without one."""
+    activation: Literal["relu", "gelu", "gelu_new", "silu", "relu2"] | None = None
+    """What the MLP applies: of llama and qwen3 to one of two products, of which it gates the other (silu is SwiGLU,
+    gelu_new GEGLU, relu ReGLU; Shazeer 2020). gelu_new is GPT-2's approximation, relu2 the square of relu (So et al.
+    2021). By default the family's: gelu_new for gpt2, gelu for bert, relu for t5, silu for llama and qwen3."""
     init: Literal["gpt2", "plain", "small", "fan_in"] = "gpt2"
     """Fresh weights. gpt2: N(0, init_std²), residual projections divided by sqrt(2 × layers) (GPT-2, section 2.3).
     plain: N(0, init_std²) throughout (BERT). small: N(0, 2/(5 × width)) (Nguyen & Salazar 2019, section 2.2), residual
@@ -119,11 +123,13 @@ class ModelConfig(Config):
                 self.preset
                 or self.family
                 or any(getattr(self, size) for size in (*_SIZES, "kv_heads", "mlp_width", "positions"))
+                or self.activation
                 or self.embedding_init != "random"
                 or self.attention_init != "random"
             ):
                 raise ValueError(
-                    "expected `transformers` alone, or a preset or family with sizes (and their inits), not both"
+                    "expected `transformers` alone, or a preset or family with sizes (and their activation and inits), "
+                    "not both"
                 )
             if not isinstance(self.transformers.get("model_type"), str):
                 raise ValueError("expected `model_type` in `transformers`, such as llama or gpt2")

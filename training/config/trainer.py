@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,8 +26,14 @@ class MuonConfig(Config):
 
 
 class OptimizerConfig(Config):
-    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019), for matrices Muon if it is given."""
+    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019) or what `kind` names, for matrices Muon if it is
+    given."""
 
+    kind: Literal["adamw", "lion", "adafactor"] = "adamw"
+    """What steps the weights. lion: the sign of a momentum (Chen et al. 2023, section 5: a rate 3 to 10 times smaller
+    than AdamW's, a decay as many times larger, betas of 0.9 and 0.99). adafactor: second moments by rows and columns
+    of a matrix, and steps in proportion to a weight's own size (Shazeer & Stern 2018, algorithm 4: a rate of about
+    1e-2); it has no momentum, so `betas` and `eps` bear on nothing, and wants unsharded weights."""
     learning_rate: float = Field(6.0e-4, gt=0)
     """Peak learning rate; 6.0e-4 for GPT-3 125M (table 2.1)."""
     embedding_scale: float = Field(1.0, gt=0)
@@ -54,6 +60,14 @@ class OptimizerConfig(Config):
     and biases only lose what they learnt; embeddings decay in GPT-2 and GPT-NeoX, not in OLMo 2 (section 3.3)."""
     gradient_clip: float = Field(1.0, gt=0)
     """Largest global gradient norm; GPT-3, appendix B."""
+
+    @model_validator(mode="after")
+    def _kind_goes_with_the_rest(self) -> Self:
+        if self.muon is not None and self.kind != "adamw":
+            raise ValueError(f"expected muon with kind: adamw, which steps what Muon does not, not {self.kind}")
+        if self.kind == "adafactor" and self.mup_base_width is not None:
+            raise ValueError("expected mup_base_width without kind: adafactor, whose steps follow a weight's own size")
+        return self
 
     @field_validator("betas")
     @classmethod

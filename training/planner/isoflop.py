@@ -37,8 +37,10 @@ def isoflop(points: Sequence[RunPoint]) -> dict[str, Any] | None:
     budgets = [budget for flops in _budgets(runs) if (budget := _profile(runs, flops))]
     if not budgets:
         return None
-    best = [(one["flops"], one["best"]["parameters"]) for one in budgets if one["best"]]
-    slope, level = np.polyfit(*np.log(np.array(best)).T, 1) if len(best) > 1 else (None, None)
+    best = [one for one in budgets if one["best"]]
+    logs = np.log([one["flops"] for one in best])
+    sizes = np.log([one["best"]["parameters"] for one in best])
+    slope, level = np.polyfit(logs, sizes, 1) if len(best) > 1 else (None, None)
     return {
         "budgets": budgets,
         "exponent": None if slope is None else float(slope),

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from training.planner.architecture import Architecture
 from training.planner.step_time import Layout, Training, microbatches
 
-_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
-"""Bytes a parameter of fp32 weights, their gradients, and AdamW's two moments."""
+_WEIGHT, _GRADIENT = 4, 4
+"""Bytes a parameter of fp32 weights and their gradients."""
 _LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
 """As training/loss.py takes the logits in pieces."""
 FRAGMENTED = 0.04
@@ -103,7 +103,7 @@ def memory(job: Training, at: Layout) -> Memory:
     of = {"weights": at.sharding in ("zero3", "hsdp"), "gradients": at.sharding in ("zero2", "zero3", "hsdp")}
     weights = _WEIGHT * mine / (shards if of["weights"] else 1)
     gradients = _GRADIENT * mine / (shards if of["gradients"] else 1)
-    optimizer = _MOMENTS * mine / shards
+    optimizer = job.moments * mine / shards
 
     rows = at.microbatch * job.length / at.cp
     whole = at.tp if at.sequence_parallel else 1

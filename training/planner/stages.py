@@ -135,7 +135,9 @@ def needs(
     sequences, copies, passes = _batch(config, length)
     precision = "fp32" if launch.precision == "fp32" else "bf16"
     kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
-    job = Training(arch, device, kernels, network_of(device), length, max(sequences, ranks), precision)
+    job = Training(
+        arch, device, kernels, network_of(device), length, max(sequences, ranks), precision, _moments(config, arch)
+    )
     share = max(1, -(-sequences * tensor // ranks))
     auto = launch.microbatch == "auto"
     tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
@@ -166,6 +168,17 @@ def needs(
         at_once,
         total <= device.memory,
     )
+
+
+def _moments(config: TrainerConfig, arch: Architecture) -> float:
+    """Bytes a parameter of what the optimizer keeps: AdamW two moments, Lion one, Muon one for matrices of the blocks,
+    Adafactor a number a row and column."""
+    if config.optimizer.kind == "lion":
+        return 4.0
+    if config.optimizer.kind == "adafactor":
+        return 4.0 * 2 / arch.width
+    blocks = arch.layers * arch.layer_weights / arch.parameters
+    return 8.0 - (4.0 * blocks if config.optimizer.muon else 0.0)
 
 
 def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:

@@ -83,7 +83,8 @@ class StepTime:
 class Training:
     """What is computed, on what, by what: the arguments that do not change while layouts are searched.
 
-    length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products.
+    length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products. moments: bytes a
+    parameter of the optimizer's state; AdamW's two.
     """
 
     arch: Architecture
@@ -93,6 +94,7 @@ class Training:
     length: int
     batch: int
     precision: str = "bf16"
+    moments: float = 8.0
 
     @property
     def peak(self) -> float:
