@@ -146,12 +146,19 @@ def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
     )
 
 
+MOST = 2e13
+"""Parameters of the largest model that is planned: as deep for its width as GPT-3, none wider than 65,536."""
+
+
 def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
     """A llama-style model of about so many parameters, as deep for its width as GPT-3's sizes are.
 
     vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
-    Raises ConfigError `too_small` below 100,000 parameters.
+    Raises ConfigError `too_small` below 100,000 parameters, `too_large` above MOST.
     """
+    if count > MOST:
+        message = f"expected at most {MOST:.0e} parameters, not {count:.3g}"
+        raise ConfigError(Problem("too_large", "--parameters", message, "plan a smaller model"))
     if not count >= 1e5:
         message = f"expected at least 100,000 parameters, not {count:,.0f}"
         raise ConfigError(Problem("too_small", "--parameters", message, "give more parameters, tokens or compute"))

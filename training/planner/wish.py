@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.errors import ConfigError, Problem
-from training.planner.architecture import Architecture, of_parameters, of_preset
+from training.planner.architecture import MOST, Architecture, of_parameters, of_preset
 from training.planner.scaling_laws import Law
 
 _FEWEST = 1e5
 """Parameters of the smallest model that is planned."""
-_MOST = 1e14
+_SPENT = 0.5
+"""Share of a budget below which a plan says that the devices, and not the budget, are its limit."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ def resolve(
     count = _largest(lambda count: share_of(of_parameters(count, vocabulary), read(count)), grows)
     found = of_parameters(count, vocabulary)
     because = "the largest that the budget pays for" if tokens else f"the optimum for the budget by {law.name}"
+    if (spent := share_of(found, read(found.parameters))) < _SPENT:
+        more = f"{1 / spent:,.0f}" if spent > 1e-6 else f"{1 / spent:.0e}"
+        because = f"the largest that these devices hold; the budget pays for {more} times as much, so name more --gpus"
     return Size(found, read(found.parameters), f"size: {because}")
 
 
@@ -124,7 +128,7 @@ def _tokens_within(arch: Architecture, share_of: Callable[[Architecture, float],
 
 def _largest(share: Callable[[float], float], grows: float) -> float:
     """Parameters that take the whole budget, or the most that fit; the share grows as their power `grows`."""
-    count, fits, fits_not = 1e9, _FEWEST, _MOST
+    count, fits, fits_not = 1e9, _FEWEST, MOST
     for _ in range(30):
         found = share(count)
         if math.isinf(found):

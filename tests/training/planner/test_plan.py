@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from cli.commands import stemma as command_line
 from infra.errors import ConfigError, Problem
 from tests.command import stemma
+from training.planner.architecture import of_parameters
 from training.planner.plan import plan, request
 
 KEYS = {
@@ -87,3 +88,11 @@ def test_a_law_of_ones_own(tmp_path: Any) -> None:
     assert mine["tokens"] == theirs["tokens"] and math.isclose(mine["loss"], theirs["loss"])
     (tmp_path / "law.json").write_text('{"E": 1.8}')
     assert refused(parameters=1e9, law=str(tmp_path / "law.json"))[0].code == "bad_law"
+
+
+def test_sizes_and_budgets_beyond_all_devices_are_said_to_be() -> None:
+    with pytest.raises(ConfigError, match="at most 2e\\+13 parameters"):
+        of_parameters(1e30)
+    found = plan(request(gpu="h100", gpus=8, money=1e9))
+    assert found["cost_usd"] < 5e8 and "the largest that these devices hold" in found["because"]
+    assert of_parameters(2e13).parameters == pytest.approx(2e13, rel=0.1)
