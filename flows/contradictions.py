@@ -131,8 +131,9 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 def _of_sharding(node: Node, section: TrainerConfig, launch: LaunchConfig) -> Iterator[Problem]:
     """An optimizer that cannot step a part of a matrix."""
-    if section.optimizer.kind == "adafactor" and launch.sharding != "ddp" and launch.ranks > 1:
-        message = f"adafactor keeps rows and columns of whole matrices, which launch.sharding: {launch.sharding} cuts"
+    cuts = f"sharding: {launch.sharding}" if launch.tensor_parallel == 1 else "tensor_parallel"
+    if section.optimizer.kind == "adafactor" and launch.ranks > 1 and cuts != "sharding: ddp":
+        message = f"adafactor keeps rows and columns of whole matrices, which launch.{cuts} cuts"
         yield Problem("contradiction", f"{node.key}.optimizer.kind", message, "set launch.sharding: ddp, or take adamw")
 
 
