@@ -20,6 +20,7 @@ from training.hardware import Hardware
 from training.ppo import exact_kl
 from training.reward_model import Scorer
 from training.sampling import sample
+from training.shared_prompts import hidden_states
 
 _BATCH = 64
 
@@ -62,13 +63,15 @@ class Batch:
 
 
 def answer_logits(
-    model: PreTrainedModel, ids: Tensor, places: Tensor, hardware: Hardware, temperature: float = 1.0
+    model: PreTrainedModel, ids: Tensor, places: Tensor, mask: Tensor, hardware: Hardware, temperature: float = 1.0
 ) -> Tensor:
-    """Logits (B, T, V) in fp32, over the temperature, at the places that predict the answer's tokens."""
+    """Logits (B, T, V) in fp32, over the temperature, at the places that predict the answer's tokens; where `mask
+    (B, T)` is 0 anything."""
+    # The last token of an answer predicts nothing.
+    lengths = places[:, 0] + mask.sum(1).long()
+    hidden = hidden_states(model, ids, lengths, places, hardware)
     with hardware.autocast():
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        chosen = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
-        return model.get_output_embeddings()(chosen).float() / temperature
+        return model.get_output_embeddings()(hidden).float() / temperature
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -133,7 +136,7 @@ def kl_of(
     sums = []
     with measuring(model), measuring(reference):
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
-            ids, places = batch.ids[rows].to(hardware.device), batch.places[rows].to(hardware.device)
-            ours, theirs = (answer_logits(one, ids, places, hardware) for one in (model, reference))
+            given = [value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask)]
+            ours, theirs = (answer_logits(one, *given, hardware) for one in (model, reference))
             sums.append((exact_kl(ours, theirs).cpu() * batch.mask[rows]).sum(1))
     return torch.cat(sums), batch.mask.sum(1)

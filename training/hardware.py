@@ -27,12 +27,14 @@ class Hardware:
     bf16: whether forward passes run under bf16 autocast; weights and optimizer state stay in fp32.
     fp16: the same for fp16, with a dynamic loss scale.
     attention: the attention kernel that was asked for.
+    share_prompts: whether sequences that begin alike are computed with their beginning once.
     """
 
     device: torch.device
     bf16: bool
     attention: str = "auto"
     fp16: bool = False
+    share_prompts: bool = True
 
     @property
     def compute(self) -> torch.dtype:
@@ -90,7 +92,8 @@ def prepare(launch: LaunchConfig, *, tensor_parallel: bool = False) -> Hardware:
     if ranks.world_size() > 1 or launch.offload:
         ranks.join(device)
     bf16 = launch.precision == "bf16" or (launch.precision == "auto" and native_bf16(device))
-    return Hardware(device, bf16, launch.attention, launch.precision == "fp16")
+    shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.type == "cpu")
+    return Hardware(device, bf16, launch.attention, launch.precision == "fp16", shares)
 
 
 def native_bf16(device: torch.device) -> bool:

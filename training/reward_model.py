@@ -34,6 +34,7 @@ from training.loaders import example_loader
 from training.models import limit_length
 from training.norms import last_stack
 from training.preference_pairs import Pair, fitted_pairs
+from training.shared_prompts import hidden_states
 from training.train_state import TokenCount, Trainable
 
 _BATCH = 32
@@ -55,12 +56,16 @@ class Scorer(nn.Module):
         """Scores (B, T) read at each token of ids (B, T)."""
         with self._hardware.autocast():
             hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        # The score itself stays in fp32: differences of rewards are small.
-        return linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
+        return self._read(hidden)
 
     def forward(self, ids: Tensor, last: Tensor) -> Tensor:
         """Scores (B,) read at the last token, at `last (B,)`, of ids (B, T) padded on the right."""
-        return self.every_token(ids).gather(1, last[:, None])[:, 0]
+        hidden = hidden_states(self.model, ids, last + 1, last[:, None], self._hardware)
+        return self._read(hidden)[:, 0]
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        """Scores (…) of hidden states (…, D), in fp32: differences of rewards are small."""
+        return linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
 
 
 class RewardModel(Trainable):

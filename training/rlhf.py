@@ -98,7 +98,9 @@ class PolicyAndValue(Trainable):
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
         the loss of the text beside them (`training.mixed_text`)."""
-        logits = answer_logits(self.policy, batch["ids"], batch["places"], self._hardware, self._temperature)
+        logits = answer_logits(
+            self.policy, batch["ids"], batch["places"], batch["mask"], self._hardware, self._temperature
+        )
         values = self.values(batch["ids"]).gather(1, batch["places"]) if self.value is not None else None
         weight = self.algorithm.weight(batch)
         text = loss_of_text(self._reading[0], batch, weight) if self._reading else None

@@ -171,11 +171,12 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         mine = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]
         with measuring(self._policy), measuring(self._reference):
             for rows in mine.split(_BATCH):
-                ids, places, tokens = (
-                    value[rows].to(self._hardware.device) for value in (batch.ids, batch.places, batch.tokens)
+                ids, places, mask, tokens = (
+                    value[rows].to(self._hardware.device)
+                    for value in (batch.ids, batch.places, batch.mask, batch.tokens)
                 )
                 ours, theirs = (
-                    answer_logits(one, ids, places, self._hardware, self._config.temperature)
+                    answer_logits(one, ids, places, mask, self._hardware, self._config.temperature)
                     for one in (self._policy, self._reference)
                 )
                 found = [token_logprobs(ours, tokens), token_logprobs(theirs, tokens), entropy(ours)]

@@ -84,6 +84,10 @@ class LaunchConfig(Config):
     """Attention kernel of the training stages; it moves the result by rounding. auto: eager up to 256 tokens on a CPU,
     causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the
     package flash-attn is installed, else flex_attention, else sdpa. Refused where it would cross documents."""
+    share_prompts: Literal["auto", "on", "off"] = "auto"
+    """Whether reward models, RLHF and what scores answers compute a prompt once for all of its answers (Wang & Hegde
+    2024); it moves the result by rounding. auto: on a CPU, where it was measured. With a flash kernel or flex attention
+    never."""
     loader_workers: int | None = Field(None, ge=0)
     """Processes of a rank that read and collate packed sequences ahead of pretraining; order and result are the same
     for any number. By default 2 with a GPU and none without, where a batch is read in less than a hundredth of its

@@ -390,6 +390,7 @@ def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
 ) -> None:
     settings = {"duration": "1 batches", "global_batch_pairs": 32, "max_length": 64, "optimizer": FAST}
     inputs = {"model": base_dir, "preferences": preferences_dir}
+    run.launch = run.launch.model_copy(update={"share_prompts": "off"})  # each token of both answers counts
     reward_model(RewardModelConfig.model_validate(settings), inputs, tmp_path / "out", run)
     chat, rows = Chat.load(base_dir), _lines(preferences_dir / "train.jsonl")
     prompts = [row["prompt"] for row in rows]

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from evaluation.generation import Sampling, generate
 from infra.errors import StageError
 from training.attention import FLEX, answering, choose_attention
+from training.completions import Batch, Completions, answer_logits
 from training.config import ModelConfig, PretrainConfig
 from training.documents import block_mask, document_numbers, within_documents
 from training.families import FAMILIES
@@ -25,6 +26,7 @@ from training.hardware import Hardware
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, hf_config
 from training.sampling import sample, stream
+from training.shared_prompts import share
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
@@ -187,6 +189,28 @@ def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(name: str
     ours = sample(network, prompts, max_new_tokens=8, temperature=0, stops={stop}, hardware=CPU)
     assert ours == until(stop)
     assert len({len(answer) for answer in ours}) > 1
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_answers_to_a_shared_prompt_give_logits_and_gradients_of_each_alone(name: str, kernel: str) -> None:
+    network = _network(name)
+    network.set_attn_implementation(kernel)
+    turns = [([7] * prompt + [50, 60], answer) for answer in ([3], [9, 9, 4], [9, 9, 9, 9]) for prompt in (1, 3, 11)]
+    prompts, answers = ([list(one) for one in column] for column in zip(*turns, strict=True))
+    batch = Batch.of(Completions(prompts, answers, torch.ones(len(turns))), 0)
+    assert share(batch.ids, batch.last()) is not None
+    found = []
+    for shares in (False, True):
+        hardware = Hardware(CPU.device, bf16=False, share_prompts=shares)
+        logits = answer_logits(network, batch.ids, batch.places, batch.mask, hardware) * batch.mask[..., None]
+        network.zero_grad()
+        logits.log_softmax(-1).gather(-1, batch.tokens[..., None]).mean().backward()
+        gradient = network.get_input_embeddings().weight.grad
+        assert gradient is not None
+        found.append((logits.detach(), gradient.clone()))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_what_a_model_says_of_generation_leaves_its_answers_as_they_are() -> None:
