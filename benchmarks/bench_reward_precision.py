@@ -26,7 +26,8 @@ from evaluation.statistics import difference_of_paired_proportions, mcnemar_p_va
 from training.chat import Chat, read_rows
 from training.config import RewardModelConfig
 from training.hardware import Hardware
-from training.reward_model import RewardModel, load_scorer, pairs_of, score_pairs
+from training.rankings import fitted_rankings
+from training.reward_model import RewardModel, load_scorer, score_pairs
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
@@ -91,7 +92,8 @@ def _right(folder: Path, preferences: Path, precision: str) -> np.ndarray:
     chat = Chat.load(folder)
     model = RewardModel(load_scorer(folder, Hardware(torch.device("cpu"), bf16=precision == "bf16")))
     rows = read_rows(preferences / "heldout.jsonl", ("prompt", "chosen", "rejected"), config.heldout_limit)
-    scores = score_pairs(model, pairs_of(chat, rows, config.max_length), chat.pad)
+    fitted = fitted_rankings(chat, rows, config.max_length, config.too_long)
+    scores = score_pairs(model, fitted.rankings, chat.pad)
     return scores[:, 0] > scores[:, 1]
 
 

@@ -41,6 +41,8 @@ class Pair(NamedTuple):
     history: what was said before the prompt; the line has it as `history`, [{"role", "content"}] with the roles system,
         user and assistant, where there was anything.
     weight: how often the pair is to be seen, as `weight` in the line where it is not once.
+    votes: for the chosen and for the rejected answer, margin: by how much the chosen one is better, ranking: the id of
+    the ranking that the pair is of, whose pairs follow one another. The line has each where it is known.
     """
 
     fields: Mapping[str, str]
@@ -49,6 +51,9 @@ class Pair(NamedTuple):
     verify: Verify | None = None
     history: Sequence[Turn] = ()
     weight: float = 1.0
+    votes: tuple[float, float] | None = None
+    margin: float | None = None
+    ranking: str = ""
 
     @property
     def id(self) -> str:
@@ -66,6 +71,12 @@ class Pair(NamedTuple):
             line["verify"] = self.verify
         if self.weight != 1:
             line["weight"] = self.weight
+        if self.votes:
+            line["votes"] = list(self.votes)
+        if self.margin is not None:
+            line["margin"] = self.margin
+        if self.ranking:
+            line["ranking"] = self.ranking
         return json.dumps({**line, "source": self.source}, ensure_ascii=False) + "\n"
 
 

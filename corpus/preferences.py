@@ -5,6 +5,7 @@ python -m corpus.preferences --config preferences.yaml --out DIR
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -25,6 +26,7 @@ from corpus.dialogues import (
 )
 from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, write_pairs
 from corpus.quarantine import Rejected
+from corpus.rankings import Judged, Tally, answers_field, by_annotators, pairs_of_ranking, ranked_answers
 from corpus.readers.config import FilePreferences
 from corpus.readers.json_lines import read_records, wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
@@ -33,33 +35,88 @@ from infra.sources import Place
 
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}.
+    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
+    known with "votes", "margin", and "ranking" (see `corpus.pairs.Pair`).
 
     A pair from a file has its prompt as group, a dialogue its first turn, since collections hold one dialogue at
     several lengths. What is no pair is put aside: equal answers, none, a conversation that starts with the assistant or
     has a role that nobody knows.
     Raises StageError as `corpus.pairs.write_pairs` and the readers do.
     """
-    read = partial(_pairs, config)
+    seen = Tally()
+    read = partial(_pairs, config, seen)
     figures = write_pairs(
         config.read, "preferences", read, config.heldout_share, config.max_quarantine_share, out_dir, run
     )
-    return Result(figures, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out")
+    return Result(
+        {**figures, **seen.figures()}, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out"
+    )
 
 
 def _pairs(
-    config: PreferencesConfig, source: DocstringPreferences | DocstringStyle | FilePreferences, key: str
+    config: PreferencesConfig, seen: Tally, source: DocstringPreferences | DocstringStyle | FilePreferences, key: str
 ) -> Iterator[Pair | Rejected]:
     if isinstance(source, FilePreferences):
-        return islice(file_pairs(source, source.places(), key), source.limit)
+        return map(seen, file_pairs(source, source.places(), key))
     if isinstance(source, DocstringStyle):
         return style_pairs(source)
     return preference_pairs(source, config.heldout_share, config.seed)
 
 
 def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
-    `wrong_field` where already the first record of a file lacks a field."""
+    """The pairs in these files of a source, from its first `limit` records. key: its dotted config key. Raises
+    StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field."""
+    records = islice(_records(source, places, key), source.limit)
+    if source.annotator_field is None:
+        for item in records:
+            yield from [item] if isinstance(item, Rejected) else _pairs_of(item, source)
+        return
+    refused: list[Rejected] = []
+    for one in by_annotators(_judgements(records, source, source.annotator_field, refused)):
+        yield from refused
+        refused.clear()
+        yield one if isinstance(one, Pair) else _rejected(*one)
+    yield from refused
+
+
+def _judgements(
+    records: Iterable[Record | Rejected], source: FilePreferences, annotator_field: str, refused: list[Rejected]
+) -> Iterator[Judged]:
+    """Each pair with who judged it; what is none goes to `refused`."""
+    for item in records:
+        if isinstance(item, Rejected):
+            refused.append(item)
+            continue
+        annotator = pick(item.value, annotator_field)
+        if not isinstance(annotator, str | int) or annotator == "":
+            refused.append(_rejected(item, f"no annotator: there is no {annotator_field}"))
+            continue
+        for pair in _pairs_of(item, source):
+            if isinstance(pair, Rejected):
+                refused.append(pair)
+            else:
+                yield Judged(pair, str(annotator), item)
+
+
+def _pairs_of(record: Record, source: FilePreferences) -> Iterator[Pair | Rejected]:
+    """The pair or the pairs of a record, or what is wrong with it."""
+    try:
+        answers = answers_field(record, source)
+        if answers is None:
+            yield _pair(record, source)
+            return
+        form = "prompt" if prompt_field(record, source) is not None else "conversation"
+        prompt, group = _prompt(record, source, form)
+        yield from pairs_of_ranking(ranked_answers(record.value, answers), prompt, group, record.file.name)
+    except Unreadable as why:
+        yield _rejected(record, str(why))
+
+
+def _rejected(record: Record, why: str) -> Rejected:
+    return Rejected(str(record.file), record.line, why)
+
+
+def _records(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Record | Rejected]:
     for place in by_name(places):
         looked = False
         for item in read_records(place, source.encoding, (), key, ()):
@@ -69,13 +126,12 @@ def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> It
             if not looked:
                 _check_fields(item, source, key)
             looked = True
-            try:
-                yield _pair(item, source)
-            except Unreadable as why:
-                yield Rejected(str(item.file), item.line, str(why))
+            yield item
 
 
 def _check_fields(record: Record, source: FilePreferences, key: str) -> None:
+    if answers_field(record, source):
+        return
     wanted = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
     if not source.dialogue and _form_of(record, source) == "prompt" and prompt_field(record, source) is None:
         wanted = {"prompt_field": source.prompt_field, **wanted}
@@ -122,7 +178,37 @@ def _pair(record: Record, source: FilePreferences) -> Pair:
     if found.chosen == found.rejected:
         raise Unreadable("equal answers: chosen and rejected are the same")
     fields = {"prompt": found.prompt, "chosen": found.chosen, "rejected": found.rejected}
-    return Pair(fields, record.file.name, found.first_turn)
+    votes, margin = _votes(record, source), _margin(record, source)
+    return Pair(fields, record.file.name, found.first_turn, votes=votes, margin=margin)
+
+
+def _votes(record: Record, source: FilePreferences) -> tuple[float, float] | None:
+    """Raises Unreadable where the field is there, and no two numbers of which the chosen answer's is the larger or
+    both are equal."""
+    votes = pick(record.value, source.votes_field) if source.votes_field else MISSING
+    if votes is MISSING or votes is None:
+        return None
+    if (
+        not isinstance(votes, list)
+        or len(votes) != 2
+        or not all(map(_is_number, votes))
+        or not votes[0] >= votes[1] >= 0
+    ):
+        raise Unreadable(f"expected votes for the chosen and for the rejected answer, not fewer for the first: {votes}")
+    return (float(votes[0]), float(votes[1])) if votes[0] else None
+
+
+def _margin(record: Record, source: FilePreferences) -> float | None:
+    margin = pick(record.value, source.margin_field) if source.margin_field else MISSING
+    if margin is MISSING or margin is None:
+        return None
+    if not _is_number(margin) or margin < 0:
+        raise Unreadable(f"expected a margin from 0 on, not {margin!r}")
+    return float(margin)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _prompt(record: Record, source: FilePreferences, form: str) -> tuple[str, str]:

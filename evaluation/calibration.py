@@ -40,17 +40,7 @@ def calibration(
         brier.append(float(((shares - wanted) ** 2).sum()))
     if len(right) < 2:
         return None
-    order = np.argsort(sure, kind="stable")
-    bins = [part for part in np.array_split(order, min(BINS, len(order) // 2)) if part.size]
-    rows = [
-        {
-            "confidence": float(np.mean([sure[i] for i in part])),
-            "accuracy": float(np.mean([right[i] for i in part])),
-            "n": int(part.size),
-        }
-        for part in bins
-    ]
-    ece = sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in rows) / len(right)
+    rows, ece = binned(right, sure)
     interval = bootstrap(brier, confidence=confidence, seed=seed)
     return {
         "ece": ece,
@@ -62,3 +52,19 @@ def calibration(
         "n": len(right),
         "bins": rows,
     }
+
+
+def binned(right: Sequence[float], sure: Sequence[float]) -> tuple[list[dict[str, float]], float]:
+    """Bins of equal counts by confidence, each with its mean confidence, accuracy and n; and the expected calibration
+    error over them. right: 1 where an item is. sure: the confidence in it."""
+    order = np.argsort(sure, kind="stable")
+    bins = [part for part in np.array_split(order, min(BINS, len(order) // 2)) if part.size]
+    rows = [
+        {
+            "confidence": float(np.mean([sure[i] for i in part])),
+            "accuracy": float(np.mean([right[i] for i in part])),
+            "n": int(part.size),
+        }
+        for part in bins
+    ]
+    return rows, sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in rows) / len(right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from infra.errors import stage_error
 from infra.run import Run
@@ -34,20 +34,31 @@ class FittedPairs:
 
     def told(self, stage: str, side: str, max_length: int, run: Run) -> FittedPairs:
         """Itself, once the log says what did not fit. Raises StageError `no_room` where nothing is left."""
-        if self.cut:
-            message = f"{self.cut:,} {side} prompts lost their beginning, so that prompt and answer fit {max_length:,}"
-            run.event("prompts_cut", f"{stage}: {message} tokens")
-        if self.dropped:
-            message = f"{self.dropped:,} {side} pairs are longer than {max_length:,} tokens and left out"
-            run.event("pairs_dropped", f"{stage}: {message}")
-        if not self.pairs:
-            raise stage_error(
-                "no_room",
-                f"{stage}.max_length",
-                f"expected {side} pairs that fit {max_length:,} tokens, all {self.dropped:,} are longer",
-                "raise it, take a model with more positions, or set too_long: cut_prompt",
-            )
+        tell_lengths(stage, side, max_length, run, self.cut, self.dropped, is_empty=not self.pairs)
         return self
+
+
+def is_tie(row: Mapping[str, Any]) -> bool:
+    """Whether as many prefer either answer of a row of `preferences`."""
+    votes = row.get("votes")
+    return votes is not None and votes[0] == votes[1]
+
+
+def tell_lengths(stage: str, side: str, max_length: int, run: Run, cut: int, dropped: int, *, is_empty: bool) -> None:
+    """Says in the log what did not fit. Raises StageError `no_room` where nothing is left."""
+    if cut:
+        message = f"{cut:,} {side} prompts lost their beginning, so that prompt and answer fit {max_length:,}"
+        run.event("prompts_cut", f"{stage}: {message} tokens")
+    if dropped:
+        message = f"{dropped:,} {side} pairs are longer than {max_length:,} tokens and left out"
+        run.event("pairs_dropped", f"{stage}: {message}")
+    if is_empty:
+        raise stage_error(
+            "no_room",
+            f"{stage}.max_length",
+            f"expected {side} pairs that fit {max_length:,} tokens, all {dropped:,} are longer",
+            "raise it, take a model with more positions, or set too_long: cut_prompt",
+        )
 
 
 def fitted_pairs(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int, too_long: TooLong) -> FittedPairs:

@@ -44,7 +44,7 @@ from training.preference_model import (
     count_pairs,
     preference_batch,
 )
-from training.preference_pairs import Pair, fitted_pairs
+from training.preference_pairs import Pair, fitted_pairs, is_tie
 from training.reward_model import load_scorer
 from training.train_state import TrainState
 
@@ -92,10 +92,15 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     model = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
 
     keys = ("prompt", "chosen", "rejected")
+    rows = {side: read_rows(inputs["preferences"] / f"{side}.jsonl", keys) for side in ("train", "heldout")}
+    decided = {side: [row for row in those if not is_tie(row)] for side, those in rows.items()}
+    ties = sum(len(rows[side]) - len(those) for side, those in decided.items())
+    if ties:
+        run.event("ties_left_out", f"preference_tuning: {ties:,} pairs are ties, which say nothing here, and left out")
     train, heldout = (
-        fitted_pairs(
-            chat, read_rows(inputs["preferences"] / f"{side}.jsonl", keys, limit), max_length, config.too_long
-        ).told("preference_tuning", name, max_length, run)
+        fitted_pairs(chat, decided[side][:limit], max_length, config.too_long).told(
+            "preference_tuning", name, max_length, run
+        )
         for side, name, limit in (("train", "training", None), ("heldout", "held-out", config.heldout_limit))
     )
     measured = _examples(heldout.pairs, config, chat, max_length)
@@ -159,6 +164,7 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         "heldout_pairs": float(len(measured)),
         "prompts_cut": float(train.cut + heldout.cut),
         "pairs_dropped": float(train.dropped + heldout.dropped),
+        **({"ties_left_out": float(ties)} if ties else {}),
         "batches": float(done.batches),
         "tokens_per_s": done.tokens_per_s,
         **done.guard_figures(),

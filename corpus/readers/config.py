@@ -170,7 +170,9 @@ class FilePreferences(PairFiles):
     """Preference pairs. Their form is seen from the records: a prompt (`instruction`, `prompt`, or the field named
     here) with a chosen and a rejected answer; turns (`conversations`, `messages`) with two answers as in ShareGPT; two
     lists of turns or two dialogues as in HH-RLHF, with the same beginning. Answers are texts, or messages {from, value}
-    or {role, content}."""
+    or {role, content}. Rankings have a prompt or turns and a list `answers` (or completions, responses), of texts from
+    the best to the worst or with `ranks` or `scores` beside them, or of objects with their text and rank or score; all
+    their pairs are written, those of equal rank as ties."""
 
     chosen_field: str = "chosen"
     """JSON key of the better response."""
@@ -181,3 +183,13 @@ class FilePreferences(PairFiles):
     there are: turns that open with a blank line and Human: or Assistant:. The prompt is then all before the last
     Assistant turn, and prompt_field and input_field are not read. Without a prompt or turns beside them they are read
     so by themselves."""
+    votes_field: str | None = None
+    """JSON key of how many people preferred the chosen and how many the rejected answer, [3, 1], as `stemma feedback
+    import` writes it under `votes`. The reward model then learns the share; equal numbers are a tie. null: none are
+    read."""
+    margin_field: str | None = None
+    """JSON key of by how much the chosen answer is better, a number from 0 on; see reward_model.margin_coef. null: none
+    is read."""
+    annotator_field: str | None = None
+    """JSON key of who judged. Judgements of the same two answers then become one pair with its votes. null: each record
+    is a pair by itself, and one that was there before a duplicate."""

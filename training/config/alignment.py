@@ -114,12 +114,22 @@ class SftConfig(TrainerConfig):
 
 
 class RewardModelConfig(TrainerConfig):
-    """A reward model from pairs of a chosen and a rejected answer (Bradley & Terry 1952; InstructGPT, section 3.5)."""
+    """A reward model from pairs of a chosen and a rejected answer and rankings of several (Bradley & Terry 1952;
+    InstructGPT, section 3.5)."""
 
     duration: Length = "1 epoch"
     """Length of training; one epoch in InstructGPT, appendix C.2: more overfits."""
     global_batch_pairs: int = Field(64, ge=1)
-    """Pairs of one optimizer step; 64 prompts in InstructGPT, appendix C.2."""
+    """Pairs of one optimizer step, of rankings prompts with all their pairs; 64 prompts in InstructGPT, appendix
+    C.2."""
+    margin_coef: float = Field(0.0, ge=0)
+    """How far a pair's answers are to lie apart, times the pair's `margin` (preferences.read.margin_field; of scored
+    rankings the difference of the scores). 0 asks for none; 1 with margins of 1/3 to 3 in Touvron et al. 2023, "Llama
+    2", section 3.2.2."""
+    balance_lengths: bool = False
+    """Whether pairs are weighted so that the better answer is as often the longer as the shorter one, by as many
+    tokens: length alone then says nothing (Singhal et al. 2023, "A Long Way to Go", section 4.1). It costs the pairs
+    that have no counterpart, counted as pairs_unbalanced."""
     group_by_length: bool = False
     """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
     name and the default are transformers' (TrainingArguments)."""
@@ -214,6 +224,14 @@ class RlhfConfig(TrainerConfig):
     answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.
     Added to the reward model's normalised score or the rule's; without the input `reward_model` they are all there
     is."""
+    ensemble: Literal["mean", "worst", "variance", "lower_bound"] = "mean"
+    """What several reward models (`reward_model` and inputs of any other names) say together, each in standard
+    deviations of its scores of the SFT model's answers: their mean; the lowest (WCO in Coste et al. 2023, section
+    3.1); the mean less `ensemble_coef` times their variance (UWO there); or less so many standard deviations."""
+    ensemble_coef: float = Field(0.1, ge=0)
+    """What disagreement costs: λ of `variance` and `lower_bound`; 0.1 for PPO in Coste et al. 2023."""
+    reward_weights: dict[str, float] = Field(default_factory=dict)
+    """What reward models weigh in the mean, by the names of their inputs; 1 where none is named."""
     text_coef: float = Field(0.0, ge=0.0)
     """What the loss on pretraining text (the input `shards`), the mean over its tokens, weighs beside the policy's: it
     keeps what alignment would cost elsewhere. PPO-ptx with 27.8 in InstructGPT, section 3.5 and appendix C.4. A
@@ -257,6 +275,10 @@ class RlhfConfig(TrainerConfig):
     """Constant after a short warm-up, InstructGPT, appendix C.4."""
     guard: GuardConfig = GuardConfig(enabled=False)
     """Not for PPO, whose loss is no measure of its success: the KL penalty holds it."""
+    stop_on_divergence: int | None = Field(None, ge=1)
+    """Ends the training where the mean of the judge's scores over so many rounds lies below its best stretch of so many
+    by more than two standard errors, while the reward rose: what Gao et al. 2022 call overoptimisation. Needs the input
+    `judge`. null: goes on to the end."""
     heldout_prompts: int = Field(256, ge=2)
     """Held-out prompts that both policies answer at the end, the first of the file."""
     heldout_answers: int = Field(1, ge=1)
@@ -304,6 +326,10 @@ class RlhfConfig(TrainerConfig):
         for path in self.reward_functions:
             if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
                 raise ValueError(f"reward_functions: expected package.module:name, not {path!r}")
+        if any(not weight > 0 for weight in self.reward_weights.values()):
+            raise ValueError("reward_weights: expected weights above 0; leave the model out instead")
+        if self.reward_weights and self.ensemble == "worst":
+            raise ValueError("reward_weights: expected none with ensemble: worst, which takes the lowest score")
         for key in ("minibatch_answers", "answers_per_prompt"):
             if self.rollout_prompts % (part := getattr(self, key)):
                 raise ValueError(

@@ -1,0 +1,152 @@
+"""Several answers to one prompt in an order, as all of their pairs; and judgements of several people, pair by pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from corpus.dialogues import answer_of
+from corpus.pairs import Pair
+from corpus.quarantine import Rejected
+from corpus.readers.config import FilePreferences
+from corpus.readers.record import Record, Unreadable
+
+ANSWERS = ("answers", "completions", "responses")
+"""Fields of the answers of a ranking, as in Nectar, UltraFeedback and others."""
+_TEXTS = ("answer", "text", "response", "completion", "content", "value")
+_SCORES = ("score", "overall_score", "rating", "pm_score")
+TIE = (0.5, 0.5)
+"""The votes for two answers that are on a par: one vote, shared."""
+
+
+class Ranked(NamedTuple):
+    """An answer, and where it stands: the higher `standing`, the better. scored: whether that is a score, of which
+    differences say something, and no rank."""
+
+    text: str
+    standing: float
+    scored: bool
+
+
+def answers_field(record: Record, source: FilePreferences) -> str | None:
+    """The field of a ranking's answers; None where the record has chosen and rejected answers or no list of two."""
+    if source.chosen_field in record.value or source.rejected_field in record.value:
+        return None
+    found = ((name, record.value.get(name)) for name in ANSWERS)
+    return next((name for name, one in found if isinstance(one, list) and len(one) > 1), None)
+
+
+def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
+    """The answers of a record from the best to the worst, equal ones as they lie.
+
+    By each one's rank (1 is best) or score, or by the lists `ranks` or `scores` beside them; where there is neither
+    they lie from the best to the worst. Raises Unreadable where some have none, an answer is empty, or two are equal.
+    """
+    items = value[field]
+    beside = next((name for name in ("ranks", "scores") if isinstance(value.get(name), list)), None)
+    texts = [_text(one) for one in items]
+    if any(not one for one in texts):
+        raise Unreadable("no answer: an answer of the ranking is empty")
+    if len(set(texts)) < len(texts):
+        raise Unreadable("equal answers: the ranking has the same answer twice")
+    if beside:
+        given, is_rank = list(value[beside]), beside == "ranks"
+        if len(given) != len(items):
+            raise Unreadable(f"expected as many {beside} as answers, {len(items)}, found {len(given)}")
+    else:
+        objects = [one for one in items if isinstance(one, Mapping)]
+        key = next((name for name in ("rank", *_SCORES) if any(name in one for one in objects)), None)
+        is_rank = key in (None, "rank")
+        given = [one.get(key) if isinstance(one, Mapping) else None for one in items] if key else [*range(len(items))]
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, int | float) or one != one:
+            raise Unreadable(f"expected a rank or a score of every answer, found {one!r}")
+    ranked = [Ranked(text, -one if is_rank else one, not is_rank) for text, one in zip(texts, given, strict=True)]
+    return sorted(ranked, key=lambda one: -one.standing)
+
+
+def _text(item: Any) -> str:
+    if isinstance(item, Mapping) and "from" not in item and "role" not in item:
+        found = next((item[name] for name in _TEXTS if isinstance(item.get(name), str)), None)
+        if found is None:
+            raise Unreadable(f"expected an answer with its text under one of {', '.join(_TEXTS)}")
+        return str(found).strip()
+    return answer_of(item)
+
+
+def pairs_of_ranking(answers: Sequence[Ranked], prompt: str, group: str, file: str) -> list[Pair]:
+    """All pairs of a ranking, the better answer as the chosen one, each with the ranking's id; of two on a par each has
+    half a vote. Of scored answers the difference is the pair's margin."""
+    pairs = []
+    for better, worse in combinations(answers, 2):
+        fields = {"prompt": prompt, "chosen": better.text, "rejected": worse.text}
+        ahead = better.standing - worse.standing
+        pairs.append(
+            Pair(
+                fields,
+                file,
+                group,
+                votes=None if ahead else TIE,
+                margin=float(ahead) if better.scored and ahead else None,
+            )
+        )
+    # The id of the first pair names the ranking: it is of the prompt and its two best answers.
+    return [one._replace(ranking=pairs[0].id) for one in pairs] if len(answers) > 2 else pairs
+
+
+class Tally:
+    """What pairs come from, besides single judgements: rankings, ties, and several people."""
+
+    def __init__(self) -> None:
+        self._rankings: set[str] = set()
+        self._ties = 0
+        self._twice, self._same = 0, 0
+
+    def __call__(self, item: Pair | Rejected) -> Pair | Rejected:
+        """The item, counted."""
+        if isinstance(item, Pair):
+            self._rankings |= {item.ranking} - {""}
+            one, other = item.votes or (1.0, 0.0)
+            self._ties += one == other
+            if one + other >= 2:
+                self._twice += math.comb(round(one + other), 2)
+                self._same += math.comb(round(one), 2) + math.comb(round(other), 2)
+        return item
+
+    def figures(self) -> dict[str, float]:
+        """rankings, ties, and annotator_agreement, the share of two judgements of a pair that say the same; each where
+        there are any."""
+        found = {"rankings": float(len(self._rankings)), "ties": float(self._ties)}
+        figures = {name: value for name, value in found.items() if value}
+        return {**figures, "annotator_agreement": self._same / self._twice} if self._twice else figures
+
+
+class Judged(NamedTuple):
+    """A pair as one person judged it, with the record that says so."""
+
+    pair: Pair
+    annotator: str
+    record: Record
+
+
+def by_annotators(judged: Iterable[Judged]) -> Iterator[Pair | tuple[Record, str]]:
+    """Each pair once, with the votes of all who judged it; the answer with more votes is the chosen one.
+
+    A judgement is given back with a reason where the same person judged the pair before.
+    """
+    votes: dict[tuple[str, ...], dict[str, Pair]] = {}
+    for pair, annotator, record in judged:
+        texts = pair.fields
+        key = (texts["prompt"], *sorted((texts["chosen"], texts["rejected"])))
+        if annotator in votes.setdefault(key, {}):
+            yield record, f"a second judgement of a pair by {annotator}"
+            continue
+        votes[key][annotator] = pair
+    for said in votes.values():
+        sides: dict[str, list[Pair]] = {}
+        for pair in said.values():
+            sides.setdefault(pair.fields["chosen"], []).append(pair)
+        most = max(sides.values(), key=len)
+        yield most[0]._replace(votes=(float(len(most)), float(len(said) - len(most))))
