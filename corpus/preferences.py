@@ -202,7 +202,7 @@ def _margin(record: Record, source: FilePreferences) -> float | None:
     margin = pick(record.value, source.margin_field) if source.margin_field else MISSING
     if margin is MISSING or margin is None:
         return None
-    if not _is_number(margin) or margin < 0:
+    if not isinstance(margin, int | float) or not _is_number(margin) or margin < 0:
         raise Unreadable(f"expected a margin from 0 on, not {margin!r}")
     return float(margin)
 

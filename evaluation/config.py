@@ -159,6 +159,10 @@ class BenchmarksConfig(StageConfig):
     that is not scored. 0 is zero-shot."""
     shots: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
     """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a table of its own."""
+    tuned_on: tuple[str, ...] = outside_identity(())
+    """Those of the tasks whose kind instruction tuning has seen. The report then holds the others against them, model
+    by model and by number of shots, in one table: what tuning on some kinds of tasks does for kinds it never saw (Wei
+    et al. 2022, "FLAN"; Sanh et al. 2022, "T0"). It only says what is so: keep those kinds out of the instructions."""
     limit: int | None = Field(None, ge=1)
     """Only the first so many items of each task; all by default."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -176,6 +180,12 @@ class BenchmarksConfig(StageConfig):
         if twice:
             raise ValueError(f"each task needs a name of its own; given twice: {', '.join(twice)}")
         return tasks
+
+    @model_validator(mode="after")
+    def _tuned_on_tasks(self) -> BenchmarksConfig:
+        if unknown := sorted(set(self.tuned_on) - {task.name for task in self.tasks}):
+            raise ValueError(f"tuned_on: expected names of tasks, not {', '.join(unknown)}")
+        return self
 
     @model_validator(mode="after")
     def _mirror_where_needed(self) -> BenchmarksConfig:

@@ -166,21 +166,36 @@ def _of_text(key: str, value: float, node: Node) -> Iterator[Problem]:
 
 
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
-    """A judge that is the reward model which trains the policy, by name or since the two would be one artifact."""
-    names = [node.inputs.get(name, "") for name in ("judge", "reward_model")]
-    judge, trains = (nodes.get(name) for name in names)
+    """A judge that is a reward model which trains the policy, by name or since the two would be one artifact; the same
+    of two reward models that train it; and further ones without the first."""
+    declared = {one.name for one in node.stage.inputs} - {"reward_model"}
+    further = sorted(node.inputs.keys() - declared - {"reward_model"})
+    if further and "reward_model" not in node.inputs:
+        message = "expected the first reward model as the input reward_model, and further ones beside it"
+        yield Problem("missing_input", f"{node.key}.inputs.{further[0]}", message, f"call {further[0]} reward_model")
+    training = [name for name in ("reward_model", *further) if name in node.inputs]
+    for place, name in enumerate([*training, "judge"]):
+        for other in training[:place]:
+            yield from _same_model(node, name, other, nodes)
+
+
+def _same_model(node: Node, name: str, other: str, nodes: Graph) -> Iterator[Problem]:
+    """Why the inputs `name` and `other` would be one reward model."""
+    code = "same_judge" if name == "judge" else "same_reward_model"
+    first, second = node.inputs.get(other, ""), node.inputs.get(name, "")
+    judge, trains = nodes.get(second), nodes.get(first)
     if judge is None or trains is None:
         return
     if judge is trains:
-        message = f"expected another reward model than {names[1]}, which trains the policy"
-        yield Problem("same_judge", f"{node.key}.inputs.judge", message, "add a step that uses reward_model")
+        message = f"expected another reward model than {first}, which trains the policy"
+        yield Problem(code, f"{node.key}.inputs.{name}", message, "add a step that uses reward_model")
     elif judge.adopted or trains.adopted:
         if judge.adopted == trains.adopted:
-            message = f"expected another artifact than that of {names[1]}"
-            yield Problem("same_judge", f"adopted.{judge.id}", message, "adopt another")
+            message = f"expected another artifact than that of {first}"
+            yield Problem(code, f"adopted.{judge.id}", message, "adopt another")
     elif canonical(judge.config) == canonical(trains.config) and judge.inputs == trains.inputs:
-        message = f"it would be the artifact of {names[1]}, which trains the policy"
-        yield Problem("same_judge", judge.key, message, "give it another seed, or other preferences")
+        message = f"it would be the artifact of {first}, which trains the policy"
+        yield Problem(code, judge.key, message, "give it another seed, or other preferences")
 
 
 def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nodes: Graph) -> Iterator[Problem]:

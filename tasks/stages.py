@@ -267,6 +267,7 @@ STAGES: dict[str, Stage] = {
                 may_have("shards"),
                 may_have(STATE, "model"),
             ),
+            more=("reward_model",),
             makes="model",
             shows=("aux/samples.jsonl", *PROFILE),
         ),

@@ -36,7 +36,7 @@ from training.parallel import checkpoint_activations, parallelize, shard_optimiz
 from training.planner import measured
 from training.schedules import LearningRate, Schedule
 from training.states import beginning, corrections_before, keep_states
-from training.train_state import Loader, Trainable, TrainState
+from training.train_state import EndOfTraining, Loader, Trainable, TrainState
 
 _ROLLBACK_KEPT = 3
 
@@ -238,6 +238,8 @@ def fit(
                 if start is None or start < plan.batches:
                     trainer.train()
                 break
+            except EndOfTraining:
+                break
             except Alarmed as alarmed:
                 made = corrections.answer(alarmed.alarm)
                 throughput.restart()
@@ -257,7 +259,8 @@ def fit(
         kept = (
             {}
             if config.keep_state == "none"
-            else {batch_of(one): one for one in (*checkpoints_in(states.folder), last)}
+            # A training that ended early may have no checkpoint of its last batch.
+            else {batch_of(one): one for one in (*checkpoints_in(states.folder), last) if one.exists()}
         )
         healed = corrections.healed
         return Fit(

@@ -235,15 +235,15 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     done.leave(out_dir)
 
     scores = score_pairs(model, heldout, chat.pad)
-    every, decided = scores[:, 0] - scores[:, 1], _decided(heldout)
+    apart, decided = scores[:, 0] - scores[:, 1], _decided(heldout)
     if not decided.any():
         raise stage_error(
             "no_order",
             "preferences",
-            f"expected held-out pairs of which one answer is better, all {len(every):,} are ties",
+            f"expected held-out pairs of which one answer is better, all {len(apart):,} are ties",
             "give more pairs",
         )
-    margins = every[decided]
+    margins = apart[decided]
     accuracy, p_value = _accuracy(margins > 0, clusters(heldout)[decided], config.seed)
     longer = np.array([one.longer(pair) for one, pair in each_pair(heldout)], float)[decided]
     figures = {
@@ -254,7 +254,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
         **({"heldout_rankings": float(len(heldout))} if _has_rankings(heldout) else {}),
         "p_value": p_value,
         **bootstrap(margins, seed=config.seed).as_figures("margin"),
-        "heldout_loss": _loss(every, heldout),
+        "heldout_loss": _loss(apart, heldout),
         **length_figures(margins, longer, config.seed),
         **calibration_figures(margins, out_dir / "aux" / "calibration.json", config.seed),
         "prompts_cut": float(fitted.cut + measured.cut),

@@ -19,6 +19,7 @@ from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.config import RlhfConfig
 from training.config.functions import FIX
+from training.ensemble import Ensemble
 from training.hardware import Hardware
 from training.reward_model import Scorer
 from training.verify import Rule, right_answers
@@ -73,55 +74,65 @@ def call(path: str, function: RewardFunction, asked: Sequence[Asked], answers: S
 
 
 class RewardScale(nn.Module):
-    """Mean and spread of the SFT model's scores on training prompts, and the KL coefficient, kept in checkpoints."""
+    """Mean and spread of the SFT model's scores on training prompts, of each reward model, and the KL coefficient, kept
+    in checkpoints."""
 
     mean: Tensor
     spread: Tensor
     known: Tensor
     kl_coef: Tensor
 
-    def __init__(self, kl_coef: float) -> None:
+    def __init__(self, kl_coef: float, members: int = 1) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("spread", torch.ones(()))
+        shape = (members,) if members > 1 else ()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("spread", torch.ones(shape))
         self.register_buffer("known", torch.zeros((), dtype=torch.bool))
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
 
     def learn(self, scores: Tensor) -> None:
-        self.mean.copy_(scores.mean())
-        self.spread.copy_(scores.std().clamp(min=1e-6))
+        """scores: (B,) of one model, (B, M) of several."""
+        self.mean.copy_(scores.mean(0))
+        self.spread.copy_(scores.std(0).clamp(min=1e-6))
         self.known.fill_(True)
 
     def forward(self, scores: Tensor) -> Tensor:
+        """Scores (B,) or (B, M), normalised."""
         return (scores - self.mean) / self.spread
+
+    def of_first(self, scores: Tensor) -> Tensor:
+        """Scores of any shape of the first model, normalised."""
+        return (scores - self.mean.flatten()[0]) / self.spread.flatten()[0]
 
 
 @dataclass(frozen=True)
 class Rewarded:
-    """scores (B,): what the algorithm learns from. metrics: mean rewards, for the curves."""
+    """scores (B,): what the algorithm learns from. metrics: mean rewards, for the curves. judge_error: the standard
+    error of the judge's mean; 0 without one."""
 
     scores: Tensor
     metrics: Mapping[str, float]
+    judge_error: float = 0.0
 
 
 class Rewards:
     """The reward of answers: a rule's word where there is a rule, else the reward model's score, and on both what the
     config's functions add; less a penalty for an answer without an end.
 
-    scorer: the reward model; None where rules and functions are all there is. judge: scores the answers beside it, and
-    nothing is learnt from what it says.
+    ensemble: the reward models; empty where rules and functions are all there is. judge: scores the answers beside it,
+    and nothing is learnt from what it says.
     """
 
     def __init__(
         self,
-        scorer: Scorer | None,
+        ensemble: Ensemble,
         scale: RewardScale,
         chat: Chat,
         config: RlhfConfig,
         hardware: Hardware,
         judge: Scorer | None = None,
     ) -> None:
-        self._scorer = scorer
+        self._ensemble = ensemble
         self._judge = judge
         self._scale = scale
         self._chat = chat
@@ -136,23 +147,29 @@ class Rewards:
         right = torch.from_numpy(right_answers(texts, [one.rule for one in asked])).float()
         ruled = ~right.isnan()
         metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
-        scores = torch.zeros(len(texts))
-        if self._scorer is not None:
-            raw = scores_of(self._scorer, answers, self._chat, self._hardware)
+        scores, error = torch.zeros(len(texts)), 0.0
+        if self._ensemble:
+            raw = self._ensemble.raw(answers, self._chat, self._hardware)
             learnt = raw[~ruled]
             if config.normalise_reward and not scale.known and len(learnt) > 1:
                 scale.learn(learnt.to(scale.mean.device))
-            scores = scale(raw.to(scale.mean.device)).cpu()
+            each = scale(raw.to(scale.mean.device)).cpu()
+            scores = self._ensemble.combined(each)
             if len(learnt):
-                metrics |= {"rlhf/reward": float(learnt.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+                # Raw scores of several models have no common scale.
+                told = learnt if len(self._ensemble) == 1 else scores[~ruled]
+                metrics |= {"rlhf/reward": float(told.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+                if len(self._ensemble) > 1:
+                    metrics["rlhf/reward_models_apart"] = self._ensemble.apart(each[~ruled])
         if self._judge is not None and not ruled.all():
             judged = scores_of(self._judge, answers, self._chat, self._hardware)
             metrics["rlhf/judge"] = float(judged[~ruled].mean())
+            error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
         scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
         for path, values in self.by_functions(texts, asked).items():
             metrics[f"rlhf/function/{path}"] = float(values.mean())
             scores = scores + config.reward_functions[path] * values
-        return Rewarded(scores - config.unfinished_penalty * (~answers.finished).float(), metrics)
+        return Rewarded(scores - config.unfinished_penalty * (~answers.finished).float(), metrics, error)
 
     def by_functions(self, texts: Sequence[str], asked: Sequence[Asked]) -> dict[str, Tensor]:
         """What each function gives the answers (B,), before its weight. Each rank asks for its part, and every rank

@@ -1,7 +1,7 @@
 """Aligns an SFT model with rewards by PPO, RLOO or GRPO, kept near the SFT model by a KL penalty.
 
 python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR --out DIR
-    [--input reward_model=DIR] [--input judge=DIR] [--input shards=DIR]
+    [--input reward_model=DIR] [--input reward_model_2=DIR …] [--input judge=DIR] [--input shards=DIR]
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from training.chat import Chat, read_rows
 from training.completions import Completions, answer_logits, generate, kl_of, scores_of, token_logprobs
 from training.config import RlhfConfig
 from training.conversations import prompts_of
+from training.ensemble import Ensemble, member_names, same_weights
 from training.export import export
 from training.fit import Plan, fit
 from training.hardware import Hardware, prepare
@@ -93,7 +94,7 @@ class PolicyAndValue(Trainable):
     def values(self, ids: Tensor) -> Tensor:
         """Expected normalised reward (B, T) at each token of ids (B, T)."""
         assert self.value is not None
-        return self.scale(self.value.every_token(ids))
+        return self.scale.of_first(self.value.every_token(ids))
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
@@ -136,6 +137,10 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     answer_tokens_rlhf, ends_share_sft, ends_share_rlhf. Of several answers to a prompt (`heldout_answers`) the mean
     counts. Answers and rewards go to aux/samples.jsonl.
 
+    With further reward models, inputs of any other names, the reward is what `ensemble` makes of all, each in standard
+    deviations of its own; heldout_reward_… are of that. reward_models_apart_sft and _rlhf are how far the models lie
+    apart over an answer, in the mean (`training.ensemble`).
+
     With the input `judge`, a second reward model that trains nothing, each round's mean score by it is told as
     rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. Raises StageError where it is the reward model itself.
@@ -153,8 +158,11 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    scorers = {name: load_scorer(inputs[name], hardware) for name in ("reward_model", "judge") if name in inputs}
-    reward, judge = scorers.get("reward_model"), scorers.get("judge")
+    names = member_names(inputs)
+    scorers = {
+        name: load_scorer(inputs[name], hardware) for name in (*names, *(["judge"] if "judge" in inputs else []))
+    }
+    ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")
     for name, scorer in scorers.items():
         if scorer.model.config.vocab_size != policy.config.vocab_size:
             raise stage_error(
@@ -163,7 +171,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
                 f"expected the policy's vocabulary of {policy.config.vocab_size}, not {scorer.model.config.vocab_size}",
                 f"train the {name.replace('_', ' ')} from the same model",
             )
-    if judge is not None and reward is not None and _same_weights(judge, reward):
+    if judge is not None and any(same_weights(judge, one) for one in ensemble.members.values()):
         raise stage_error(
             "same_judge",
             "judge",
@@ -176,15 +184,15 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     for network in (policy, *(scorer.model for scorer in scorers.values())):
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
-    scale = RewardScale(config.kl_coef)
-    if algorithm.has_values and reward is None:
+    scale = RewardScale(config.kl_coef, len(ensemble))
+    if algorithm.has_values and not ensemble:
         raise stage_error(
             "no_reward_model",
             "rlhf.algorithm",
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
             "give one, or take algorithm: rloo or grpo",
         )
-    value = copy.deepcopy(reward) if algorithm.has_values else None
+    value = copy.deepcopy(ensemble.first) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
     for scorer in scorers.values():
@@ -197,14 +205,21 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         raise stage_error(
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
-    rewards = Rewards(reward, scale, chat, config, hardware, judge)
-    if reward is None and not config.reward_functions and any(one.rule is None for one in train):
+    rewards = Rewards(ensemble, scale, chat, config, hardware, judge)
+    if not ensemble and not config.reward_functions and any(one.rule is None for one in train):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
             "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
             "a rule (verify)",
             "give the input reward_model, name a function, or give instructions that a rule can check",
+        )
+    if config.stop_on_divergence and (judge is None or not ensemble):
+        raise stage_error(
+            "no_judge",
+            "rlhf.stop_on_divergence",
+            "expected the inputs reward_model and judge, whose scores it compares",
+            "give a judge: a reward model of another seed or of other pairs, or set it to null",
         )
     steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
     acting, refresh = _acting(model, run)
@@ -246,11 +261,11 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         name: generate(one, prompts, chat, config, hardware, seed=config.seed, in_ranks=True)
         for name, one in (("sft", reference), ("rlhf", policy))
     }
-    scores = raw_scores(reward, answers, chat, hardware) if reward else {}
+    scores, apart = _rewards_of(ensemble, scale, answers, chat, hardware) if ensemble else ({}, {})
     judged = raw_scores(judge, answers, chat, hardware) if judge else {}
     best = {}
     if config.best_of > 1:
-        best = _best_of(reference, heldout, rewards, scorers, chat, config, hardware)
+        best = _best_of(reference, heldout, ensemble, scale, judge, chat, config, hardware)
     kl, lengths = (each.double().numpy() for each in kl_of(policy, reference, answers["rlhf"], chat, hardware))
     rules = [one.rule for one in heldout for _ in range(each)]
     right = {name: right_answers([chat.decode(ids) for ids in side.ids], rules) for name, side in answers.items()}
@@ -274,10 +289,12 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         **by_rule,
         **by_function,
         **best,
+        **{f"reward_models_apart_{name}": value for name, value in apart.items()},
         **divergence.as_figures("kl_to_sft"),
         "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
         "heldout_prompts": float(len(heldout)),
         "batches": float(done.batches),
+        **({"stopped_early": float(done.batches < plan.batches)} if config.stop_on_divergence else {}),
         **answer_figures(answers, each),
     }
     told = ("reward_gain", "reward_gain_equal_length", "judge_gain", "functions_gain", "verified_gain", "kl_to_sft")
@@ -294,6 +311,8 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         said.append(f"by the functions {figures['functions_gain']:+.2f}")
     if by_rule:
         said.append(f"right answers {figures['verified_sft']:.0%} → {figures['verified_rlhf']:.0%}")
+    if done.batches < plan.batches:
+        said.append(f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell")
     return Result(figures, ", ".join([*said, f"KL {divergence.value:.1f}"]))
 
 
@@ -324,40 +343,48 @@ def _weighted(
     return np.asarray(total)
 
 
+def _rewards_of(
+    ensemble: Ensemble, scale: RewardScale, answers: Mapping[str, Completions], chat: Chat, hardware: Hardware
+) -> tuple[dict[str, NDArray[np.float64]], dict[str, float]]:
+    """The reward (A,) of each side's answers: the raw score of one model, of several what they come to together; and
+    how far several lie apart."""
+    raw = {name: ensemble.raw(side, chat, hardware) for name, side in answers.items()}
+    if len(ensemble) == 1:
+        return {name: one.double().numpy() for name, one in raw.items()}, {}
+    each = {name: scale(one.to(scale.mean.device)).cpu() for name, one in raw.items()}
+    combined = {name: ensemble.combined(one).double().numpy() for name, one in each.items()}
+    return combined, {name: ensemble.apart(one) for name, one in each.items()}
+
+
 def _best_of(
     reference: PreTrainedModel,
     heldout: Sequence[Asked],
-    rewards: Rewards,
-    scorers: Mapping[str, Scorer],
+    ensemble: Ensemble,
+    scale: RewardScale,
+    judge: Scorer | None,
     chat: Chat,
     config: RlhfConfig,
     hardware: Hardware,
 ) -> dict[str, float]:
-    """What the best of several answers of the SFT model scores: chosen by the reward model, told by it (reward) and by
-    the judge; and where a rule tells, how often one of them is right (verified)."""
+    """What the best of several answers of the SFT model scores: chosen by the reward, told by it (reward) and by the
+    judge; and where a rule tells, how often one of them is right (verified)."""
     asked = [one for one in heldout for _ in range(config.best_of)]
     prompts = [one.ids for one in asked]
     answers = generate(reference, prompts, chat, config, hardware, seed=config.seed + 1, in_ranks=True)
     table = len(heldout), config.best_of
     ruled = np.array([one.rule is not None for one in heldout])
     figures: dict[str, float] = {}
-    if "reward_model" in scorers and not ruled.all():
-        scored = {
-            name: scores_of(scorers[of], answers, chat, hardware).double().numpy().reshape(table)[~ruled]
-            for name, of in (("reward", "reward_model"), ("judge", "judge"))
-            if of in scorers
-        }
+    if ensemble and not ruled.all():
+        scored = {"reward": _rewards_of(ensemble, scale, {"sft": answers}, chat, hardware)[0]["sft"]}
+        if judge is not None:
+            scored["judge"] = scores_of(judge, answers, chat, hardware).double().numpy()
+        scored = {name: values.reshape(table)[~ruled] for name, values in scored.items()}
         figures |= best_of_figures(scored["reward"], scored, config.best_of, config.seed)
     if ruled.any():
         texts = [chat.decode(ids) for ids in answers.ids]
         right = right_answers(texts, [one.rule for one in asked]).reshape(table)[ruled]
         figures |= best_of_figures(right, {"verified": right}, config.best_of, config.seed)
     return figures
-
-
-def _same_weights(one: Scorer, other: Scorer) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def _verified_figures(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from training.algorithms import Algorithm, Sampled
 from training.chat import Chat
 from training.completions import Batch, Completions, answer_logits, generate, token_logprobs
 from training.config import RlhfConfig
+from training.divergence import DivergenceWatch, Round
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.ppo import adapted_kl_coef, entropy, kl_k1, masked_mean
@@ -79,6 +81,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._config = config
         self._hardware = hardware
         self._run = run
+        self._watch = DivergenceWatch(config.stop_on_divergence, run)
         self._round = 0
         self._rows: dict[str, Tensor] | None = None
         self._read = 0
@@ -104,13 +107,16 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._round += 1
         self._rows = None
 
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
-        """Where training is: the round, and answers of it that all ranks have learnt from, again for each epoch."""
-        return {"round": self._round, "read": num_samples}
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Where training is: the round, and answers of it that all ranks have learnt from, again for each epoch; and
+        what the watch saw of earlier rounds."""
+        watched = {"watched": [list(one) for one in self._watch.seen]} if self._watch.is_on else {}
+        return {"round": self._round, "read": num_samples, **watched}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of checkpoints of earlier versions too, which were of a round's start."""
         self._round, self._read, self._rows = state["round"], state.get("read", 0), None
+        self._watch.seen = [Round(*one) for one in state.get("watched", ())]
 
     def write(self, folder: Path) -> list[Path]:
         """Leaves the round that is learnt from in a checkpoint's folder."""
@@ -137,6 +143,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         """Everything the loss needs, by name, each (B, …) on the CPU."""
         config, batch = self._config, Batch.of(answers, self._chat.pad)
         rewarded = self._rewards.of(answers, asked)
+        told = rewarded.metrics
         logprobs, reference, entropies, values = self._look(batch)
         coefficient = float(self._scale.kl_coef)
         sampled = Sampled(rewarded.scores, logprobs, reference, batch.mask, values, coefficient)
@@ -156,6 +163,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             },
             round_number * config.epochs * (config.rollout_prompts // config.minibatch_answers),
         )
+        if "rlhf/judge" in told and "rlhf/reward" in told:
+            self._watch.look(round_number, told["rlhf/reward"], told["rlhf/judge"], rewarded.judge_error)
         return {
             "ids": batch.ids,
             "places": batch.places,

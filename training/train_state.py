@@ -22,6 +22,10 @@ Batch = dict[str, Tensor]
 """Named tensors, each (B, …)."""
 
 
+class EndOfTraining(Exception):
+    """Raised by a data set, on every rank, where a training is to end before its planned length."""
+
+
 class TokenCount(NamedTuple):
     """Tokens of a batch: all of them, and what a mean loss is the mean over, by which microbatches are weighted."""
 

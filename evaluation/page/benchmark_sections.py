@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from evaluation.page.charts import Mark, Row, interval_plot
@@ -66,7 +67,13 @@ def benchmarks(pipeline: PipelineResults) -> Section:
         columns = ["task", "models", "difference", "interval", "McNemar", "so"]
         note = "Differences over the same items, which is sharper than comparing two intervals by eye."
         tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
-    tables += [*_alignment_tax(pipeline), *_shots(pipeline), *_texts(pipeline), *_parts(pipeline)]
+    tables += [
+        *_alignment_tax(pipeline),
+        *_shots(pipeline),
+        *_generalisation(pipeline),
+        *_texts(pipeline),
+        *_parts(pipeline),
+    ]
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
 
 
@@ -146,6 +153,40 @@ def _shots(pipeline: PipelineResults) -> list[Table]:
     columns = ["task", "metric", *(f"{model}, {shots} shots" for model in models for shots in numbers)]
     note = "The same items with so many solved examples before each; 95 % intervals."
     return [Table("By number of shots", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
+
+
+def _generalisation(pipeline: PipelineResults) -> list[Table]:
+    """Tasks of kinds that tuning has seen against those that it has not, by model and number of shots."""
+    found = [one for model in pipeline.models if (one := pipeline.evaluation("benchmarks", model)) and one.manifest]
+    seen = {name for one in found if one.manifest for name in one.manifest.config.get("tuned_on", [])}
+    if not seen:
+        return []
+    # By model and number of shots the accuracies of the tasks.
+    scores: dict[tuple[str, int], dict[str, float]] = {}
+    for model in pipeline.models:
+        results = pipeline.results("benchmarks", model)
+        for shots, tasks in (results.get("shots") or {"0": results.get("tasks", {})}).items():
+            named = {task: metrics["acc"]["value"] for task, metrics in tasks.items() if "acc" in metrics}
+            if named:
+                scores[model, int(shots)] = named
+    tasks = sorted({task for one in scores.values() for task in one})
+    groups = {
+        "tuned on": [one for one in tasks if one in seen],
+        "never seen": [one for one in tasks if one not in seen],
+    }
+    rows = []
+    for label, names in groups.items():
+        for name in names:
+            rows.append([label, name, *(percent(one[name]) if name in one else "–" for one in scores.values())])
+        if names:
+            means = [[one[name] for name in names if name in one] for one in scores.values()]
+            rows.append([label, "mean", *(percent(fmean(one)) if one else "–" for one in means)])
+    columns = ["kind of task", "task", *(f"{model}, {shots} shots" for model, shots in scores)]
+    note = (
+        "Accuracy. What a tuned model gains on kinds of tasks that it never saw is generalisation; what it gains on "
+        "those it was tuned on is not. Intervals are in the table by number of shots."
+    )
+    return [Table("Task generalisation", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
 
 
 def _score(metric: str, cell: Mapping[str, float] | None) -> str:

@@ -263,6 +263,7 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
             p = pipeline.figures(id).get("p_value")
             means += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
             means += f", {p_value(p)} against 50 %." if p is not None else "."
+        means += _length_and_confidence(pipeline.figures(id))
         return [
             Figure(
                 "Reward model loss",
@@ -273,6 +274,24 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
             )
         ]
     return []
+
+
+def _length_and_confidence(figures: dict[str, float]) -> str:
+    """Whether a reward model goes by length, and whether it is right as often as it says."""
+    said = ""
+    longer, shorter = (interval_of(figures, f"heldout_accuracy_chosen_{name}") for name in ("longer", "shorter"))
+    if longer and shorter:
+        said += (
+            f" Where the better answer is the longer one it is right in {percent(longer.value)} "
+            f"{between_percent(longer)}, where it is the shorter in {percent(shorter.value)} {between_percent(shorter)}"
+        )
+        said += ": it goes by length." if longer.low > shorter.high else "."
+    if (error := figures.get("calibration_error")) is not None:
+        said += (
+            f" It says to be right in {percent(figures['mean_confidence'])} of pairs (calibration error "
+            f"{percent(error)})."
+        )
+    return said
 
 
 def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
@@ -370,6 +389,16 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
             )
         drawn.append(Figure("Reward", chart, means, weak, legend))
     divergence = pipeline.curve(id, "rlhf/kl")
+    if judge and (over := _over_distance(points, divergence)):
+        chart = line_chart(
+            "reward over distance",
+            [Line("reward", over["rewards"], "rlhf"), Line("judge", over["judge"], "validation")],
+            x_label=f"KL to the {start} (nats an answer)",
+            y_label=unit,
+            y_format=lambda value: fixed(value, 2),
+        )
+        if chart:
+            drawn.append(Figure("Reward over distance", chart, _over_optimised(figures, over), _PROXY_WEAK, legend))
     chart = line_chart(
         "KL",
         [Line("KL", divergence, "rlhf")],
@@ -421,6 +450,31 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         tables.append(Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns)))))
     tables += _best_of(figures, pipeline.algorithm(id))
     return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), "", drawn, tables)
+
+
+_PROXY_WEAK = "Rounds in the order of their KL divergence, each a mean over its answers; the estimate of KL is noisy."
+
+
+def _over_distance(
+    points: dict[str, list[tuple[float, float]]], divergence: list[tuple[float, float]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Reward and judge over the distance from the model before, as in figure 1 of Gao et al. 2022; empty where fewer
+    than three rounds have all three."""
+    at = dict(divergence)
+    found = {key: sorted((at[step], value) for step, value in of if step in at) for key, of in points.items()}
+    return found if all(len(of) > 2 for of in found.values()) else {}
+
+
+def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float, float]]]) -> str:
+    """Where the judge's score is highest, and whether the reward went on rising from there."""
+    best, last = max(over["judge"], key=lambda point: point[1]), over["judge"][-1]
+    said = (
+        f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it lies "
+        f"{fixed(best[1] - last[1])} lower."
+    )
+    if figures.get("stopped_early"):
+        said += " Training was stopped there, since the judge's score fell beyond chance while the reward rose."
+    return said
 
 
 def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:

@@ -152,6 +152,61 @@ def test_what_is_said_of_benchmarks_follows_whose_they_are(tmp_path: Path) -> No
     assert "cloze: small, easy tasks of the project's own" in text and "quiz: tasks of yours" in text
 
 
+def test_tasks_that_tuning_has_seen_stand_against_those_that_it_has_not(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    assert "Task generalisation" not in render(ReportConfig(), folders)[0]
+    for name, value in (("base", 0.25), ("sft", 0.5)):
+        folder = folders[f"benchmarks_{name}"]
+        results = json.loads((folder / "results.json").read_text())
+        scores = {
+            task: {"acc": {"value": value, "low": 0.1, "high": 0.9}} for task in ("cloze", "minimal_pairs", "quiz")
+        }
+        scores["quiz"]["acc"]["value"] = 0.75
+        results["shots"] = {"0": scores, "2": scores}
+        (folder / "results.json").write_text(json.dumps(results))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "config": {"tuned_on": ["cloze"]}}))
+    page = render(ReportConfig(), folders)[0]
+    (table,) = re.findall(r"<table(?:(?!</table>).)*kind of task.*?</table>", page, re.DOTALL)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert [row[:2] for row in rows] == [
+        ["tuned on", "cloze"], ["tuned on", "mean"],
+        ["never seen", "minimal_pairs"], ["never seen", "quiz"], ["never seen", "mean"],
+    ]  # fmt: skip
+    assert "base, 0 shots" in table and "sft, 2 shots" in table
+    assert rows[-1][2:6] == ["50.0 %", "50.0 %", "62.5 %", "62.5 %"]
+
+
+def test_reward_and_judge_are_drawn_over_the_distance_and_the_turn_is_told(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    rows = [
+        {"step": n, "time": n, "values": {"rlhf/reward": n, "rlhf/judge": [0, 2, 4, 3, 1][n], "rlhf/kl": 0.5 * n}}
+        for n in range(5)
+    ]
+    path = folders["rlhf"] / "aux" / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    assert "Reward over distance" not in render(ReportConfig(), folders)[0], "two points say nothing"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with_figures(folders["rlhf"], stopped_early=1.0)
+    text = Page(render(ReportConfig(), folders)[0]).text
+    assert "The judge's score is highest at 1.00 nats; the policy went to 2.00" in text
+    assert "Training was stopped there" in text
+
+
+def test_the_reward_model_s_length_and_confidence_are_told(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    sides = {"chosen_longer": (0.9, 0.85, 0.94), "chosen_shorter": (0.4, 0.3, 0.5)}
+    figures = {
+        f"heldout_accuracy_{side}{end}": value
+        for side, values in sides.items()
+        for end, value in zip(("", "_low", "_high"), values, strict=True)
+    }
+    with_figures(folders["reward_model"], **figures, calibration_error=0.08, mean_confidence=0.79)
+    text = Page(render(ReportConfig(), folders)[0]).text
+    assert "Where the better answer is the longer one it is right in 90.0 %" in text and ": it goes by length." in text
+    assert "It says to be right in 79.0 % of pairs (calibration error 8.0 %)." in text
+
+
 @pytest.mark.parametrize("missing", list(INPUTS))
 def test_any_stage_may_be_missing(missing: str, tmp_path: Path) -> None:
     assert Page(page_of(tmp_path, set(INPUTS) - {missing})).tags.count("body") == 1

@@ -199,6 +199,15 @@ def test_a_judge_that_is_no_second_opinion_is_refused() -> None:
     assert told(judge={**JUDGE, "seed": 17, "evaluate_pairs": 9})["steps.judge"][0] == "same_judge"
     own = {"model": "sft", "reward_model": "reward_model", "prompts": "instructions", "judge": "reward_model"}
     assert told(again={"uses": "rlhf", "inputs": own})["steps.again.inputs.judge"][0] == "same_judge"
+    several = {"uses": "rlhf", "inputs": {**own, "judge": "judge", "second": "reward_model"}}
+    assert told(judge=JUDGE, again=several)["steps.again.inputs.second"][0] == "same_reward_model"
+    third = {**JUDGE, "seed": 99}
+    fine = {"uses": "rlhf", "inputs": {**own, "judge": "judge", "second": "third"}}
+    parse({"name": "x", **ALIGNED, "steps": {"judge": JUDGE, "third": third, "again": fine}})
+    same = {"uses": "rlhf", "inputs": {**own, "judge": "third", "second": "judge"}}
+    assert told(judge=JUDGE, third=JUDGE, again=same)["steps.third"][0] == "same_judge"
+    alone = {"uses": "rlhf", "inputs": {"model": "sft", "prompts": "instructions", "second": "judge"}}
+    assert told(judge=JUDGE, again=alone)["steps.again.inputs.second"][0] == "missing_input"
     after = {**JUDGE, "inputs": {"model": "rlhf", "preferences": "preferences"}}
     assert told(judge=after)["steps.judge.inputs.model"][0] == "cycle"
 

@@ -21,6 +21,7 @@ from training.chat import Chat, pad
 from training.chat_session import answer
 from training.completions import Completions, scores_of
 from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.ensemble import Ensemble
 from training.hardware import prepare
 from training.loaders import next_token_batch, read_packed
 from training.loss import IGNORE
@@ -323,7 +324,8 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
         return torch.zeros(ids.shape)
 
     asked = [Asked("", one.prompt, "", rule) for one, rule in zip(talks, rules, strict=True)]
-    rewards, algorithm = Rewards(reward, scale, chat, config, hardware), algorithm_of(config)
+    ensemble = Ensemble({"reward_model": reward}, config)
+    rewards, algorithm = Rewards(ensemble, scale, chat, config, hardware), algorithm_of(config)
     rollouts = Rollouts(policy, policy, no_values, rewards, algorithm, scale, asked, chat, config, hardware, run)
     returns = rollouts._experience(answers, asked, 0)["returns"][:, 0]
     raw = scores_of(reward, answers, chat, hardware)

@@ -1,0 +1,143 @@
+"""Several reward models train one policy, and a training ends where a judge sees the reward being gamed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infra.errors import StageError
+from infra.run import Run
+from training.config import RlhfConfig
+from training.divergence import DivergenceWatch, Round
+from training.ensemble import Ensemble
+from training.hardware import Hardware
+from training.reward_model import load_scorer
+from training.rlhf import rlhf
+from training.train_state import EndOfTraining
+
+CPU = Hardware(torch.device("cpu"), bf16=False)
+RLHF: dict[str, Any] = {
+    "rollouts": 4,
+    "rollout_prompts": 8,
+    "minibatch_answers": 8,
+    "answer_max_tokens": 6,
+    "max_prompt_tokens": 40,
+    "heldout_prompts": 8,
+    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def scorers(base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three reward models of other seeds' score layers."""
+    found = []
+    for seed in (1, 2, 3):
+        folder = tmp_path_factory.mktemp(f"scorer{seed}")
+        load_scorer(base_dir, CPU, seed).model.save_pretrained(folder)
+        found.append(folder)
+    return found
+
+
+@pytest.fixture
+def inputs(base_dir: Path, instructions_dir: Path, scorers: list[Path]) -> dict[str, Path]:
+    names = ("reward_model", "second", "third")
+    return {"model": base_dir, "prompts": instructions_dir, **dict(zip(names, scorers, strict=True))}
+
+
+@pytest.mark.parametrize("rule", ["mean", "worst", "variance", "lower_bound"])
+def test_scores_are_combined_as_coste_et_al_say(rule: str, scorers: list[Path]) -> None:
+    members = {str(number): load_scorer(folder, CPU) for number, folder in enumerate(scorers)}
+    weights = {} if rule == "worst" else {"0": 2.0}
+    config = RlhfConfig.model_validate({"ensemble": rule, "ensemble_coef": 0.5, "reward_weights": weights})
+    scores = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    found = Ensemble(members, config).combined(scores)
+    for row, value in zip(scores.double().tolist(), found.tolist(), strict=True):
+        mean = (2 * row[0] + row[1] + row[2]) / 4
+        variance = (2 * (row[0] - mean) ** 2 + (row[1] - mean) ** 2 + (row[2] - mean) ** 2) / 4
+        expected = {
+            "mean": mean,
+            "worst": min(row),
+            "variance": mean - 0.5 * variance,
+            "lower_bound": mean - 0.5 * math.sqrt(variance),
+        }
+        assert value == pytest.approx(expected[rule], abs=1e-5)
+    with pytest.raises(StageError, match=r"rlhf\.reward_weights\.nobody.*expected one of the inputs 0, 1, 2"):
+        Ensemble(members, RlhfConfig.model_validate({"reward_weights": {"nobody": 1.0}}))
+
+
+@pytest.mark.parametrize("settings", [{"ensemble": "worst"}, {"ensemble": "variance", "answers_per_prompt": 4}])
+def test_a_policy_is_rewarded_by_what_all_models_say(
+    settings: dict[str, Any], inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    """PPO, whose value function begins from the first, and RLOO: each model is brought to its own scale."""
+    figures = rlhf(RlhfConfig.model_validate(RLHF | settings | {"best_of": 2}), inputs, tmp_path / "out", run).figures
+    lines = [json.loads(line) for line in (tmp_path / "out" / "aux" / "samples.jsonl").read_text().splitlines()]
+    mean = sum(line["rewards"]["rlhf"] for line in lines) / len(lines)
+    assert figures["heldout_reward_rlhf"] == pytest.approx(mean, abs=1e-3)
+    assert figures["reward_models_apart_sft"] > 0 and figures["best_of_2_reward"] > figures["best_of_1_reward"]
+    told = journal.metric("rlhf/reward_models_apart")
+    assert len(told) == 4 and min(told) > 0
+    # By the worst of three models of mean 0 the first round lies below 0; the mean less a little variance as well.
+    assert journal.metric("rlhf/reward")[0] < 0
+
+
+def test_models_that_are_the_same_or_have_no_first_are_named(inputs: dict[str, Path], tmp_path: Path, run: Run) -> None:
+    config = RlhfConfig.model_validate(RLHF)
+    with pytest.raises(StageError, match=r"rlhf\.inputs\.third.*expected another model than reward_model"):
+        rlhf(config, inputs | {"third": inputs["reward_model"]}, tmp_path / "out", run)
+    with pytest.raises(StageError, match=r"rlhf\.inputs\.second.*call second reward_model"):
+        rlhf(config, {name: inputs[name] for name in ("model", "prompts", "second")}, tmp_path / "out", run)
+
+
+def _watched(rounds: list[Round], run: Any) -> int | None:
+    """After how many rounds it stops."""
+    watch = DivergenceWatch(3, run)
+    for number, one in enumerate(rounds):
+        try:
+            watch.look(number, *one)
+        except EndOfTraining:
+            return number + 1
+    return None
+
+
+def test_a_training_ends_where_the_judge_falls_beyond_chance_while_the_reward_rises() -> None:
+    told: list[Any] = []
+    run: Any = SimpleNamespace(event=lambda *words, **keys: told.append(keys))
+    reward = [0.1 * number for number in range(12)]
+    falling = [0.0, 0.2, 0.4, 0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, -0.1]
+    assert _watched([Round(*one, 0.05) for one in zip(reward, falling, strict=True)], run) == 9
+    assert told == [{"round": 9, "best_round": 6}]
+    noisy = [Round(*one, 0.5) for one in zip(reward, falling, strict=True)]
+    assert _watched(noisy, run) is None, "by chance"
+    lost = [Round(-one, judge, 0.05) for one, judge in zip(reward, falling, strict=True)]
+    assert _watched(lost, run) is None, "the reward fell too: nothing is gamed"
+    rising = [Round(one, one, 0.05) for one in reward]
+    assert _watched(rising, run) is None
+
+
+def test_a_policy_that_games_its_reward_model_is_stopped(
+    inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any
+) -> None:
+    """The judge is the reward model with the other sign: what one gains the other loses."""
+    judge = tmp_path / "judge"
+    judge.mkdir()
+    for path in inputs["reward_model"].iterdir():
+        (judge / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(judge / "model.safetensors")
+    save_file(tensors | {"score.weight": -tensors["score.weight"]}, judge / "model.safetensors", {"format": "pt"})
+    mine = {name: inputs[name] for name in ("model", "prompts", "reward_model")}
+    settings = {**RLHF, "rollouts": 40, "rollout_prompts": 32, "answers_per_prompt": 4, "kl_coef": 0.0}
+    settings |= {"optimizer": {"learning_rate": 3.0e-3, "weight_decay": 0.0}, "stop_on_divergence": 2}
+    config = RlhfConfig.model_validate(settings)
+    with pytest.raises(StageError, match=r"rlhf\.stop_on_divergence.*expected the inputs reward_model and judge"):
+        rlhf(config, mine, tmp_path / "none", run)
+    result = rlhf(config, mine | {"judge": judge}, tmp_path / "out", run)
+    assert result.figures["stopped_early"] == 1 and result.figures["batches"] < 160
+    assert "STOPPED after" in result.headline and any("the judge's score lies at" in said for said in journal.events())
