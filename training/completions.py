@@ -136,7 +136,7 @@ def kl_of(
     sums = []
     with measuring(model), measuring(reference):
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
-            given = [value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask)]
-            ours, theirs = (answer_logits(one, *given, hardware) for one in (model, reference))
+            ids, places, mask = (value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask))
+            ours, theirs = (answer_logits(one, ids, places, mask, hardware) for one in (model, reference))
             sums.append((exact_kl(ours, theirs).cpu() * batch.mask[rows]).sum(1))
     return torch.cat(sums), batch.mask.sum(1)
