@@ -13,7 +13,7 @@ from tasks.stage import Kind, Stage
 from tasks.stages import STAGES
 
 # What `--set` and the names of deployments could mistake for a step.
-_RESERVED = {"report", "pipeline", "name", "description", "seed", "steps", "adopted", "launch"}
+_RESERVED = {"report", "pipeline", "sweep", "name", "description", "seed", "steps", "adopted", "launch"}
 NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 REPORT = "report"
 
