@@ -46,6 +46,8 @@ def against_promoted(
     other = read_artifacts({"register": promoted})["register"]
     theirs: Mapping[str, float] = (other.read_json("registration.json") or {}).get("figures", {})
     evaluated = _inputs(other)
+    if model := evaluated.get("model"):
+        theirs = {**{f"model.{figure}": value for figure, value in model.figures.items()}, **theirs}
     address = f"{promoted.parent.name}/{promoted.name}"
     found = {}
     for name in wanted:

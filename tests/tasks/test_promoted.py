@@ -12,7 +12,7 @@ from evaluation.config import RegisterConfig
 from infra.store.manifest import Manifest
 from infra.store.promotions import Promotion, Promotions
 from infra.store.store import Store
-from tasks.build import build_request
+from tasks.build import BuildContext, build_request, ensure
 from tasks.explain import changes
 from tasks.promoted import held_against
 from tasks.stage import Node
@@ -80,3 +80,20 @@ def test_why_names_the_gates(store: Store) -> None:
     after = build_request(held_against(node, {"model": model}, store), {"model": model}, store)
     (change,) = changes(after, [replace(built, sources=())])
     assert change.key == "register.gates" and "source" in str(change)
+
+
+def test_a_build_is_given_the_record_and_kept_as_it_was_judged(store: Store) -> None:
+    """A gain of 0.62 against one of 0.5, in the process of the stage."""
+    record = {"name": "demo", "figures": {"model.reward_gain": 0.5}}
+    (store.root / "register/first/registration.json").write_text(json.dumps(record))
+    model = next(one for _, one in store.manifests("rlhf"))
+    config = RegisterConfig.model_validate({"name": "demo", "gates": [GATE]})
+    node = Node("register", STAGES["register"], config)
+    Promotions(store.root).promote("demo", Promotion("register/first", "rlhf/x", "a" * 64, 0.0), None)
+    context = BuildContext(store, "demo", "r")
+    built, again = (ensure(node, {"model": model}, {}, context) for _ in range(2))
+    assert (built.status, again.status) == ("built", "reused")
+    assert [one.key for one in built.manifest.sources] == ["register.gates"] and set(built.manifest.inputs) == {"model"}
+    (gate,) = json.loads((built.path / "registration.json").read_text())["gates"]
+    assert gate["passed"] and gate["difference"]["registration"] == "register/first"
+    assert gate["difference"]["value"] == pytest.approx(0.12) and gate["difference"]["by"] == "values"
