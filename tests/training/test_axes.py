@@ -16,7 +16,8 @@ from transformers.optimization import Adafactor
 
 from infra.run import Run
 from training.config import ModelConfig, OptimizerConfig, PretrainConfig
-from training.models import build, hf_config
+from training.hardware import Hardware
+from training.models import LanguageModel, build, hf_config
 from training.optimizers import optimizer_of
 from training.pretrain import pretrain
 
@@ -90,6 +91,48 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("continued", "unbroken"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "continued").config.model_type == "llama"
+
+
+# Axes of an ablation that no family of training/families.py has.
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "ALiBi": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "sinusoidal positions": {
+        "model_type": "xglm", "d_model": 32, "num_layers": 2, "attention_heads": 2, "ffn_dim": 64,
+        "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
+    },
+    "norms after the residuals": {
+        "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64,
+        "word_embed_proj_dim": 32, "max_position_embeddings": 64, "do_layer_norm_before": False, "dropout": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", UNUSUAL)
+def test_unusual_positions_and_norms_train_and_are_what_transformers_loads(
+    axis: str, shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, run: Run, journal: Any
+) -> None:
+    settings = {
+        "model": {"transformers": UNUSUAL[axis]},
+        "attention": "sequence",
+        "duration": "16 batches",
+        "global_batch_tokens": 256,
+        "optimizer": {"learning_rate": 5e-3},
+    }
+    out = tmp_path / "out"
+    out.mkdir()
+    figures = pretrain(
+        PretrainConfig.model_validate(settings), {"shards": shards_dir, "tokenizer": tokenizer_dir}, out, run
+    ).figures
+    losses = journal.metric("train/loss")
+    assert losses[-1] < losses[0] - 0.5 and figures["validation_loss"] < losses[0] - 0.5
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    assert model.config.model_type == UNUSUAL[axis]["model_type"]
+    ids = torch.randint(4, 100, (2, 16), generator=torch.Generator().manual_seed(1))
+    labels = torch.cat([ids[:, 1:], torch.full((2, 1), -100)], dim=1)
+    ours = LanguageModel(model, Hardware(torch.device("cpu"), bf16=False)).eval()
+    with torch.no_grad():
+        batch = {"input_ids": ids, "labels": labels}
+        assert float(ours.loss(ours(batch), batch)) == pytest.approx(float(model(ids, labels=ids).loss), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
