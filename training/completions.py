@@ -67,11 +67,14 @@ def answer_logits(
 ) -> Tensor:
     """Logits (B, T, V) in fp32, over the temperature, at the places that predict the answer's tokens; where `mask
     (B, T)` is 0 anything."""
-    # The last token of an answer predicts nothing.
-    lengths = places[:, 0] + mask.sum(1).long()
-    hidden = hidden_states(model, ids, lengths, places, hardware)
+    hidden = hidden_states(model, ids, answered(places, mask), places, hardware)
     with hardware.autocast():
         return model.get_output_embeddings()(hidden).float() / temperature
+
+
+def answered(places: Tensor, mask: Tensor) -> Tensor:
+    """Tokens (B,) of prompt and answer without the answer's last one, which predicts nothing."""
+    return places[:, 0] + mask.sum(1).long()
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -62,20 +62,16 @@ class Scorer(nn.Module):
         self.model = model
         self._hardware = hardware
 
-    def every_token(self, ids: Tensor) -> Tensor:
-        """Scores (B, T) read at each token of ids (B, T)."""
-        with self._hardware.autocast():
-            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        return self._read(hidden)
+    def at(self, ids: Tensor, places: Tensor, lengths: Tensor) -> Tensor:
+        """Scores (B, P) read at `places (B, P)` of ids (B, T) padded on the right; lengths: tokens (B,) of each that
+        matter, and at later places anything is read."""
+        hidden = hidden_states(self.model, ids, lengths, places, self._hardware)
+        # The score itself stays in fp32: differences of rewards are small.
+        return linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
 
     def forward(self, ids: Tensor, last: Tensor) -> Tensor:
         """Scores (B,) read at the last token, at `last (B,)`, of ids (B, T) padded on the right."""
-        hidden = hidden_states(self.model, ids, last + 1, last[:, None], self._hardware)
-        return self._read(hidden)[:, 0]
-
-    def _read(self, hidden: Tensor) -> Tensor:
-        """Scores (…) of hidden states (…, D), in fp32: differences of rewards are small."""
-        return linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
+        return self.at(ids, last[:, None], last + 1)[:, 0]
 
 
 class RewardModel(Trainable):

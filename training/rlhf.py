@@ -29,7 +29,7 @@ from training.attention import choose_attention
 from training.best_of import best_of_figures
 from training.callbacks import Callback
 from training.chat import Chat, read_rows
-from training.completions import Completions, answer_logits, generate, kl_of, scores_of, token_logprobs
+from training.completions import Completions, answer_logits, answered, generate, kl_of, scores_of, token_logprobs
 from training.config import RlhfConfig
 from training.conversations import prompts_of
 from training.ensemble import Ensemble, member_names, same_weights
@@ -91,18 +91,17 @@ class PolicyAndValue(Trainable):
         """The two, which share no weights."""
         return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
 
-    def values(self, ids: Tensor) -> Tensor:
-        """Expected normalised reward (B, T) at each token of ids (B, T)."""
+    def values(self, ids: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        """Expected normalised reward (B, T) at the places (B, T) of ids; where `mask (B, T)` is 0 anything."""
         assert self.value is not None
-        return self.scale.of_first(self.value.every_token(ids))
+        return self.scale.of_first(self.value.at(ids, places, answered(places, mask)))
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
         the loss of the text beside them (`training.mixed_text`)."""
-        logits = answer_logits(
-            self.policy, batch["ids"], batch["places"], batch["mask"], self._hardware, self._temperature
-        )
-        values = self.values(batch["ids"]).gather(1, batch["places"]) if self.value is not None else None
+        ids, places, mask = batch["ids"], batch["places"], batch["mask"]
+        logits = answer_logits(self.policy, ids, places, mask, self._hardware, self._temperature)
+        values = self.values(ids, places, mask) if self.value is not None else None
         weight = self.algorithm.weight(batch)
         text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
         return token_logprobs(logits, batch["tokens"]), values, text

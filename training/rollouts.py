@@ -51,7 +51,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self,
         policy: PreTrainedModel,
         reference: PreTrainedModel,
-        values: Callable[[Tensor], Tensor] | None,
+        values: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
         rewards: Rewards,
         algorithm: Algorithm,
         scale: RewardScale,
@@ -190,7 +190,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
                 )
                 found = [token_logprobs(ours, tokens), token_logprobs(theirs, tokens), entropy(ours)]
                 if self._values is not None:
-                    found.append(self._values(ids).gather(1, places))
+                    found.append(self._values(ids, places, mask))
                 pieces.append(tuple(value.cpu() for value in found))
         columns = (torch.cat(column) for column in zip(*pieces, strict=True))
         first, second, third, *values = (ranks.join_parts(column) for column in columns)
