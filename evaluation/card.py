@@ -195,7 +195,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"
         if verdict.gate.against:
-            lines.append(f"- {verdict.gate.figure} {verdict.found}; expected {verdict.bound}: {word}")
+            lines.append(f"- {verdict.gate.figure} is {verdict.found}; expected {verdict.bound}: {word}")
         else:
             lines.append(f"- {verdict.gate.figure} = {verdict.value:.4g}, {verdict.bound}: {word}")
     return "\n".join(lines)

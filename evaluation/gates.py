@@ -51,15 +51,15 @@ class Verdict:
 
     @property
     def found(self) -> str:
-        """What was found, in words: `is 0.4`, or what it is more than the promoted model's."""
+        """What was found, in words: `0.4`, or what it is more than the promoted model's."""
         if self.gate.against is None:
-            return f"is {self.value:g}"
+            return f"{self.value:g}"
         if self.against is None:
             why = "has no such figure" if self.promoted else "is there none yet"
-            return f"is {self.value:.4g}, and the promoted model {why}"
+            return f"{self.value:.4g}, and the promoted model {why}"
         one = self.against.difference
         return (
-            f"is {self.value:.4g}, {one.value:+.4g} ({one.low:+.4g} to {one.high:+.4g}) more than "
+            f"{self.value:.4g}, {one.value:+.4g} ({one.low:+.4g} to {one.high:+.4g}) more than "
             f"{self.against.promoted:.4g} of {self.against.registration}"
         )
 
@@ -103,7 +103,7 @@ def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
         Problem(
             "gate_refused",
             f"register.gates.{index}",
-            f"{verdict.gate.figure} {verdict.found}, expected {verdict.bound}",
+            f"{verdict.gate.figure} is {verdict.found}, expected {verdict.bound}",
             "the model is recorded as rejected; better it, or move the gate if the bound is wrong",
         )
         for index, verdict in enumerate(verdicts)

@@ -198,7 +198,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         scorer.eval().requires_grad_(False).to(hardware.device)
 
     room = longest - config.answer_max_tokens
-    train, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", room) for side in ("train", "heldout"))
+    train, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", room, run) for side in ("train", "heldout"))
     heldout = heldout[: config.heldout_prompts]
     if not train or not heldout:
         raise stage_error(
@@ -401,15 +401,19 @@ def _verified_figures(
     return {**figures, "verified_prompts": float(of.sum())}
 
 
-def _short(chat: Chat, path: Path, room: int) -> list[Asked]:
-    """The prompts of a pairs file that have at most `room` tokens; longer ones are left out."""
+def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Asked]:
+    """The prompts of a pairs file that have at most `room` tokens; the log says how many are left out."""
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
-    return [
+    found = [
         Asked(row["prompt"], ids, row.get("response", ""), rule)
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]
+    if dropped := len(rows) - len(found):
+        message = f"{dropped:,} of {len(rows):,} prompts of {path.name} are longer than {room:,} tokens and left out"
+        run.event("prompts_dropped", f"rlhf: {message}")
+    return found
 
 
 def _write_samples(

@@ -249,7 +249,8 @@ def test_every_key_that_may_be_on_or_off_takes_what_yaml_and_json_make_of_these_
         for name, field in cls.model_fields.items()
         if (chosen := words & {str(word).lower() for word in literals(field.annotation)})
     }
-    assert found == {(LaunchConfig, "compile"): {"on", "off"}}, "add the words of a new key to SWITCHES"
+    expected = {(LaunchConfig, name): {"on", "off"} for name in ("compile", "share_prompts")}
+    assert found == expected, "add the words of a new key to SWITCHES"
     for (cls, name), chosen in found.items():
         for word in chosen:
             for written in SWITCHES[word]:

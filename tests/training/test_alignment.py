@@ -321,7 +321,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     config = RlhfConfig.model_validate(RLHF | {"gamma": 1.0, "gae_lambda": 1.0, "kl_coef": 0.0, "verified_reward": 3})
 
     def no_values(ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(ids.shape)
+        return torch.zeros(places.shape)
 
     asked = [Asked("", one.prompt, "", rule) for one, rule in zip(talks, rules, strict=True)]
     ensemble = Ensemble({"reward_model": reward}, config)
