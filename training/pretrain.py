@@ -108,8 +108,10 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         )
     epoch_batches = train_sequences // batch_size
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
-    hardware = prepare(run.launch, tensor_parallel=True)
+    # What ranks cannot share is refused before they meet.
+    ranks.share_layers(run.launch.tensor_parallel)
     rampup = _rampup(config, length, batch_size, epoch_batches)
+    hardware = prepare(run.launch, tensor_parallel=True)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
     if location_of(shards / "train"):
         _check_tokenizer(tokenizer, meta)
