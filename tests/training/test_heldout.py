@@ -163,6 +163,8 @@ def test_a_measurement_that_fails_costs_no_training(
         "prompts": instructions_dir,
         "preferences": preferences_dir,
     }
+    if stage == "rlhf":  # takes any other input for one more reward model
+        given = {name: given[name] for name in ("model", "reward_model", "prompts")}
     launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
     measure = getattr(module, measuring)
 
