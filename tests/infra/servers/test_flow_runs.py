@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlowRuns]:
 class Status:
     """What anyio's task groups hand to a task; keeps the process."""
 
-    def started(self, process: psutil.Process) -> None:
+    def started(self, process: psutil.Process | None) -> None:
         self.process = process
 
 
@@ -43,10 +44,12 @@ def ended(runs: FlowRuns, folder: Path, command: list[str] = COMMAND, **variable
     """The exit code of a run, and whether it was forked."""
     status = Status()
 
-    def handle(process: Any) -> psutil.Process:
-        found = psutil.Process(process.pid)
-        assert os.getpgid(found.pid) == os.getpgrp(), "it ends with the worker's group"
-        return found
+    def handle(process: Any) -> psutil.Process | None:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # a run without a right id may have ended by now
+            found = psutil.Process(process.pid)
+            assert os.getpgid(found.pid) == os.getpgrp(), "it ends with the worker's group"
+            return found
+        return None
 
     async def main() -> int:
         options = {"env": environment(**variables), "cwd": folder, "stream_output": True}
@@ -54,7 +57,7 @@ def ended(runs: FlowRuns, folder: Path, command: list[str] = COMMAND, **variable
         return int(process.returncode)
 
     code = anyio.run(main)
-    assert gone(status.process)
+    assert status.process is None or gone(status.process)
     return code, runs._server is not None
 
 
