@@ -21,7 +21,7 @@ demo: $(READY) ## install, start the servers, run the quickstart pipeline
 	@echo "stop servers: $(BIN)/stemma down"
 
 test: $(READY) ## all tests but the long proofs
-	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal -m "not long" --durations 25 $(TESTS)
+	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --durations 25 $(TESTS)
 
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,11 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("few")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A long proof is ended for hanging, not for a machine that is slow and does other work too."""
+    """A long proof is ended for hanging, not for a machine that is slow and does other work too.
+
+    Files are handed out to workers whole, so that what a file shares is made once. Those with servers come first, since
+    one of them at the end would be waited for by all.
+    """
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_S))
+    servers = Counter(item.path for item in items if item.get_closest_marker("cluster"))
+    items.sort(key=lambda item: -servers[item.path])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

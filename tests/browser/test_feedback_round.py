@@ -33,10 +33,12 @@ def up(built_full: Path, tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]
         stemma("down", "--root", folder / "store", env=env)
 
 
+@pytest.mark.long
 def test_a_round_waits_for_people_in_the_page_and_its_labels_are_learnt(
     up: tuple[Path, dict[str, str]],
     browser_page: Page,  # noqa: F811
 ) -> None:
+    """The risk: a round that Prefect resumes before labels are there, or never, or that learns other labels."""
     folder, env = up
     root, page = folder / "store", browser_page
     asked = ("feedback", "round", folder / "config.yaml", "--root", root, "--pairs", "6")

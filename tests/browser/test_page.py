@@ -185,7 +185,9 @@ def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, s
     }
 
 
+@pytest.mark.long
 def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: Page) -> None:
+    """The risk: a run that reused all looks in the page like one that built all."""
     folder, address = deployed
     env = environment(STEMMA_RELAY="on")
     answer = stemma("run", folder / "config.yaml", "--root", folder / "store", env=env)
@@ -208,7 +210,11 @@ def test_reused_stages_show_as_cached(deployed: tuple[Path, str], browser_page: 
     assert browser_page.get_by_text("Cached").count() >= 4
 
 
+@pytest.mark.long
 def test_the_sheet_of_a_failed_validation_links_its_page(deployed: tuple[Path, str], browser_page: Page) -> None:
+    """The risk: from a red stage in the page there is no way to the rows that failed. That the stage writes them, and
+    that failed runs have sheets, is in `make test`.
+    """
     folder, address = deployed
     arguments = ["--root", folder / "store", "--set", "validate.documents.min_rows=1000000"]
     failed = stemma("run", folder / "config.yaml", *arguments, env=environment(STEMMA_RELAY="on"))

@@ -103,7 +103,9 @@ def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told:
     wait_until(lambda: list((told.root / "mlflow").rglob("corrections.json")), timeout_s=60)
 
 
+@pytest.mark.long
 def test_a_run_whose_worker_and_processes_died_is_marked_told_and_can_be_run_again(told: Told) -> None:
+    """The risk: a run that nobody works on any more shows as running for ever, and nobody is told."""
     config = write_config(told.folder / "dying.yaml", {**short_config(told.folder), "name": "dying"})
     follower = start("run", config, "--root", told.root)
     wait_until(lambda: running_stage(told.root, "clean"))

@@ -152,11 +152,15 @@ def test_ctrl_c_cancels_and_ends_every_process(
     assert stemma("run", config, "--root", store, "--until", "ingest", env=env).code == 0
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_every_rank_and_the_next_run_continues_where_they_saved(
     env: dict[str, str], built_full: Path, tmp_path: Path
 ) -> None:
     """Each rank gets SIGTERM, as from a scheduler that takes the machine back, and they save if they can in 10 s. One
-    process goes on; that as many ranks would is in tests/training/test_checkpoints.py."""
+    process goes on; that as many ranks would is in tests/training/test_checkpoints.py.
+
+    The risk: a signal that reaches the stage and not its ranks. Ctrl-C at one process is in `make test`.
+    """
     store, batches = tmp_path / "store", 400
     shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     settings = full_config() | {"launch": {"processes": 2, "device": "cpu", "threads": 1, "compile": "off"}}
@@ -207,12 +211,12 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     store = tmp_path / "store"
     shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     longer = full_config()
-    longer["pretrain"] |= {"duration": "300 batches", "checkpoint_every": "20 batches", "evaluate_every": "300 batches"}
+    longer["pretrain"] |= {"duration": "150 batches", "checkpoint_every": "10 batches", "evaluate_every": "150 batches"}
     config = write_config(tmp_path / "config.yaml", longer)
     first = start("run", config, "--root", store, "--until", "pretrain", env=env)
     child = wait_until(lambda: running_stage(store, "pretrain"))
     assert isinstance(child, psutil.Process)
-    wait_until(lambda: progress_of(store, "pretrain") >= 60)
+    wait_until(lambda: progress_of(store, "pretrain") >= 40)
     first.kill()
     first.communicate()
 
@@ -221,13 +225,13 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     assert second.with_status("built") == {"pretrain"}, second.document["errors"]
     assert "continuing pretrain at batch" in second.stderr
     manifest = json.loads((Path(second.rows()["pretrain"]["path"]) / "manifest.json").read_text())
-    assert manifest["result"]["figures"]["batches"] == 300
+    assert manifest["result"]["figures"]["batches"] == 150
 
     aux = Path(second.rows()["pretrain"]["path"]) / "aux"
     points = points_of(map(json.loads, (aux / "metrics.jsonl").read_text().splitlines()))
     assert points == points_of(read_journal(aux / "journal.jsonl"))
-    assert [step for step, _ in points["train/loss"]] == list(range(1, 301)), "each once, whatever the kill took"
-    assert [step for step, _ in points["validation/sample_loss"]] == [300]
+    assert [step for step, _ in points["train/loss"]] == list(range(1, 151)), "each once, whatever the kill took"
+    assert [step for step, _ in points["validation/sample_loss"]] == [150]
     subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
     query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)
         WHERE tags.key = 'stemma.build_id' AND tags.value = ? AND metrics.key = ? ORDER BY step"""

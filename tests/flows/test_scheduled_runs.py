@@ -220,9 +220,11 @@ def test_dates_that_were_missed_are_made_up_for_by_the_stated_policy(
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_missed_date_is_not_made_up_for_once_a_later_one_was(
     house: House, missed: Callable[[UUID, list[datetime]], list[FlowRun]]
 ) -> None:
+    """The risk: dates that arrive out of order are both made up for. Dates in order are in `make test`."""
     deployment = house.deploy("missed-out-of-order", Schedule("0 0 1 1 *"))
     now = datetime.now(UTC)
     [later] = house.ended(*missed(deployment, [now - GRACE - timedelta(minutes=1)]))
@@ -232,9 +234,11 @@ def test_a_missed_date_is_not_made_up_for_once_a_later_one_was(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("overlap", ["queue", "skip"])
+@pytest.mark.parametrize("overlap", ["queue", pytest.param("skip", marks=pytest.mark.long)])
 def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: Any, tmp_path: Path) -> None:
-    """The second is started by hand while the first is under way, and its command says what it waits for."""
+    """The second is started by hand while the first is under way, and its command says what it waits for. The risk of
+    skip: a run that gives way is taken for one that failed.
+    """
     deployment = house.deploy(f"overlap-{overlap}", Schedule("0 0 1 1 *", overlap=overlap))
     forced = {"selection": {"force": ["clean"]}}
     first = house.client.create_flow_run_from_deployment(deployment, parameters=forced)

@@ -88,7 +88,7 @@ def _same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.long)])
 def test_both_loops_end_with_the_same_bits(
     train: Callable[..., Any], tmp_path: Path, weights: Weights, precision: str
 ) -> None:

@@ -302,8 +302,15 @@ def test_a_quiet_training_is_the_same_with_and_without_a_guard(
 @pytest.mark.parametrize(
     ("fault", "changes", "lost", "within"),
     [
-        pytest.param(lambda: [ScaleDriven(20)], {"precision": "fp16"}, 1.2, 0.05, id="loss scale driven to 0"),
-        pytest.param(lambda: [Poison(80, 99)], {}, 2.0, 0.05, id="poisoned batches"),
+        pytest.param(
+            lambda: [ScaleDriven(20)],
+            {"precision": "fp16"},
+            1.2,
+            0.05,
+            id="loss scale driven to 0",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(lambda: [Poison(80, 99)], {}, 2.0, 0.05, id="poisoned batches", marks=pytest.mark.long),
         pytest.param(lambda: [NotANumber(80, 81)], {}, math.inf, 0.05, id="nan"),
         pytest.param(
             list,
@@ -323,6 +330,7 @@ def test_a_training_that_would_be_lost_ends_near_the_clean_one(
     lost: float,
     within: float,
 ) -> None:
+    """The risk of the long ones: a fault of another kind is seen, and answered by what does not mend it."""
     good = {"optimizer": {"learning_rate": 6.0e-3}} if "optimizer" in changes else {}
     clean = train("clean", **changes | good).figures["validation_loss"]
     alone = train("alone", fault(), **changes | {"guard": {"enabled": False}}).figures["validation_loss"]

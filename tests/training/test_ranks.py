@@ -276,8 +276,11 @@ class _NotANumber:
         module.fit = lambda *given, **named: fit(*given[:-1], [*faults, *given[-1]], **named)
 
 
+@pytest.mark.long
 def test_ranks_correct_a_fault_of_one_of_them_alike(inputs: dict[str, Path], tmp_path: Path) -> None:
-    """NaN on one rank alone, which all have to go back for, also where each holds its shard of the weights."""
+    """NaN on one rank alone, which all have to go back for, also where each holds its shard of the weights. The risk:
+    ranks that go back to different batches wait for each other for ever.
+    """
     corrections, losses = {}, {}
     for name, count, launch in (("one", 1, {}), ("ddp", 2, {}), ("fsdp", 2, FSDP)):
         prepare = _NotANumber(count)
@@ -301,8 +304,9 @@ def _begin_with_a_scale_too_high(rank: int) -> None:
     fit.LossScale = partial(fit.LossScale, scale=2.0**24)  # type: ignore[misc, assignment]
 
 
+@pytest.mark.long
 def test_ranks_with_shards_agree_on_the_loss_scale_of_fp16(inputs: dict[str, Path], tmp_path: Path) -> None:
-    """At first fp16 gradients are infinite, though not in the shard of every rank."""
+    """At first fp16 gradients are infinite, though not in the shard of every rank. The risk: some step, some do not."""
     losses = {
         sharding: _losses(
             pretrain_in_ranks(

@@ -88,7 +88,9 @@ def test_the_batches_mix_the_sources_of_several_shards(inputs: dict[str, Path], 
         assert set.union(*order[batch : batch + SEQUENCES]) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(("with_signal", "at"), [(signal.SIGTERM, 19), (signal.SIGKILL, 40)])
+@pytest.mark.parametrize(
+    ("with_signal", "at"), [(signal.SIGTERM, 19), pytest.param(signal.SIGKILL, 40, marks=pytest.mark.long)]
+)
 def test_every_step_after_a_signal_is_the_one_that_would_have_been(
     with_signal: signal.Signals,
     at: int,

@@ -59,8 +59,12 @@ def test_too_few_hosts_that_work_end_the_stage_by_name(hosts: Network, tmp_path:
     assert "too_few_hosts: launch.hosts: expected 2 hosts that work, got 1" in out
 
 
+@pytest.mark.long
 def test_a_lost_host_is_replaced_and_the_ranks_go_on(hosts: Network, tmp_path: Path) -> None:
-    """Its agent is stopped: as when a host is cut off, it gives no sign, and ends by itself when it sees none."""
+    """Its agent is stopped: as when a host is cut off, it gives no sign, and ends by itself when it sees none.
+
+    The risk: the training waits for a host that never comes back. Ranks and agents that end are in `make test`.
+    """
     stage = on_cluster(tmp_path, 250, **_on(hosts))
     rank = _pid(tmp_path, 1)
     agent = psutil.Process(os.getpgid(rank))

@@ -171,7 +171,7 @@ SIZES = [1, 300_000, 500_000]
 @pytest.mark.parametrize(
     ("how", "sizes"),
     [
-        ("aside", SIZES),
+        pytest.param("aside", SIZES, marks=pytest.mark.long),
         ("in_place", [300_000]),
         pytest.param("aside", range(1, 760_000, 8192), marks=pytest.mark.long),
         pytest.param("in_place", range(1, 760_000, 8192), marks=pytest.mark.long),
