@@ -27,7 +27,7 @@ from training.chat import Chat, read_rows
 from training.config import RewardModelConfig
 from training.hardware import Hardware
 from training.rankings import fitted_rankings
-from training.reward_model import RewardModel, load_scorer, score_pairs
+from training.scorer import RewardModel, load_scorer, score_pairs
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 

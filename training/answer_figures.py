@@ -14,7 +14,7 @@ from evaluation.statistics import Interval, bootstrap, gain_at_equal_length, sha
 from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.hardware import Hardware
-from training.reward_model import Scorer
+from training.scorer import Scorer
 
 
 def raw_scores(

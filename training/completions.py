@@ -18,8 +18,8 @@ from training.chat import Chat, pad
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.ppo import exact_kl
-from training.reward_model import Scorer
 from training.sampling import sample
+from training.scorer import Scorer
 from training.shared_prompts import hidden_states
 
 _BATCH = 64

@@ -19,7 +19,7 @@ from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.config import RlhfConfig
 from training.hardware import Hardware
-from training.reward_model import Scorer
+from training.scorer import Scorer
 
 OTHERS = ("model", "prompts", "judge", "shards", "state")
 """Inputs of `rlhf` that are no reward model which trains the policy."""

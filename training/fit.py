@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +22,14 @@ from training.callbacks import Callback, Callbacks
 from training.checkpoint_folder import batch_of, drop_after
 from training.checkpoint_folder import checkpoints as checkpoints_in
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
-from training.config import KeepEvery, TrainerConfig, batches
+from training.config import (
+    KeepEvery,
+    PreferenceTuningConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrainerConfig,
+    batches,
+)
 from training.guard.callback import Alarmed, Guard
 from training.guard.corrections import Correction, Corrections, write_log
 from training.guard.loss_scale import LossScale
@@ -63,6 +71,19 @@ class Plan:
     def examples(self, batches: int) -> int:
         """Examples of the first so many batches together."""
         return self.rampup.examples(batches) if self.rampup else batches * self.batch_size
+
+
+def plan_of(
+    config: SftConfig | RewardModelConfig | PreferenceTuningConfig,
+    batch_size: int,
+    tokens: Sequence[int],
+    epoch_batches: int,
+) -> tuple[Plan, int]:
+    """How long a training on examples of so many `tokens` is, and every how many batches it looks at held-out ones."""
+    batch_tokens = round(batch_size * float(np.mean(tokens)))
+    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
+    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
+    return Plan(length, batch_size, batch_tokens, epoch_batches), every
 
 
 @dataclass(frozen=True)

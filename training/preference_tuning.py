@@ -26,11 +26,11 @@ from training.attention import choose_attention
 from training.callbacks import Callback
 from training.chat import Chat, Conversation, read_rows
 from training.completions import Completions, generate, kl_of
-from training.config import PreferenceTuningConfig, batches
+from training.config import PreferenceTuningConfig
 from training.evaluate import Watch, measuring
 from training.export import export
 from training.families import experts_problem
-from training.fit import Plan, fit
+from training.fit import fit, plan_of
 from training.hardware import Hardware, prepare
 from training.loaders import example_loader
 from training.models import LanguageModel, limit_length, load
@@ -45,7 +45,7 @@ from training.preference_model import (
     preference_batch,
 )
 from training.preference_pairs import Pair, fitted_pairs, is_tie
-from training.reward_model import load_scorer
+from training.scorer import load_scorer
 from training.train_state import TrainState
 
 _BATCH = 32
@@ -120,10 +120,8 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         count_pairs,
         lengths if config.group_by_length else None,
     )
-    pair_tokens = float(np.mean([len(one.chosen.ids) + len(one.rejected.ids) for one in train.pairs]))
-    batch_tokens = round(config.global_batch_pairs * pair_tokens)
-    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
-    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
+    tokens = [len(one.chosen.ids) + len(one.rejected.ids) for one in train.pairs]
+    plan, every = plan_of(config, config.global_batch_pairs, tokens, epoch_batches)
 
     def look() -> dict[str, float]:
         watched = measured[: config.evaluate_pairs]
@@ -138,11 +136,11 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         "preference_tuning",
         model,
         loader,
-        Plan(length, config.global_batch_pairs, batch_tokens, epoch_batches),
+        plan,
         config,
         hardware,
         run,
-        [*([Mismatched(model)] if config.loss == "kto" else []), _Told(run), Watch(look, every, length, run)],
+        [*([Mismatched(model)] if config.loss == "kto" else []), _Told(run), Watch(look, every, plan.batches, run)],
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)

@@ -21,7 +21,7 @@ from training.config import RlhfConfig
 from training.config.functions import FIX
 from training.ensemble import Ensemble
 from training.hardware import Hardware
-from training.reward_model import Scorer
+from training.scorer import Scorer
 from training.verify import Rule, right_answers
 
 RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Sequence[float]]
@@ -132,9 +132,9 @@ class Rewards:
         hardware: Hardware,
         judge: Scorer | None = None,
     ) -> None:
-        self._ensemble = ensemble
-        self._judge = judge
-        self._scale = scale
+        self.ensemble = ensemble
+        self.judge = judge
+        self.scale = scale
         self._chat = chat
         self._config = config
         self._hardware = hardware
@@ -142,27 +142,27 @@ class Rewards:
 
     def of(self, answers: Completions, asked: Sequence[Asked]) -> Rewarded:
         """asked: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as `call` does."""
-        config, scale = self._config, self._scale
+        config, scale = self._config, self.scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
         right = torch.from_numpy(right_answers(texts, [one.rule for one in asked])).float()
         ruled = ~right.isnan()
         metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
         scores, error = torch.zeros(len(texts)), 0.0
-        if self._ensemble:
-            raw = self._ensemble.raw(answers, self._chat, self._hardware)
+        if self.ensemble:
+            raw = self.ensemble.raw(answers, self._chat, self._hardware)
             learnt = raw[~ruled]
             if config.normalise_reward and not scale.known and len(learnt) > 1:
                 scale.learn(learnt.to(scale.mean.device))
             each = scale(raw.to(scale.mean.device)).cpu()
-            scores = self._ensemble.combined(each)
+            scores = self.ensemble.combined(each)
             if len(learnt):
                 # Raw scores of several models have no common scale.
-                told = learnt if len(self._ensemble) == 1 else scores[~ruled]
+                told = learnt if len(self.ensemble) == 1 else scores[~ruled]
                 metrics |= {"rlhf/reward": float(told.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
-                if len(self._ensemble) > 1:
-                    metrics["rlhf/reward_models_apart"] = self._ensemble.apart(each[~ruled])
-        if self._judge is not None and not ruled.all():
-            judged = scores_of(self._judge, answers, self._chat, self._hardware)
+                if len(self.ensemble) > 1:
+                    metrics["rlhf/reward_models_apart"] = self.ensemble.apart(each[~ruled])
+        if self.judge is not None and not ruled.all():
+            judged = scores_of(self.judge, answers, self._chat, self._hardware)
             metrics["rlhf/judge"] = float(judged[~ruled].mean())
             error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
         scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)

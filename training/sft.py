@@ -19,12 +19,12 @@ from infra.errors import StageError
 from infra.run import Result, Run
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, read_rows
-from training.config import SftConfig, batches
+from training.config import SftConfig
 from training.conversations import Pack, by_weight, fitted, packed_batch, packs
 from training.evaluate import Watch, measuring
 from training.export import export, renew_template
 from training.families import documents_problem, experts_problem
-from training.fit import Plan, fit
+from training.fit import fit, plan_of
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.loaders import example_loader
@@ -90,9 +90,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         count = batches_of_text * config.text_per_batch
         mixed_in = text_examples(inputs["shards"], count, max_length, config.seed, run)
     loader, epoch_batches = _loader(config, chat, train, lengths, mixed_in)
-    batch_tokens = round(config.global_batch_examples * float(np.mean(lengths)))
-    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
-    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
+    plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
 
     def look() -> dict[str, float]:
         watched = heldout[: config.evaluate_pairs]
@@ -113,16 +111,16 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         watched = heldout[: config.watched_prompts]
         return told(_measure(model, chat, watched, config, hardware, max_length, quiet, "model so far"))
 
-    at = {round(share * length) for share in _WATCHED_AT} - {0, length} if config.watched_prompts else set()
+    at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if config.watched_prompts else set()
     done = fit(
         "sft",
         model,
         loader,
-        Plan(length, config.global_batch_examples, batch_tokens, epoch_batches),
+        plan,
         config,
         hardware,
         run,
-        [Watch(look, every, length, run), InLoopAnswers(network, answers_so_far, at, run)],
+        [Watch(look, every, plan.batches, run), InLoopAnswers(network, answers_so_far, at, run)],
         inputs=inputs,
     )
     if config.lora:

@@ -36,7 +36,7 @@ from training.chat import Chat
 from training.chat_session import answer
 from training.config import BaseModelConfig
 from training.hardware import Hardware
-from training.reward_model import load_scorer
+from training.scorer import load_scorer
 
 
 class Exploit:

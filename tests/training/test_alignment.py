@@ -30,10 +30,11 @@ from training.models import LanguageModel, load
 from training.norms import GradientClip
 from training.preference_tuning import preference_tuning
 from training.profiling import SUMMARY, TABLE, TRACE
-from training.reward_model import load_scorer, reward_model
+from training.reward_model import reward_model
 from training.rewards import Asked, Rewards, RewardScale
 from training.rlhf import rlhf
 from training.rollouts import Rollouts
+from training.scorer import load_scorer
 from training.sft import sft
 from training.train_state import split_batch
 from training.verify import Rule

@@ -18,7 +18,7 @@ from infra.run import Run
 from tests.ranked import RankFailed, train_in_ranks
 from training.export import export
 from training.hardware import prepare
-from training.reward_model import load_scorer
+from training.scorer import load_scorer
 
 SFT: dict[str, Any] = {
     "duration": "4 batches",

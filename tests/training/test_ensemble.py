@@ -18,8 +18,8 @@ from training.config import RlhfConfig
 from training.divergence import DivergenceWatch, Round
 from training.ensemble import Ensemble
 from training.hardware import Hardware
-from training.reward_model import load_scorer
 from training.rlhf import rlhf
+from training.scorer import load_scorer
 from training.train_state import EndOfTraining
 
 CPU = Hardware(torch.device("cpu"), bf16=False)

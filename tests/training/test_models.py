@@ -20,8 +20,8 @@ from training.loaders import next_token_batch
 from training.models import LanguageModel, build, flops_per_token, hf_config, load
 from training.optimizers import optimizer_of
 from training.preference_pairs import Pair
-from training.reward_model import RewardModel, load_scorer, pair_batch
 from training.sampling import sample
+from training.scorer import RewardModel, load_scorer, pair_batch
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}

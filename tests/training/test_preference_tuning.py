@@ -68,7 +68,7 @@ def test_the_chosen_answers_gain_on_held_out_pairs(
 def test_a_judge_scores_the_answers_of_both_models(inputs: dict[str, Path], base_dir: Path, tmp_path: Path) -> None:
     from training.export import copy_beside
     from training.hardware import prepare
-    from training.reward_model import load_scorer
+    from training.scorer import load_scorer
 
     launch = LaunchConfig(device="cpu", threads=1)
     load_scorer(base_dir, prepare(launch), seed=1).model.save_pretrained(tmp_path / "judge")

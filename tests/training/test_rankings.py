@@ -20,7 +20,8 @@ from training.config import RewardModelConfig
 from training.hardware import Hardware
 from training.rankings import balanced, fitted_rankings, ranking_batch
 from training.reward_figures import calibration_figures, length_figures
-from training.reward_model import RewardModel, load_scorer, reward_model, score_pairs
+from training.reward_model import reward_model
+from training.scorer import RewardModel, load_scorer, score_pairs
 from training.train_state import split_batch
 
 CPU = Hardware(torch.device("cpu"), bf16=False)

@@ -25,7 +25,7 @@ from training.models import LanguageModel, load
 from training.preference_losses import kto_kl
 from training.preference_model import Example, PreferenceTuned, preference_batch
 from training.preference_pairs import Pair
-from training.reward_model import RewardModel, load_scorer, pair_batch
+from training.scorer import RewardModel, load_scorer, pair_batch
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 PROMPTS = ["What does a do?", "b", "And why?"]
