@@ -109,7 +109,9 @@ def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_pat
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_server_that_dies_takes_no_training_with_it(server: Server, tmp_path: Path) -> None:
+    """The risk: a run waits at its end for a server that never comes back. One that comes back is in `make test`."""
     store = tmp_path / "store"
     config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
     process = start("run", config, "--root", store, "--until", "clean", env=server.env)

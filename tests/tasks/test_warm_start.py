@@ -40,10 +40,11 @@ def test_what_is_imported_early_is_there() -> None:
         assert importlib.util.find_spec(known) is not None, name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_forked_training_ends_with_the_same_bits_as_a_new_process(
     env: dict[str, str], built_full: Path, tmp_path: Path
 ) -> None:
+    """The risk: what a fork server imported or set changes what its children compute."""
     store = tmp_path / "store"
     shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     rows = []

@@ -32,7 +32,9 @@ def _run(folder: Path) -> Run:
     return Run(folder, LaunchConfig(device="cpu", threads=1, workers=1))
 
 
+@pytest.mark.long
 def test_a_canary_planted_often_is_exposed_and_one_never_planted_is_not(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """The risk: the rank of a canary says nothing about what was memorised. Ranks by hand are in `make test`."""
     words = random.Random(1)
     with DocumentWriter(tmp_path / "documents" / "documents") as writer:
         for number in range(400):

@@ -343,10 +343,14 @@ def test_a_training_that_would_be_lost_ends_near_the_clean_one(
     assert (tmp_path / "guarded" / "aux" / "corrections.json").exists()
 
 
-@pytest.mark.parametrize(("rate", "stuck"), [(1.0e-2, 0), (1.0e-5, 1)], ids=["learns", "too low a rate"])
+@pytest.mark.parametrize(
+    ("rate", "stuck"),
+    [pytest.param(1.0e-2, 0, id="learns", marks=pytest.mark.long), pytest.param(1.0e-5, 1, id="too low a rate")],
+)
 def test_a_training_that_does_not_get_going_is_said_once(
     train: Callable[..., Result], journal: Any, rate: float, stuck: int
 ) -> None:
+    """The risk of the long one: a training that learns slowly is called stuck."""
     train("slow", duration="260 batches", optimizer={"learning_rate": rate})
     told = [line["message"] for line in journal.lines if line.get("name") == "stuck"]
     assert len(told) == stuck

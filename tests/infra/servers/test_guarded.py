@@ -292,9 +292,11 @@ def test_state_is_for_its_owner_only(guarded: Guarded) -> None:
             assert os.stat(f"/proc/{service.info['pid']}/environ").st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_after_a_reboot_up_continues_and_nothing_is_lost(
     guarded: Guarded, command_lines: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The risk: servers killed with their machine do not find their database, or ask for other credentials."""
     monkeypatch.setenv("STEMMA_AUTH", PLANTED["STEMMA_AUTH"])  # also for our own questions
     # The recorded password-less database is enough to find it; its password comes from libpq's own place.
     after_a_reboot(guarded.root, guarded.services, environment(STEMMA_RELAY="on", PGPASSWORD=PASSWORD))
