@@ -47,6 +47,8 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         launch = LaunchConfig(**{key: read_plain(value) for key, value in settings.items()})
         if launch.cluster != "local":
             parser.error("launch.cluster is for pipelines: by hand, start this on each node, as srun does")
+        if launch.checkpoint_remote is not None:
+            parser.error("launch.checkpoint_remote is for pipelines: their fingerprints tell checkpoints apart")
         if launch.ranks > 1 and "RANK" not in os.environ:
             sys.exit(_all_ranks(launch, _work(options.out), is_cancelled))
         section = read_plain(read_text(options.config)) if options.config else {}

@@ -58,6 +58,8 @@ class Run:
     launch: where and how to run; never part of identity.
     listen: installs the signal handlers behind `cancelled` again, for a library that took them when it was imported.
     mapper: what brings partitions to workers (see `infra.partitions`); None for processes of this machine.
+    checkpoint_place: the folder on S3 to which checkpoints of this very build are uploaded, and where they are looked
+        for; empty for none.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Run:
         is_cancelled: Callable[[], bool] = lambda: False,
         listen: Callable[[], None] = lambda: None,
         mapper: Mapper | None = None,
+        checkpoint_place: str = "",
     ) -> None:
         self.work_dir = work_dir
+        self.checkpoint_place = checkpoint_place
         self.mapper = mapper
         self.launch = launch or LaunchConfig()
         self.listen = listen

@@ -1,4 +1,5 @@
-"""Objects on S3 (any server that speaks its protocol): listed, opened as files, and tried again when the server fails.
+"""Objects on S3 (any server that speaks its protocol): listed, opened as files, and tried again when the server fails;
+`infra.s3_write` puts them there.
 
 Credentials, region, server (`AWS_ENDPOINT_URL`) and number of tries (`AWS_MAX_ATTEMPTS`) come from the environment,
 never from a config.
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,8 @@ _PASSING = {
     "Throttling",
     "ThrottlingException",
     "InternalError",
+    "BadDigest",  # what was sent came otherwise
+    "IncompleteBody",
 }
 
 T = TypeVar("T")
@@ -47,12 +50,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class S3Object:
-    """One object, as it was when it was listed. etag: "" where it is to be read whichever it is by now."""
+    """One object, as it was when it was listed.
+
+    etag: "" where it is to be read whichever it is by now. modified: when it was written, in seconds; 0 if not known.
+    """
 
     bucket: str
     key: str
     size: int
     etag: str
+    modified: float = field(default=0.0, compare=False)
 
     @property
     def name(self) -> str:
@@ -74,7 +81,7 @@ def list_objects(url: str) -> list[S3Object]:
     """
     bucket, _, pattern = url.removeprefix(SCHEME).partition("/")
     literal = _before_wildcard(pattern)
-    found = [item for item in _persistently(url, lambda: _list(bucket, literal)) if not item.key.endswith("/")]
+    found = [item for item in persistently(url, lambda: _list(bucket, literal)) if not item.key.endswith("/")]
     if literal != pattern:
         return [item for item in found if fnmatch.fnmatchcase(item.key, pattern)]
     folder = f"{pattern.rstrip('/')}/" if pattern else ""
@@ -143,7 +150,7 @@ class _ObjectReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if self._position >= self._item.size:
             return 0
-        data = _persistently(str(self._item), lambda: self._read(len(buffer)), self._drop)
+        data = persistently(str(self._item), lambda: self._read(len(buffer)), self._drop)
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -154,7 +161,7 @@ class _ObjectReader(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         if self._body is None:
-            answer = _client().get_object(
+            answer = client().get_object(
                 Bucket=self._item.bucket,
                 Key=self._item.key,
                 Range=f"bytes={self._position}-",
@@ -179,16 +186,19 @@ def _before_wildcard(pattern: str) -> str:
 
 
 def _list(bucket: str, prefix: str) -> list[S3Object]:
-    pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return [
-        S3Object(bucket, row["Key"], row["Size"], row["ETag"].strip('"'))
+        S3Object(bucket, row["Key"], row["Size"], row["ETag"].strip('"'), row["LastModified"].timestamp())
         for page in pages
         for row in page.get("Contents", [])
     ]
 
 
-def _persistently(place: str, call: Callable[[], T], before_retry: Callable[[], None] = lambda: None) -> T:
-    """What `call` returns, tried again with growing pauses (exponential, with full jitter) while the fault may pass."""
+def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], None] = lambda: None) -> T:
+    """What `call` returns, tried again with growing pauses (exponential, with full jitter) while the fault may pass.
+
+    Raises StageError, naming the place, as `list_objects` does.
+    """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
     from urllib3.exceptions import HTTPError
 
@@ -237,7 +247,8 @@ def _refusal(place: str, error: Any) -> StageError | None:
 
 
 @cache
-def _client() -> Any:
+def client() -> Any:
+    """boto3's client of this process, which threads may share."""
     import boto3
     from botocore.config import Config
 
@@ -246,9 +257,11 @@ def _client() -> Any:
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=float(os.environ.get("STEMMA_S3_READ_TIMEOUT_S", READ_TIMEOUT_S)),
         retries={"total_max_attempts": 1},
+        # Servers other than AWS's refuse the newer checksums; what is uploaded carries its MD5.
+        request_checksum_calculation="when_required",
     )
     return boto3.client("s3", config=config)
 
 
 # A forked process would share the parent's open connections.
-os.register_at_fork(after_in_child=_client.cache_clear)
+os.register_at_fork(after_in_child=client.cache_clear)

@@ -35,7 +35,7 @@ from infra.store.manifest import Manifest, SourceRecord
 from infra.store.states import state_at
 from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
-from tasks.child import JOURNAL, Job, Outcome
+from tasks.child import CHECKPOINTS, JOURNAL, Job, Outcome
 from tasks.explain import BuildRequest, Change, changes, find
 from tasks.promoted import held_against
 from tasks.stage import STATE, Node
@@ -321,6 +321,7 @@ class _Build:
         _leave_card(self.node, self.inputs, path, self.context)
         for message in _end_of(self.node, self.inputs, manifest, path, self.context):
             self.context.tell(message)
+        self._remove_uploads()
         shutil.rmtree(self.work, ignore_errors=True)
         return manifest, path
 
@@ -371,7 +372,26 @@ class _Build:
             scratch=str(self.scratch),
             keeps_memory=self.node.stage.makes_weights,
             claim=asdict(self.lease.claim),
+            checkpoint_place=self._checkpoint_place(),
         )
+
+    def _checkpoint_place(self) -> str:
+        """Where a training's checkpoints are uploaded to; empty for none."""
+        build = f"{self.node.folder}/{self.request.fingerprint}"
+        return self.context.launch.checkpoint_place(build) if self.node.stage.makes_weights else ""
+
+    def _remove_uploads(self) -> None:
+        """What was uploaded of an unfinished training is of no use once its artifact is there."""
+        place = self._checkpoint_place()
+        if not place or not (self.scratch / CHECKPOINTS).exists():
+            return
+        from infra.s3_write import remove_below
+
+        try:
+            remove_below(place)
+        except StageError as error:
+            message = f"the uploaded checkpoints stay in {place}; remove them by hand: {error}"
+            _event(self.context, self.node.id, "upload_kept", message)
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:
         if message["kind"] in ("progress", "event", "log"):

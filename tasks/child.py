@@ -41,6 +41,8 @@ from tasks.stages import STAGES
 
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
+CHECKPOINTS = "checkpoints"
+"""Where a training leaves them in its work folder (training/checkpoint_folder.py)."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Job:
 
     keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
     claim: the lease that it works under, as `infra.store.lease.Claim`; empty for work that has none.
+    checkpoint_place: see `infra.run.Run`.
     """
 
     node: str
@@ -60,6 +63,7 @@ class Job:
     scratch: str
     keeps_memory: bool = False
     claim: dict[str, str] = field(default_factory=dict)
+    checkpoint_place: str = ""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
@@ -132,7 +136,15 @@ def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
         launch, mapper = _launch_of(job), _mapper(job)
-        run = Run(scratch, launch, journal=journal, is_cancelled=is_cancelled, listen=listen, mapper=mapper)
+        run = Run(
+            scratch,
+            launch,
+            journal=journal,
+            is_cancelled=is_cancelled,
+            listen=listen,
+            mapper=mapper,
+            checkpoint_place=job.checkpoint_place,
+        )
         return _build(job, run)
 
 
@@ -154,9 +166,14 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
     else:
         aside = scratch / f"rank{rank}.out"
         aside.mkdir(exist_ok=True)
-        outcome = _build(
-            replace(job, out=str(aside)), Run(scratch, _launch_of(job), is_cancelled=is_cancelled, listen=listen)
+        run = Run(
+            scratch,
+            _launch_of(job),
+            is_cancelled=is_cancelled,
+            listen=listen,
+            checkpoint_place=job.checkpoint_place,
         )
+        outcome = _build(replace(job, out=str(aside)), run)
         shutil.rmtree(aside, ignore_errors=True)
     outcome.write(_rank_outcome(scratch, rank))
     return outcome
@@ -194,7 +211,7 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ou
 
 
 def _newest_checkpoint(scratch: Path) -> str:
-    return max((path.name for path in scratch.glob("checkpoints/ba*")), default="")
+    return max((path.name for path in scratch.glob(f"{CHECKPOINTS}/ba*")), default="")
 
 
 def _say(scratch: Path, name: str, message: str) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -141,6 +142,24 @@ def data_pipeline(built_data: Path, tmp_path: Path) -> Path:
     shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     write_config(folder / "config.yaml", data_config(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    """The port of a real S3 server for this test worker; whoever fills a bucket empties it."""
+    from tests.object_store import object_store
+
+    with object_store() as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A proxy before that server, in the environment of this test, that fails as it is told (`tests.object_store`)."""
+    from tests.object_store import failing_proxy
+
+    with failing_proxy(s3_port, monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -29,13 +30,32 @@ class Proxy(BaseHTTPRequestHandler):
     flips = False
 
     def do_GET(self) -> None:
+        self._pass_on()
+
+    def do_PUT(self) -> None:
+        self._pass_on()
+
+    def do_POST(self) -> None:
+        self._pass_on()
+
+    def do_DELETE(self) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
         server: Any = self.server
-        server.requests.append(self.path)
-        if "list-type" not in self.path and server.faults and server.faults.pop(0)(self):
+        server.requests.append(f"{self.command} {self.path}" if self.command != "GET" else self.path)
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if server.tears in f"{self.command} {self.path}" and self.command == "PUT":
+            cut_off(self)
+        elif "list-type" not in self.path and server.faults and server.faults.pop(0)(self):
             return
         time.sleep(server.latency_s)
+        if sent and self.cut_after is not None:
+            self._tear(sent[: self.cut_after])
+            return
         connection = http.client.HTTPConnection("127.0.0.1", server.upstream)
-        connection.request(self.command, self.path, headers=dict(self.headers))
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        connection.request(self.command, self.path, sent or None, headers)
         answer = connection.getresponse()
         body = answer.read()
         if self.flips:
@@ -54,6 +74,14 @@ class Proxy(BaseHTTPRequestHandler):
             return
         self.wfile.write(body)
 
+    def _tear(self, part: bytes) -> None:
+        """Leaves the beginning of an upload as if it were all of it, and breaks the connection: the worst server."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream)  # type: ignore[attr-defined]
+        connection.request(self.command, self.path, part)
+        connection.getresponse().read()
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
     def log_message(self, *_: object) -> None:
         return None
 
@@ -61,6 +89,15 @@ class Proxy(BaseHTTPRequestHandler):
 def unavailable(proxy: Proxy) -> bool:
     body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
     proxy.send_response(503)
+    proxy.send_header("Content-Length", str(len(body)))
+    proxy.end_headers()
+    proxy.wfile.write(body)
+    return True
+
+
+def refused(proxy: Proxy) -> bool:
+    body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    proxy.send_response(403)
     proxy.send_header("Content-Length", str(len(body)))
     proxy.end_headers()
     proxy.wfile.write(body)
@@ -100,11 +137,30 @@ def object_store() -> Iterator[int]:
 
 
 @contextmanager
+def bucket(port: int, name: str) -> Iterator[Any]:
+    """A client of the server itself, with an empty bucket of this name."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=name)
+    yield client
+    for row in client.list_objects_v2(Bucket=name).get("Contents", []):
+        client.delete_object(Bucket=name, Key=row["Key"])
+    client.delete_bucket(Bucket=name)
+
+
+@contextmanager
 def failing_proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A proxy before the server at this port, which the environment names; its `faults` take one request each, in
-    their order, `latency_s` is added to every answer, `requests` are the paths asked for."""
+    their order, `latency_s` is added to every answer, `requests` are the paths asked for, and uploads to paths with
+    `tears` in them are all cut."""
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     server.upstream, server.faults, server.requests, server.latency_s = port, [], [], 0.0
+    server.tears = "nothing"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     for name, value in {
@@ -117,9 +173,9 @@ def failing_proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.01)
-    s3._client.cache_clear()
+    s3.client.cache_clear()
     yield server
-    s3._client.cache_clear()
+    s3.client.cache_clear()
     server.shutdown()
     thread.join()
     server.server_close()

@@ -43,11 +43,13 @@ def train_in_ranks(
     prepare: Prepare | None = None,
     environment: Mapping[str, str] | None = None,
     nodes: int = 1,
+    checkpoint_place: str = "",
 ) -> list[dict[str, Any]]:
     """Trains a stage as `count` ranks, each its own process, and returns what rank 0 told; raises RankFailed.
 
     stage: pretrain, sft or reward_model; its module and function in training/ have that name.
     nodes: over how many machines the ranks believe to be spread, all with the one work folder.
+    checkpoint_place: see `infra.run.Run`.
 
     Its work folder lies beside `out`, so that another call continues there.
     """
@@ -61,7 +63,7 @@ def train_in_ranks(
     try:
         for rank in range(count):
             given = (stage, rank, count, nodes, port, settings, inputs, out, launch, prepare, environment or {})
-            ranks.append(training_process(_rank, *given))
+            ranks.append(training_process(_rank, *given, checkpoint_place))
         for rank, process in enumerate(ranks):
             if process.wait(PATIENCE_S) is None:
                 errors[rank] = "no answer"
@@ -100,6 +102,7 @@ def _rank(
     launch: Mapping[str, Any],
     prepare: Prepare | None,
     environment: Mapping[str, str],
+    checkpoint_place: str,
 ) -> tuple[str, list[dict[str, Any]]]:
     """The forked process: its traceback, "" where it ended well, and what it told."""
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
@@ -121,7 +124,9 @@ def _rank(
             os.environ |= node.rank_environment(config, rank % processes)
         if prepare is not None:
             prepare(rank)
-        run = Run(out.parent / f"{out.name}.work", config, journal=journal if rank == 0 else None)  # type: ignore[arg-type]
+        told_to: Any = journal if rank == 0 else None
+        work = out.parent / f"{out.name}.work"
+        run = Run(work, config, journal=told_to, checkpoint_place=checkpoint_place)
         place = out if rank == 0 else out.parent / f"{out.name}.rank{rank}"
         place.mkdir(parents=True, exist_ok=True)
         function(config_class.model_validate(settings), inputs, place, run)

@@ -16,6 +16,7 @@ import xxhash
 
 from infra.errors import stage_error
 from infra.files import sync
+from infra.store.states import state_name
 from training import ranks
 
 MANIFEST = "manifest.json"
@@ -30,6 +31,11 @@ def batch_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
+
+
+def unfinished(batch: int) -> str:
+    """The name of a folder in which a checkpoint is put together."""
+    return f"{_UNFINISHED}.{state_name(batch)}"
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -72,7 +78,7 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
 
     Raises StageError `disk_full` or `checkpoint_failed` on every rank if it fails on one; older checkpoints stay.
     """
-    aside, path = folder / f"{_UNFINISHED}.ba{batch:09}", folder / f"ba{batch:09}"
+    aside, path = folder / unfinished(batch), folder / state_name(batch)
     if ranks.is_first():
         clean(folder)
         aside.mkdir(parents=True)

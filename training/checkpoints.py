@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from infra.run import Run
 from training import ranks
 from training.callbacks import Callback
 from training.checkpoint_folder import batch_of, retain, whole_checkpoints, write
+from training.checkpoint_upload import Uploader
 from training.snapshot import STATE, WEIGHTS, Snapshot, tensors_of, write_rank
 from training.train_state import Clock, TrainState
 
@@ -45,16 +46,20 @@ class CheckpointPlan:
 
 
 class Checkpointer(Callback):
-    """Writes checkpoints, also one when the run is asked to stop."""
+    """Writes checkpoints, also one when the run is asked to stop, and has those uploaded that a training on another
+    machine would go on from: of a plan that only serves going back, the one from before the first batch."""
 
-    def __init__(self, plan: CheckpointPlan, run: Run) -> None:
+    def __init__(self, plan: CheckpointPlan, run: Run, uploader: Uploader | None = None) -> None:
         self._plan = plan
         self._run = run
+        self._uploader = uploader
         plan.folder.mkdir(parents=True, exist_ok=True)
 
     def fit_start(self, state: TrainState) -> None:
         if self._plan.from_start and state.clock.batch == 0:
-            self.write(state)
+            path = self.write(state)
+            if self._uploader:
+                self._uploader.offer(path, must=True)
 
     def batch_checkpoint(self, state: TrainState) -> None:
         stop = self._plan.resumes and ranks.any_rank(self._run.cancelled)
@@ -62,7 +67,10 @@ class Checkpointer(Callback):
         # Also of an epoch that nobody knows to be at its end: nothing is left of it to continue.
         over = self._plan.resumes and state.clock.batch == self._plan.last
         if due or over:
-            self.write(state)
+            path = self.write(state)
+            if self._uploader and not self._plan.from_start:
+                # Those beside the training's own stay with the model, and none of them may be missing.
+                self._uploader.offer(path, must=stop or over or not self._plan.resumes)
         if stop:
             raise Cancelled
 
@@ -102,10 +110,19 @@ class Resumption(Callback):
 
     others: folders of checkpoints besides the plan's own.
     begin: a state of another training, from which this one begins; it may be of other data.
+    fetch: gives checkpoints from elsewhere, the newest first, for a machine that has none itself.
     """
 
-    def __init__(self, plan: CheckpointPlan, run: Run, others: Sequence[Path] = (), begin: Path | None = None) -> None:
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        run: Run,
+        others: Sequence[Path] = (),
+        begin: Path | None = None,
+        fetch: Callable[[], Iterator[Path]] = lambda: iter(()),
+    ) -> None:
         self._plan = plan
+        self._fetch = fetch
         self._run = run
         self._folders = [plan.folder, *others]
         self._begin = begin
@@ -118,6 +135,9 @@ class Resumption(Callback):
         Raises StageError for a checkpoint of other data or of another architecture.
         """
         for path in whole_checkpoints(self._folders, lambda said: self._run.event("passed_over", said)):
+            self.load_from(path, state)
+            return batch_of(path)
+        for path in self._fetch():
             self.load_from(path, state)
             return batch_of(path)
         if self._begin is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from infra.errors import Cancelled, stage_error
 from infra.run import Run
 from infra.store.states import KeptState, state_name
 from training import profiling, ranks
@@ -21,6 +23,7 @@ from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback, Callbacks
 from training.checkpoint_folder import batch_of, drop_after
 from training.checkpoint_folder import checkpoints as checkpoints_in
+from training.checkpoint_upload import Uploader, check_remote
 from training.checkpoints import Checkpointer, CheckpointPlan, Resumption
 from training.config import (
     KeepEvery,
@@ -31,6 +34,7 @@ from training.config import (
     batches,
 )
 from training.guard.callback import Alarmed, Guard
+from training.guard.corrections import FILE as CORRECTIONS
 from training.guard.corrections import Correction, Corrections, write_log
 from training.guard.loss_scale import LossScale
 from training.guard.stuck import WeightsMove
@@ -42,6 +46,7 @@ from training.norms import ActivationNorm, GradientClip
 from training.optimizers import optimizer_of
 from training.parallel import checkpoint_activations, parallelize, shard_optimizer, unshard_root
 from training.planner import measured
+from training.remote_checkpoints import CHECKPOINTS, ROLLBACK, STATES, fetch_checkpoints
 from training.schedules import LearningRate, Schedule
 from training.states import beginning, corrections_before, keep_states
 from training.train_state import EndOfTraining, Loader, Trainable, TrainState
@@ -156,7 +161,8 @@ def fit(
 ) -> Fit:
     """Trains `model` in place, by the backend that `launch.trainer` names, and returns when `plan.batches` are done.
 
-    Continues from the newest whole checkpoint in `run.work_dir`. When the guard (training/guard) raises an alarm it
+    Continues from the newest whole checkpoint in `run.work_dir`, else in `run.checkpoint_place`, to which checkpoints
+    are uploaded meanwhile. When the guard (training/guard) raises an alarm it
     goes back to a healthy checkpoint and on with a correction. Raises infra.errors.Cancelled after the running batch,
     once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help, and
     `no_update` when the weights do not move.
@@ -165,6 +171,8 @@ def fit(
     inputs: of the stage; with `state` among them training goes on from a state of that artifact (`config.continues`).
     """
     backend = load_backend(run.launch.trainer)
+    if run.checkpoint_place:
+        check_remote(run.checkpoint_place, run.work_dir, lambda said: run.event("upload_failed", said))
     run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
     logging.getLogger("streaming").setLevel(logging.ERROR)
     checkpoint_activations(model, run.launch.recompute)
@@ -191,12 +199,23 @@ def fit(
     learning_rate = LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier)
     every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
     checkpoints = CheckpointPlan(
-        run.work_dir / "checkpoints",
+        run.work_dir / CHECKPOINTS,
         every,
         config.keep_checkpoints,
         config.keep_checkpoints_hours,
         loader.fingerprint,
         plan.batches,
+    )
+    uploader = (
+        Uploader(
+            run.checkpoint_place,
+            config.keep_checkpoints,
+            config.keep_checkpoints_hours,
+            run,
+            [run.work_dir / CORRECTIONS],
+        )
+        if run.checkpoint_place
+        else None
     )
     clip = GradientClip(config.optimizer.gradient_clip, networks)
     activations = ActivationNorm(model)
@@ -204,7 +223,7 @@ def fit(
     guards: list[Callback] = []
     rollback = replace(
         checkpoints,
-        folder=run.work_dir / "rollback",
+        folder=run.work_dir / ROLLBACK,
         every=config.guard.rollback_every,
         keep=_ROLLBACK_KEPT,
         keep_hours=0.0,
@@ -212,13 +231,22 @@ def fit(
         from_start=True,
     )
     if config.guard.enabled:
-        guards = [Guard(config.guard, corrections, model, clip, activations, scale), Checkpointer(rollback, run)]
-    states = replace(checkpoints, folder=run.work_dir / "states", resumes=False, keep=plan.batches)
+        guards = [
+            Guard(config.guard, corrections, model, clip, activations, scale),
+            Checkpointer(rollback, run, uploader),
+        ]
+    states = replace(checkpoints, folder=run.work_dir / STATES, resumes=False, keep=plan.batches)
     keepers: list[Callback] = []
     if isinstance(config.keep_state, KeepEvery):
         every = batches(config.keep_state.every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
-        keepers = [Checkpointer(replace(states, every=every), run)]
-    resumption = Resumption(checkpoints, run, [rollback.folder], begin.folder if begin else None)
+        keepers = [Checkpointer(replace(states, every=every), run, uploader)]
+    resumption = Resumption(
+        checkpoints,
+        run,
+        [rollback.folder],
+        begin.folder if begin else None,
+        lambda: _from_elsewhere(run, corrections),
+    )
     peak = hardware.peak_flops() if plan.flops_per_token else None
     peak = peak and peak * ranks.world_size()
     throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
@@ -241,7 +269,7 @@ def fit(
             *callbacks,
             *guards,
             *keepers,
-            Checkpointer(checkpoints, run),
+            Checkpointer(checkpoints, run, uploader),
         ]
     )
     state = TrainState(model, optimizer, loader, together, hardware.device, config.seed + ranks.rank())
@@ -251,8 +279,17 @@ def fit(
             if corrections.unfinished:
                 for folder in (checkpoints.folder, rollback.folder, states.folder):
                     drop_after(folder, corrections.made[-1].back_to)
+                if uploader:
+                    uploader.drop_after(corrections.made[-1].back_to)
                 corrections.finish()
             start = resumption.load(state)
+            if start is None and state.clock.batch:
+                raise stage_error(
+                    "no_way_back",
+                    str(run.work_dir),
+                    f"expected a checkpoint from before batch {corrections.made[-1].back_to + 1:,} to go back to",
+                    "run again: training begins anew, with the guard's correction",
+                )
             if start:
                 run.event("continued", f"continuing {stage} at batch {start:,} of {plan.batches:,}")
             try:
@@ -271,6 +308,8 @@ def fit(
                         f"{stage}: the learning rate is cut for good, to {made.factor:.3g} of the schedule's, from "
                         f"batch {made.back_to:,} on: look whether optimizer.learning_rate is right",
                     )
+        if uploader:
+            uploader.finish(run.launch.grace_s)
         unshard_root(model)
         clock, speed = state.clock, throughput.mean()
         mfu = throughput.mfu(speed) if speed else None
@@ -300,8 +339,33 @@ def fit(
             microbatch,
             profile,
         )
+    except Cancelled:
+        if uploader:  # the machine may be taken back as soon as this ends
+            uploader.finish(run.launch.grace_s / 2)
+        raise
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
     finally:
+        if uploader:
+            uploader.stop()
         trainer.close()
+
+
+def _from_elsewhere(run: Run, corrections: Corrections) -> Iterator[Path]:
+    """Uploaded checkpoints that go with the guard's corrections, the newest first; every rank must ask for each."""
+    if not run.checkpoint_place:
+        return
+
+    def say(message: str) -> None:
+        run.event("passed_over", message)
+
+    for path in fetch_checkpoints(run.checkpoint_place, run.work_dir, say):
+        if corrections.adopt(path / CORRECTIONS, batch_of(path)):
+            run.event("fetched", f"the checkpoint of batch {batch_of(path):,} was fetched from {run.checkpoint_place}")
+            yield path
+            continue
+        say(f"passing over the uploaded checkpoint of batch {batch_of(path):,}: it is from before a correction")
+        if ranks.is_first():
+            shutil.rmtree(path, ignore_errors=True)
+        ranks.wait_for_all()

@@ -98,6 +98,10 @@ class LaunchConfig(Config):
     shard_cache_gb: float | None = Field(None, gt=0)
     """Most gigabytes (10^9 bytes) that each node keeps of remote shards while it trains on them; what was not used for
     longest goes. By default no bound."""
+    checkpoint_remote: str | None = Field(None, pattern=r"^s3://[^/*?\[]+(/[^*?\[]*)?$")
+    """A folder on S3 (s3://bucket/prefix) to which each checkpoint of a training is uploaded while it trains on. A
+    training that finds no checkpoint on its own machine goes on from the newest complete one of the same build there.
+    They are removed as those of the work folder are, and all of them once the model is built. By default none."""
     trainer: Literal["composer", "native"] = "composer"
     """The loop that trains: MosaicML Composer's, or a plain one of our own (training/backends/native.py) for versions
     of torch that Composer refuses. Both take each other's checkpoints, and on a CPU end with the same bits."""
@@ -128,6 +132,10 @@ class LaunchConfig(Config):
     are never tried again."""
     retry_wait_s: float = Field(10.0, ge=0)
     """Seconds before the first of these tries; each further wait is four times as long."""
+
+    def checkpoint_place(self, build: str) -> str:
+        """Where the uploaded checkpoints of a build lie, empty for none. build: <stage>/<fingerprint>."""
+        return f"{self.checkpoint_remote.rstrip('/')}/{build}" if self.checkpoint_remote else ""
 
     @property
     def ranks(self) -> int:

@@ -21,40 +21,24 @@ from infra.errors import StageError
 from infra.hashing import HashBook
 from infra.sources import open_place
 from tests.command import write_config
-from tests.object_store import cut_off, failing_proxy, object_store, silent, unavailable
+from tests.object_store import bucket, cut_off, silent, unavailable
 
 TEXTS = [f"Letter {number}, in which the river is described once more." for number in range(50)]
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[int]:
-    with object_store() as port:
-        yield port
-
-
 @pytest.fixture
-def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with failing_proxy(store, monkeypatch) as server:
-        yield server
-
-
-@pytest.fixture
-def put(store: int, proxy: Any) -> Iterator[Callable[[str, bytes | None], str]]:
+def put(s3_port: int, proxy: Any) -> Iterator[Callable[[str, bytes | None], str]]:
     """put(key, content) gives the URL of a new object; None takes it away."""
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{store}")
-    client.create_bucket(Bucket="letters")
+    with bucket(s3_port, "letters") as client:
 
-    def call(key: str, content: bytes | None) -> str:
-        if content is None:
-            client.delete_object(Bucket="letters", Key=key)
-        else:
-            client.put_object(Bucket="letters", Key=key, Body=content)
-        return f"s3://letters/{key}"
+        def call(key: str, content: bytes | None) -> str:
+            if content is None:
+                client.delete_object(Bucket="letters", Key=key)
+            else:
+                client.put_object(Bucket="letters", Key=key, Body=content)
+            return f"s3://letters/{key}"
 
-    yield call
-    for row in client.list_objects_v2(Bucket="letters").get("Contents", []):
-        client.delete_object(Bucket="letters", Key=row["Key"])
-    client.delete_bucket(Bucket="letters")
+        yield call
 
 
 def jsonl(texts: list[str]) -> bytes:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import torch
 
@@ -19,7 +18,8 @@ from corpus.shard import shard
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.object_store import cut_off, failing_proxy, flips_a_bit, object_store, stalls, unavailable
+from tests import object_store
+from tests.object_store import cut_off, flips_a_bit, stalls, unavailable
 from training.config import PretrainConfig
 from training.pretrain import pretrain
 
@@ -37,18 +37,6 @@ PLACE = "s3://shards/corpora/names"
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[int]:
-    with object_store() as port:
-        yield port
-
-
-@pytest.fixture
-def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with failing_proxy(store, monkeypatch) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     """Compressed shards of some kilobytes in about fifty files."""
     folder = tmp_path_factory.mktemp("here")
@@ -63,17 +51,13 @@ def here(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
 
 
 @pytest.fixture
-def bucket(store: int, here: Path, proxy: Any) -> Iterator[Any]:
+def bucket(s3_port: int, here: Path, proxy: Any) -> Iterator[Any]:
     """A client of the server itself, where the shards lie in a bucket."""
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{store}")
-    client.create_bucket(Bucket="shards")
-    for file in here.rglob("*"):
-        if file.is_file():
-            client.upload_file(str(file), "shards", f"corpora/names/{file.relative_to(here)}")
-    yield client
-    for row in client.list_objects_v2(Bucket="shards")["Contents"]:
-        client.delete_object(Bucket="shards", Key=row["Key"])
-    client.delete_bucket(Bucket="shards")
+    with object_store.bucket(s3_port, "shards") as client:
+        for file in here.rglob("*"):
+            if file.is_file():
+                client.upload_file(str(file), "shards", f"corpora/names/{file.relative_to(here)}")
+        yield client
 
 
 def _import(folder: Path) -> Path:

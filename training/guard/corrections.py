@@ -90,19 +90,27 @@ class Corrections:
     """The corrections so far, in `folder`/corrections.json.
 
     inherited: those of the training that this one goes on from.
+    unfinished: whether the last one still waits for the checkpoints behind it to be dropped.
     """
 
     def __init__(self, folder: Path, config: GuardConfig, inherited: Sequence[Correction] = ()) -> None:
         self._path = folder / FILE
         self._config = config
-        self.made: list[Correction] = list(inherited)
-        self.unfinished = False
-        """Whether the last one still waits for the checkpoints behind it to be dropped."""
-        text = ranks.from_first(self._path.read_text(encoding="utf8") if self._path.exists() else "")
-        if text:
-            state = json.loads(text)
-            self.made = [Correction.from_json(one) for one in state["made"]]
-            self.unfinished = state["unfinished"]
+        self._inherited = list(inherited)
+        self.made, self.unfinished = self._read(self._path)
+
+    def adopt(self, path: Path, batch: int) -> bool:
+        """Takes over what stands in `path`, which came with a checkpoint of `batch` batches from another machine; every
+        rank must call. False, and nothing is taken over, where this machine's corrections of those batches are others:
+        then the checkpoint is of a branch that was given up."""
+        theirs, _ = self._read(path)
+        if ranks.from_first(self._path.exists()):
+            ours = [one for one in self.made if one.back_to < batch]
+            return ours == [one for one in theirs if one.back_to < batch]
+        self.made = theirs
+        if theirs != self._inherited:
+            self._write(unfinished=False)
+        return True
 
     def lr_multiplier(self, batch: int) -> float:
         """What a batch's learning rate is multiplied by: the lowest of what the corrections say, not their product."""
@@ -169,6 +177,13 @@ class Corrections:
     def as_json(self) -> list[dict[str, Any]]:
         """The corrections as JSON takes them: NaN and infinity as text."""
         return [one.as_json() for one in self.made]
+
+    def _read(self, path: Path) -> tuple[list[Correction], bool]:
+        text = ranks.from_first(path.read_text(encoding="utf8") if path.exists() else "")
+        if not text:
+            return list(self._inherited), False
+        state = json.loads(text)
+        return [Correction.from_json(one) for one in state["made"]], state["unfinished"]
 
     def _write(self, *, unfinished: bool) -> None:
         self.unfinished = unfinished
