@@ -14,7 +14,7 @@ from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
-from training.families import split_problem
+from training.families import sequences_problem, split_problem
 from training.planner.architecture import Architecture
 from training.planner.devices import DEVICES
 from training.planner.here import device_at_hand
@@ -59,8 +59,9 @@ def refuse_run(
 
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:
-    """What is wrong with `launch.hardware` and `launch.tensor_parallel`."""
+    """What is wrong with `launch.hardware`, `launch.tensor_parallel` and `launch.context_parallel`."""
     found = [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
+    found += _unshareable(config)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
         return found
     from flows.problems import nearest
@@ -93,6 +94,29 @@ def _unsplittable(config: PipelineConfig) -> list[Problem]:
             head_width=sizes.head_width,
             mlp_width=sizes.mlp_width,
             vocabulary=None,
+        )
+        if wrong and wrong not in found:
+            found.append(wrong)
+    return found
+
+
+def _unshareable(config: PipelineConfig) -> list[Problem]:
+    """Why ranks cannot share the sequences of pretrainings; of a model that is loaded, its family is looked at when the
+    training begins."""
+    nodes = graph(config)
+    found = []
+    for node in nodes.values():
+        if not isinstance(section := node.config, PretrainConfig):
+            continue
+        shards = nodes.get(node.inputs.get("shards", ""))
+        length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
+        fresh = "model" not in node.inputs
+        wrong = sequences_problem(
+            config.launch.context_parallel,
+            section.model.architecture() if fresh else None,
+            section.objective,
+            length,
+            section.model.transformers or {} if fresh else {},
         )
         if wrong and wrong not in found:
             found.append(wrong)

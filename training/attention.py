@@ -73,6 +73,11 @@ AttentionInterface.register(FLEX, flex_attention_forward)
 AttentionMaskInterface.register(FLEX, flex_attention_mask)
 
 
+def is_plain(model: PreTrainedModel) -> bool:
+    """Whether `causal_blocks` computes what a model's own attention does."""
+    return model.config.model_type in _PLAIN
+
+
 def is_flash(implementation: str) -> bool:
     """Whether a kernel takes no mask but the bounds of documents."""
     return implementation.startswith("flash_attention")
@@ -96,7 +101,7 @@ def choose_attention(
         if default is None:
             return
         wanted = default
-    if wanted == CAUSAL_BLOCKS and not (causal and model.config.model_type in _PLAIN):
+    if wanted == CAUSAL_BLOCKS and not (causal and is_plain(model)):
         raise _none_here(model, wanted, "it is for causal training of " + ", ".join(sorted(_PLAIN)))
     if documents and is_flash(wanted) and not (causal and family and family.varlen):
         able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.varlen))
@@ -129,7 +134,7 @@ def answering(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _on_cpu(model: PreTrainedModel, longest: int, causal: bool) -> str | None:
-    if causal and model.config.model_type in _PLAIN and _BLOCK < longest <= _BLOCKS_UP_TO:
+    if causal and is_plain(model) and _BLOCK < longest <= _BLOCKS_UP_TO:
         return CAUSAL_BLOCKS
     return "eager" if longest <= _EAGER_UP_TO else None
 

@@ -47,7 +47,8 @@ def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: 
     """
     if launch.compile != "auto":
         return launch.compile == "on"
-    if launch.shards_weights or launch.tensor_parallel > 1 or (hardware.device.type == "cpu" and not _has_compiler()):
+    in_groups = launch.tensor_parallel > 1 or launch.context_parallel > 1
+    if launch.shards_weights or in_groups or (hardware.device.type == "cpu" and not _has_compiler()):
         return False
     rate = _UNCOMPILED_FLOPS[hardware.device.type] * launch.ranks
     if hardware.device.type == "cpu":

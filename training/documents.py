@@ -79,19 +79,24 @@ def same_document(queries: Tensor, keys: Tensor) -> Tensor:
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
-def within_documents(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> Tensor:
+def within_documents(
+    documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None, rows: Tensor | None = None
+) -> Tensor:
     """Which tokens may see which: (B, 1, T, T), true for itself and the earlier ones of its document.
 
     seen_by_all: tokens (B, T) that the earlier ones of their document see too.
     window: how many tokens each sees at most on its left, itself among them.
+    rows: the positions (R,) of the tokens that are asked about, where it is not all: (B, 1, R, T).
     """
-    length = documents.shape[1]
-    visible = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    places = torch.arange(documents.shape[1], device=documents.device)
+    asked = (places if rows is None else rows)[:, None]
+    visible = asked >= places
     if seen_by_all is not None:
         visible = visible | seen_by_all[:, None, :]
     if window is not None:
-        visible = visible & torch.ones(length, length, dtype=torch.bool, device=documents.device).triu(1 - window)
-    return same_document(documents, documents) & visible.view(-1, 1, length, length)
+        visible = visible & (asked - places < window)
+    own = documents if rows is None else documents[:, rows]
+    return same_document(own, documents) & visible.view(-1, 1, *visible.shape[-2:])
 
 
 def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> BlockMask:

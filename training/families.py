@@ -22,6 +22,7 @@ class Family:
     plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
     router: whether it is a mixture of experts, whose balancing loss belongs to its training.
     tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
+    context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
     """
 
     windows: Literal["none", "one", "by_layer"] = "none"
@@ -29,6 +30,7 @@ class Family:
     plain_head: bool = True
     router: bool = False
     tensor_parallel: bool = False
+    context_parallel: bool = True
 
 
 FAMILIES: dict[str, Family] = {
@@ -43,19 +45,19 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(plain_head=False),
     "llama": Family(tensor_parallel=True),
     "mistral": Family("one", tensor_parallel=True),
-    "mixtral": Family("one", router=True),
+    "mixtral": Family("one", router=True, context_parallel=False),
     "olmo": Family(),
     "olmo2": Family(),
     "olmo3": Family("by_layer"),
-    "olmoe": Family(varlen=False, router=True),
+    "olmoe": Family(varlen=False, router=True, context_parallel=False),
     "opt": Family(varlen=False),
     "phi": Family(plain_head=False),
     "phi3": Family("one"),
     "qwen2": Family("by_layer", tensor_parallel=True),
     "qwen3": Family("by_layer", tensor_parallel=True),
-    "qwen3_moe": Family("one", router=True),
+    "qwen3_moe": Family("one", router=True, context_parallel=False),
     "smollm3": Family("by_layer"),
-    "stablelm": Family(varlen=False),
+    "stablelm": Family(varlen=False, context_parallel=False),
     "starcoder2": Family("one"),
 }
 
@@ -129,6 +131,40 @@ def split_problem(
     if vocabulary is not None and vocabulary % parts:
         message = f"expected a vocabulary that is a multiple of {parts}, not {vocabulary}"
         return Problem("not_divisible", path, message, f"set pretrain.model.vocab_multiple: {parts}")
+    return None
+
+
+def sequences_problem(
+    count: int, model_type: str | None, objective: str, length: int | None, values: Mapping[str, Any]
+) -> Problem | None:
+    """Why `count` ranks cannot share the sequences of a pretraining (launch.context_parallel), if they cannot.
+
+    model_type: None where it is not known yet; so length, of a sequence in tokens.
+    values: the config of transformers as a mapping, as far as it is known.
+    """
+    if count == 1:
+        return None
+    path = "launch.context_parallel"
+    if objective != "causal":
+        message = (
+            f"expected objective: causal, not {objective}: ranks share sequences in which no token sees a later one"
+        )
+        return Problem("no_context_parallel", path, message, "leave launch.context_parallel out")
+    if model_type is not None and not FAMILIES.get(model_type, Family(context_parallel=False)).context_parallel:
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.context_parallel))
+        message = f"expected a model of {able}, whose sequences ranks can share, not {model_type}"
+        return Problem("no_context_parallel", path, message, "leave launch.context_parallel out, or take such a model")
+    scaling = values.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("dynamic", "longrope"):
+        message = f"expected positions that do not hang on the longest sequence of a batch, not rope_scaling {kind}"
+        fix = "leave launch.context_parallel out, or take another rope_scaling, such as yarn"
+        return Problem("no_context_parallel", path, message, fix)
+    if length is not None and length % (2 * count):
+        message = f"expected sequences of a multiple of {2 * count} tokens, two chunks a rank, not {length:,}"
+        return Problem(
+            "not_divisible", path, message, "change shard.sequence_length, or let fewer ranks share a sequence"
+        )
     return None
 
 

@@ -69,14 +69,15 @@ def _measured_peak(dtype: torch.dtype) -> float:
     return 2 * _PROBE_SIZE**3 / best
 
 
-def prepare(launch: LaunchConfig, *, tensor_parallel: bool = False) -> Hardware:
+def prepare(launch: LaunchConfig, *, shares_examples: bool = False) -> Hardware:
     """Picks device and precision, sets the CPU threads of this process, and meets the other ranks.
 
-    tensor_parallel: whether the stage knows `launch.tensor_parallel`; in others every rank has a part of a batch.
+    shares_examples: whether the stage knows `launch.tensor_parallel` and `context_parallel`; in others every rank has a
+        part of a batch.
 
     Raises StageError for a GPU that is not there.
     """
-    ranks.share_layers(launch.tensor_parallel if tensor_parallel else 1)
+    ranks.share_examples(*((launch.tensor_parallel, launch.context_parallel) if shares_examples else (1, 1)))
     gpu = torch.cuda.is_available()
     if launch.device == "gpu" and not gpu:
         raise stage_error(

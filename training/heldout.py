@@ -150,8 +150,8 @@ def _together(
 ) -> HeldOut:
     """The parts of all ranks as one, in the order of the sequences."""
     own = np.concatenate(places) if places else np.zeros(0, np.int64), np.hstack(rows) if rows else np.zeros((2, 0))
-    # Ranks that share the layers of a model have the same part.
-    parts = ranks.gather((*own, by_source, dict(others)))[:: ranks.tensor_parallel()]
+    # Ranks that share layers or sequences have the same part.
+    parts = ranks.gather((*own, by_source, dict(others)))[:: ranks.group_size()]
     order = np.argsort(np.concatenate([place for place, _, _, _ in parts]))
     losses, labels = np.hstack([row for _, row, _, _ in parts])[:, order]
     sums, counts = np.sum([found for _, _, found, _ in parts], axis=0)

@@ -102,8 +102,8 @@ class PackedShards(StreamingDataset):
             # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
             epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
-            # Ranks that share the layers of a model get the same sequences.
-            replication=ranks.tensor_parallel() if ranks.tensor_parallel() > 1 else None,
+            # Ranks that share layers or sequences get the same ones.
+            replication=ranks.group_size() if ranks.group_size() > 1 else None,
             # Named, since else it is unknown until the first epoch is read.
             shuffle_block_size=shuffle_block,
         )

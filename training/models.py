@@ -22,6 +22,7 @@ from corpus.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
 from training.attention import ADDED_MASKS, FLEX, is_flash
 from training.config import ModelConfig
+from training.context_parallel import SharedSequences
 from training.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
 from training.families import FAMILIES, documents_problem, experts_problem, windows
 from training.hardware import Hardware
@@ -182,6 +183,10 @@ class LanguageModel(Trainable):
     tensor_ranks = 1
     """Ranks that share each layer; see training/tensor_parallel.py."""
 
+    sequences: SharedSequences | None = None
+    """Where ranks share sequences, this rank's part of them: `forward` takes a whole batch and gives what is of this
+    rank's tokens. The mean of the ranks' `loss` is the batch's; `losses` and `example_losses` are of all tokens."""
+
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
         super().__init__()
         self.model = model
@@ -209,6 +214,8 @@ class LanguageModel(Trainable):
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
         mixture of experts with the balancing loss of its routers."""
         compute = self._compiled if self._compiled and self.training else self._outputs
+        if self.sequences is not None:
+            return compute({**self.sequences.parts(batch), **self._attention(batch)})
         if self.tensor_ranks == 1:
             return compute({**batch, **self._attention(batch)})
         whole, length = padded(batch, self.tensor_ranks)
@@ -222,10 +229,10 @@ class LanguageModel(Trainable):
         implementation = self.model.config._attn_implementation
         if self._both is not None:
             return {}
+        added = implementation in ADDED_MASKS or self.sequences is not None
         if "documents" not in batch:
-            added = implementation in ADDED_MASKS and not self._encoder
             # For any other kernel, and for families that are not proven, transformers makes the mask by itself.
-            return self._whole_sequences(batch["input_ids"]) if added and self._windows else {}
+            return self._whole_sequences(batch["input_ids"]) if added and self._windows and not self._encoder else {}
         documents, seen_by_all = batch["documents"], batch.get("seen_by_all")
         if is_flash(implementation):
             bounds = document_bounds(documents)
@@ -241,9 +248,11 @@ class LanguageModel(Trainable):
         if self._encoder and _OLD_BERT:
             return {"attention_mask": within_documents(documents, seen_by_all)[:, 0]}
 
+        rows = self._rows(documents)
+
         def visible(window: int | None) -> Tensor:
-            mask = within_documents(documents, seen_by_all, window)
-            return additive(mask, self._hardware.compute) if implementation in ADDED_MASKS else mask
+            mask = within_documents(documents, seen_by_all, window, rows)
+            return additive(mask, self._hardware.compute) if added else mask
 
         return {"attention_mask": visible(None)} if self._encoder else self._by_layer(visible)
 
@@ -260,11 +269,17 @@ class LanguageModel(Trainable):
         length = ids.shape[1]
         if length not in self._whole:
             one = torch.zeros(1, length, dtype=torch.int32, device=ids.device)
+            rows = self._rows(ids)
             masks = self._by_layer(
-                lambda window: additive(within_documents(one, window=window), self._hardware.compute)
+                lambda window: additive(within_documents(one, window=window, rows=rows), self._hardware.compute)
             )
-            self._whole = {length: {**masks, "position_ids": torch.arange(length, device=ids.device)[None]}}
+            places = torch.arange(length, device=ids.device) if rows is None else rows
+            self._whole = {length: {**masks, "position_ids": places[None]}}
         return self._whole[length]
+
+    def _rows(self, tokens: Tensor) -> Tensor | None:
+        """The positions that this rank computes of sequences (B, T) that ranks share."""
+        return None if self.sequences is None else self.sequences.places(tokens.shape[1], tokens.device)
 
     def _outputs(self, batch: Batch) -> Outputs:
         inputs = {name: batch[name] for name in _MODEL_INPUTS if name in batch}
@@ -304,8 +319,10 @@ class LanguageModel(Trainable):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         states, balancing = outputs if isinstance(outputs, tuple) else (outputs, None)
-        flat, labels = states.flatten(0, 1), batch["labels"].flatten()
-        count = (labels != IGNORE).sum().clamp(min=1)
+        flat, labels = states.flatten(0, 1), self._own(batch["labels"]).flatten()
+        count: Tensor | float = (batch["labels"] != IGNORE).sum().clamp(min=1)
+        if self.sequences is not None:
+            count = count / self.sequences.size
         if self._plain_head:
             weight = self.model.get_output_embeddings().weight
             if isinstance(weight, DTensor):
@@ -331,13 +348,19 @@ class LanguageModel(Trainable):
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
         """Cross-entropy (B, T) in nats of each labelled token, 0 elsewhere."""
-        return self._token_losses(self.forward(batch), batch["labels"])
+        found = self._token_losses(self.forward(batch), self._own(batch["labels"]))
+        return found if self.sequences is None else self.sequences.whole(found)
 
     @torch.no_grad()
     def example_losses(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Each sequence's summed cross-entropy (B,) and labelled tokens (B,), from what `forward` gave."""
         labels = batch["labels"]
-        return self._token_losses(outputs, labels).sum(1), (labels != IGNORE).sum(1)
+        found = self._token_losses(outputs, self._own(labels)).sum(1)
+        return found if self.sequences is None else self.sequences.sum(found), (labels != IGNORE).sum(1)
+
+    def _own(self, labels: Tensor) -> Tensor:
+        """Those of the tokens that this rank computes."""
+        return labels if self.sequences is None else self.sequences.part(labels)
 
     def _token_losses(self, outputs: Outputs, labels: Tensor) -> Tensor:
         flat = (outputs[0] if isinstance(outputs, tuple) else outputs).detach().flatten(0, 1)

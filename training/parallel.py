@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
-from training import ranks
+from training import context_parallel, ranks
 from training.hardware import Hardware
 from training.tensor_parallel import split
 from training.zero import ShardedOptimizer
@@ -45,23 +45,26 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Puts a model on its device, and applies `launch.tensor_parallel`, `sharding` and `offload` in place, before the
-    optimizer is made. Raises StageError for a model or a number of ranks that does not go with them."""
-    sharded = launch.shards_weights and (ranks.data_ranks() > 1 or launch.offload)
+    """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `sharding` and `offload` in
+    place, before the optimizer is made. Raises StageError for a model or a number of ranks that does not fit them."""
+    sharded = launch.shards_weights and (ranks.gradient_ranks() > 1 or launch.offload)
+    if ranks.context_parallel() > 1:
+        sharing: Any = model  # training.models.LanguageModel, which imports more than this
+        sharing.sequences = context_parallel.share(sharing.model, hardware.device)
     if ranks.tensor_parallel() == 1 and not sharded:
         model.to(hardware.device)
         return
     mesh = mesh_of(launch, hardware)
     if ranks.tensor_parallel() > 1:
-        if not sharded and ranks.data_ranks() > 1:
+        if not sharded and ranks.gradient_ranks() > 1:
             raise stage_error(
                 "not_sharded",
                 "launch.sharding",
-                f"expected weights that are sharded over the {ranks.data_ranks()} groups of tensor_parallel ranks, not "
-                f"{launch.sharding}",
+                f"expected weights that are sharded over the {ranks.gradient_ranks()} groups of tensor_parallel ranks, "
+                f"not {launch.sharding}",
                 "set launch.sharding: fsdp, or launch.tensor_parallel to all ranks",
             )
-        splittable: Any = model  # training.models.LanguageModel, which imports more than this
+        splittable: Any = model  # as above
         split(splittable.model.to(hardware.device), mesh["tensor"], mesh["shard"].size())
         splittable.tensor_ranks = ranks.tensor_parallel()
     if sharded:
@@ -75,7 +78,7 @@ def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
 
     Raises StageError for groups that do not divide the ranks.
     """
-    total, tensor = ranks.data_ranks(), ranks.tensor_parallel()
+    total, tensor = ranks.gradient_ranks(), ranks.tensor_parallel()
     each = total
     if launch.sharding == "hsdp":
         each = launch.shard_ranks or max(1, ranks.local_world_size() // tensor)
@@ -83,7 +86,7 @@ def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
         raise stage_error(
             "not_divisible",
             "launch.shard_ranks",
-            f"expected a divisor of the {total} ranks that have a batch of their own, not {each}",
+            f"expected a divisor of the {total} ranks that weights are sharded over, not {each}",
             "set launch.shard_ranks to one, such as the ranks of a node",
         )
     sizes = {"replicate": total // each, "shard": each, "tensor": tensor}

@@ -33,6 +33,7 @@ from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compi
 from training.config import PretrainConfig, batches
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
+from training.families import sequences_problem
 from training.fit import Fit, Plan, fit
 from training.guard.stuck import Stuck
 from training.hardware import prepare
@@ -109,9 +110,9 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     epoch_batches = train_sequences // batch_size
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
     # What ranks cannot share is refused before they meet.
-    ranks.share_layers(run.launch.tensor_parallel)
+    ranks.share_examples(run.launch.tensor_parallel, run.launch.context_parallel)
     rampup = _rampup(config, length, batch_size, epoch_batches)
-    hardware = prepare(run.launch, tensor_parallel=True)
+    hardware = prepare(run.launch, shares_examples=True)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
     if location_of(shards / "train"):
         _check_tokenizer(tokenizer, meta)
@@ -129,6 +130,10 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if objective.extends_tokenizer:
         vocab_size = max(vocab_size, len(tokenizer))
     network = known or _fresh(config, objective, tokenizer, vocab_size)
+    if wrong := sequences_problem(
+        run.launch.context_parallel, network.config.model_type, config.objective, length, network.config.to_dict()
+    ):
+        raise StageError(wrong)
     choose_attention(
         network,
         hardware,

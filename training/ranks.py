@@ -44,21 +44,22 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-_tensor_parallel = 1
+_tensor_parallel = _context_parallel = 1
 
 
-def share_layers(count: int) -> None:
-    """Has each `count` ranks that are next to each other share every layer of a model (tensor parallelism), and so the
-    same examples. Raises StageError if they do not divide the ranks."""
-    global _tensor_parallel
-    if world_size() % count:
-        raise stage_error(
-            "not_divisible",
-            "launch.tensor_parallel",
-            f"expected a divisor of the {world_size()} ranks, not {count}",
-            "set it to one, such as the devices of a node",
-        )
-    _tensor_parallel = count
+def share_examples(tensor_parallel: int, context_parallel: int) -> None:
+    """Has each so many ranks that are next to each other share every layer of a model, or every sequence, one of the
+    two; these get the same examples. Raises StageError if they do not divide the ranks."""
+    global _tensor_parallel, _context_parallel
+    for key, count in (("tensor_parallel", tensor_parallel), ("context_parallel", context_parallel)):
+        if world_size() % count:
+            raise stage_error(
+                "not_divisible",
+                f"launch.{key}",
+                f"expected a divisor of the {world_size()} ranks, not {count}",
+                "set it to one, such as the devices of a node",
+            )
+    _tensor_parallel, _context_parallel = tensor_parallel, context_parallel
 
 
 def tensor_parallel() -> int:
@@ -66,13 +67,28 @@ def tensor_parallel() -> int:
     return _tensor_parallel
 
 
+def context_parallel() -> int:
+    """Ranks that share every sequence."""
+    return _context_parallel
+
+
+def group_size() -> int:
+    """Ranks, next to each other, that get the same examples."""
+    return _tensor_parallel * _context_parallel
+
+
 def data_rank() -> int:
     """Which of the `data_ranks` parts of a batch is this rank's."""
-    return rank() // _tensor_parallel
+    return rank() // group_size()
 
 
 def data_ranks() -> int:
-    """Parts of a batch: the ranks, where those that share layers count as one."""
+    """Parts of a batch: the ranks, where those that get the same examples count as one."""
+    return world_size() // group_size()
+
+
+def gradient_ranks() -> int:
+    """Ranks over which gradients are averaged and weights sharded: all, where those that share layers count as one."""
     return world_size() // _tensor_parallel
 
 

@@ -70,6 +70,11 @@ class LaunchConfig(Config):
     """Ranks, next to each other, that share every layer (Shoeybi et al. 2019), and between layers the sequence
     (Korthikanti et al. 2022), in pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own
     part of a batch. Needs trainer: native; where ranks are more, sharding: zero2, fsdp or hsdp spreads each part."""
+    context_parallel: int = Field(1, ge=1)
+    """Ranks, next to each other, that share every sequence along its tokens, in pretraining with objective: causal; in
+    other stages every rank has its own part of a batch. Each computes its tokens, and attention gathers the keys and
+    values of all (Grattafiori et al. 2024, section 3.3.2). For sequences whose activations one device does not hold.
+    Goes with any sharding; needs trainer: native."""
     offload: bool = False
     """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
     hsdp."""
@@ -170,6 +175,25 @@ class LaunchConfig(Config):
             wrong.append("compile: auto or off")
         if wrong:
             raise ValueError("expected with tensor_parallel " + "; ".join(wrong))
+        return self
+
+    @model_validator(mode="after")
+    def _context_parallel_fits(self) -> Self:
+        if self.context_parallel == 1:
+            return self
+        wrong = []
+        if self.trainer != "native":
+            wrong.append("trainer: native, since Composer's loop does not know it")
+        if self.ranks % self.context_parallel:
+            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.context_parallel}")
+        if self.tensor_parallel > 1:
+            wrong.append("tensor_parallel: 1, since the two do not go together")
+        if self.compile == "on":
+            wrong.append("compile: auto or off")
+        if self.attention not in ("auto", "sdpa", "causal_blocks"):
+            wrong.append(f"attention: auto, sdpa or causal_blocks, not {self.attention}")
+        if wrong:
+            raise ValueError("expected with context_parallel " + "; ".join(wrong))
         return self
 
     @model_validator(mode="after")

@@ -71,6 +71,25 @@ def test_a_model_whose_layers_ranks_cannot_share_is_refused(tmp_path: Path) -> N
         problems(**llama, **{"launch.trainer": "composer"})
 
 
+def test_sequences_that_ranks_cannot_share_are_refused() -> None:
+    def problems(**settings: str) -> list[tuple[str, str, str]]:
+        given = {"launch.trainer": "native", "launch.processes": "8", "launch.context_parallel": "8", **settings}
+        return [(one.code, one.path, one.message) for one in check_hardware(load(CONFIG, given))]
+
+    assert not problems()
+    ((code, path, message),) = problems(**{"shard.sequence_length": "1032", "pretrain.global_batch_tokens": "1032000"})
+    assert (
+        (code, path) == ("not_divisible", "launch.context_parallel") and "16 tokens" in message and "1,032" in message
+    )
+    mixture = "{model_type: mixtral, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4}"
+    ((code, _, message),) = problems(**{"pretrain.model": f"{{transformers: {mixture}}}", "pretrain.recipe": "null"})
+    assert code == "no_context_parallel" and "not mixtral" in message
+    ((code, _, message),) = problems(**{"pretrain.objective": "prefix"})
+    assert code == "no_context_parallel" and "objective: causal, not prefix" in message
+    with pytest.raises(ConfigError, match="trainer: native"):
+        problems(**{"launch.trainer": "composer"})
+
+
 def test_the_command_tells_it_and_the_nearest_of_unknown_hardware(tmp_path: Path) -> None:
     settings = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
     settings["launch"] = {"hardware": "h100", "processes": 8}

@@ -37,7 +37,7 @@ def _compare(rank: int, port: int, family: str, tied: bool) -> str:
         launch = LaunchConfig(
             device="cpu", threads=1, precision="fp32", processes=2, tensor_parallel=2, trainer="native"
         )
-        hardware = prepare(launch, tensor_parallel=True)
+        hardware = prepare(launch, shares_examples=True)
         sizes: dict[str, Any] = {
             "num_hidden_layers": 2,
             "hidden_size": 32,

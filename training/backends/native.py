@@ -31,7 +31,7 @@ class Native:
         self._microbatch = microbatch
         seed_all(state.seed)
         self._model: nn.Module = state.model
-        if ranks.data_ranks() > 1 and not isinstance(state.model, FSDPModule):
+        if ranks.gradient_ranks() > 1 and not isinstance(state.model, FSDPModule):
             self._model = DistributedDataParallel(state.model)
 
     def train(self) -> None:
@@ -81,8 +81,8 @@ class Native:
         for loss in losses.values():
             ranks.all_reduce(loss)
         state.losses = {name: loss.item() / ranks.world_size() for name, loss in losses.items()}
-        # Ranks that share layers have counted the same.
-        totals = ranks.all_reduce(counts.to(state.device)) // ranks.tensor_parallel()
+        # Ranks that share layers or sequences have counted the same.
+        totals = ranks.all_reduce(counts.to(state.device)) // ranks.group_size()
         samples, state.batch_tokens = map(int, totals.tolist())
         state.clock = state.clock.after_batch(samples, state.batch_tokens)
         self._tell(Event.BATCH_END)

@@ -110,7 +110,8 @@ def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, 
     ones = torch.ones_like(losses)
     products = [losses, weights, losses**2, losses * weights, weights**2, ones]
     sums = torch.stack([one.sum() for one in products])
-    loss, weight, squared, both, weight_squared, count = ranks.all_reduce(sums).tolist()
+    # Ranks that share layers or sequences have the same examples.
+    loss, weight, squared, both, weight_squared, count = (ranks.all_reduce(sums) / ranks.group_size()).tolist()
     if count < 2 or not weight:
         return None, int(count)
     mean = loss / weight

@@ -37,8 +37,8 @@ def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _S
             if arch.layers % pp or pp > 64:
                 continue
             for cp in [1] if alone else divisors(devices // (tp * pp)):
-                # Below some 4,096 tokens a device a ring of keys only waits (Liu et al. 2023).
-                if cp > 1 and (job.length % cp or job.length // cp < 4096 or cp > 16):
+                # Below some 4,096 tokens a device sending keys takes longer than computing with them (Liu et al. 2023).
+                if cp > 1 and (job.length % (2 * cp) or job.length // cp < 4096 or cp > 16):
                     continue
                 dp = devices // (tp * pp * cp)
                 if dp > job.batch or job.batch % dp:
@@ -87,8 +87,8 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
 
 
 def runs_here(layout: Layout) -> bool:
-    """Whether `launch:` can be set to it: data parallelism, with any sharding."""
-    return layout.tp * layout.pp * layout.cp * layout.ep == 1
+    """Whether a plan's config can set `launch:` to it: data and context parallelism, with any sharding."""
+    return layout.tp * layout.pp * layout.ep == 1
 
 
 def _cost(one: Choice) -> float:
@@ -125,7 +125,7 @@ def why_lost(best: Choice, other: Choice, job: Training) -> str:
         "compute": "its products are smaller, and slower",
         "recompute": "it computes activations again",
         "tensor": "tensor parallelism sums activations in every layer",
-        "context": "keys and values go around",
+        "context": "keys and values are gathered",
         "experts": "tokens are sent to experts",
         "pipeline": "activations are handed from stage to stage",
         "bubble": "stages of the pipeline wait for each other",

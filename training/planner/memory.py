@@ -109,6 +109,10 @@ def memory(job: Training, at: Layout) -> Memory:
     whole = at.tp if at.sequence_parallel else 1
     cuda = job.device.name != "cpu"
     kept = kept_by(arch, job.length, element, scores=bool(job.kernels.scores), tp=at.tp, whole=whole, cuda=cuda)
+    if at.cp > 1:
+        # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
+        keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
+        kept = Kept(kept.layer + keys, kept.checkpoint, kept.outside + element * job.length)
     # 1F1B: the first stage has as many microbatches under way as there are stages (Narayanan et al. 2021, section 2.2).
     count = microbatches(job, at)
     under_way = min(at.pp, count) * (1 + (at.pp - 1) / (at.pp * at.interleave) if at.interleave > 1 else 1)

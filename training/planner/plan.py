@@ -308,7 +308,7 @@ def _runnable(found: Estimate) -> dict[str, Any] | None:
     """The fastest layout that `launch:` can be set to; None where none fits."""
     for one in found.choices:
         if one.fits and runs_here(one.layout):
-            keys = ("dp", "microbatch", "recompute", "sharding")
+            keys = ("dp", "cp", "microbatch", "recompute", "sharding")
             return {**{key: getattr(one.layout, key) for key in keys}, "step_s": one.time.total}
     return None
 

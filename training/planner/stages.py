@@ -104,14 +104,15 @@ def device_of(launch: LaunchConfig) -> Device | None:
     return DEVICES.get(launch.hardware) if launch.hardware else None
 
 
-def layout_of(launch: LaunchConfig, microbatch: int, tensor_parallel: int = 1) -> Layout:
+def layout_of(launch: LaunchConfig, microbatch: int, tensor_parallel: int = 1, context_parallel: int = 1) -> Layout:
     """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
     if launch.ranks > tensor_parallel:
         sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
     return Layout(
-        launch.ranks // tensor_parallel,
+        launch.ranks // (tensor_parallel * context_parallel),
         tensor_parallel,
+        cp=context_parallel,
         microbatch=microbatch,
         recompute=launch.recompute,
         sharding=sharding,
@@ -131,20 +132,23 @@ def needs(
 
     length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known.
     """
-    ranks, tensor = launch.ranks, launch.tensor_parallel if isinstance(config, PretrainConfig) else 1
+    ranks, tensor, context = launch.ranks, 1, 1
+    if isinstance(config, PretrainConfig):  # in other stages every rank has a part of a batch
+        tensor, context = launch.tensor_parallel, launch.context_parallel
+    parts = ranks // (tensor * context)
     sequences, copies, passes = _batch(config, length)
     precision = "fp32" if launch.precision == "fp32" else "bf16"
     kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
     job = Training(
-        arch, device, kernels, network_of(device), length, max(sequences, ranks), precision, _moments(config, arch)
+        arch, device, kernels, network_of(device), length, max(sequences, parts), precision, _moments(config, arch)
     )
-    share = max(1, -(-sequences * tensor // ranks))
+    share = max(1, -(-sequences // parts))
     auto = launch.microbatch == "auto"
     tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
     if isinstance(launch.microbatch, int):
         tried = [min(share, launch.microbatch)]
     for at_once in tried:
-        at = layout_of(launch, at_once, tensor)
+        at = layout_of(launch, at_once, tensor, context)
         # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
         beside = copies * _WEIGHT_BYTES * arch.parameters
         total = memory(job, at).total + beside

@@ -172,11 +172,11 @@ def step_time(job: Training, at: Layout) -> StepTime:
         times = 4 + (2 if at.recompute == "full" else 0)
         tensor = layers * times * net.all_reduce(rows * arch.width * job.element, at.tp, 1)
     if at.cp > 1:
-        # Keys and values go once around the ring forward, they and their gradients backward, behind attention.
-        keys = 2 * rows * arch.kv_heads * arch.head_width / at.tp * job.element
-        ring = 3 * net.ring(keys, at.cp, at.tp)
-        seen = 3.5 * 4 * rows * job.length / 2 * arch.heads * arch.head_width / at.tp
-        context = layers * max(0.0, ring - seen / (job.peak * job.kernels.attention))
+        # Keys and values are gathered in a layer's forward pass, their gradients summed and scattered in the backward
+        # pass; nothing of it hides (training/context_parallel.py).
+        keys = 2 * rows * at.cp * arch.kv_heads * arch.head_width / at.tp * job.element
+        times = 2 + (at.recompute != "none")
+        context = layers * times * net.all_gather(keys, at.cp, at.tp)
     if at.ep > 1:
         sent = rows * arch.active_experts * arch.width * job.element / at.tp
         experts = layers * 4 * net.all_to_all(sent, at.ep, at.tp)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
+from tests.peak import Peak
 from training.config import ModelConfig
 from training.hardware import Hardware
 from training.models import LanguageModel, build, hf_config
@@ -22,34 +19,6 @@ from training.planner.network import network_of
 from training.planner.stages import this_machine
 from training.planner.step_time import Layout, Recompute, Training
 from training.presets import Family
-
-
-class Peak(TorchDispatchMode):
-    """Bytes of all tensors that live, and the most there were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sizes: dict[int, int] = {}
-        self.now = self.most = 0
-
-    def see(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._gone, key)
-
-    def _gone(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operator(*args, **(kwargs or {}))
-        for one in tree_flatten(result)[0]:
-            if isinstance(one, Tensor):
-                self.see(one)
-        return result
 
 
 class Case(NamedTuple):

@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 from evaluation.page.planning_page import planning_page
 from flows.config import load
 from flows.graph import graph
-from flows.needs import stage_needs
+from flows.needs import check_hardware, stage_needs
 from flows.plan import plan as would
 from flows.planned_config import write_config
 from infra.errors import ConfigError
@@ -28,13 +28,15 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
         {"preset": "gpt-1.3b", "tokens": 2e10, "gpu": "a100-80", "gpus": 16},
         {"money": 3000, "gpu": "h100", "gpus": 8},
         {"parameters": 5e6, "gpu": "l40s", "gpus": 1},
+        {"parameters": 1.3e9, "tokens": 2e10, "gpu": "h100", "gpus": 16, "length": 65_536},
     ],
-    ids=["preset", "budget", "small"],
+    ids=["preset", "budget", "small", "context"],
 )
 def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, tmp_path: Path) -> None:
     found = plan(request(**wishes))
     write_config(found, tmp_path / "planned.yaml")
     config = load(tmp_path / "planned.yaml")
+    assert not check_hardware(config) and config.launch.context_parallel == found["layout"]["cp"]
     nodes = graph(config)
     needed = stage_needs(config, nodes, would(nodes, Store(tmp_path / "store", reading=True)))["pretrain"]
     assert needed.fits and needed.hours == pytest.approx(found["hours"], rel=0.05)

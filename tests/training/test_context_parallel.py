@@ -1,0 +1,271 @@
+"""Ranks that share every sequence: loss and gradients of one process for each family, and the same training."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import distributed
+
+from infra.launch.config import LaunchConfig
+from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from training.families import FAMILIES
+
+ABLE = sorted(name for name, one in FAMILIES.items() if one.context_parallel)
+LENGTH, WINDOW = 24, 3
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+         "intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64,
+         "sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 0}  # fmt: skip
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0}  # fmt: skip
+QUIET = {"attention_dropout": 0.0, "dropout": 0.0, "activation_dropout": 0.0, "residual_dropout": 0.0,
+         "embedding_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0}  # fmt: skip
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+
+
+def _prepared(
+    rank: int, count: int, port: int, precision: Literal["fp32", "bf16"] = "fp32"
+) -> tuple[LaunchConfig, Any]:
+    """In each of `count` ranks, which share sequences: where it is, and on what it computes."""
+    from training.hardware import prepare
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    launch = LaunchConfig(
+        device="cpu", threads=1, precision=precision, processes=count, context_parallel=count, trainer="native"
+    )
+    return launch, prepare(launch, shares_examples=True)
+
+
+def _compare(rank: int, count: int, port: int, families: list[str]) -> str:
+    """A model, and the same one with its sequences shared; the traceback of what differs."""
+    family = ""
+    try:
+        from training.parallel import checkpoint_activations, parallelize
+
+        launch, hardware = _prepared(rank, count, port)
+        for number, family in enumerate(families):
+            one, two = _model(family, hardware), _model(family, hardware)
+            if number % 2:
+                checkpoint_activations(two, "full")
+            parallelize(two, launch, hardware)
+            for batch in _batches():
+                _hold(one, two, batch, count)
+    except BaseException:
+        return f"{family}: {traceback.format_exc()}"
+    return ""
+
+
+def _model(family: str, hardware: Any) -> Any:
+    from training.attention import CAUSAL_BLOCKS
+    from training.config import ModelConfig
+    from training.models import LanguageModel, build, hf_config
+
+    values = {"model_type": family, **(GPT2 if family == "gpt2" else {**SIZES, **QUIET})}
+    if FAMILIES[family].windows == "by_layer":
+        values["layer_types"] = ["sliding_attention", "full_attention"]
+    # Weights so wide that what a token sees tells in its loss.
+    network = build(hf_config(ModelConfig(transformers=values), 64, {"pad_token_id": 0}), 1, "plain", 0.2)
+    # The kernels of a GPU and of a CPU, in turn.
+    network.set_attn_implementation(CAUSAL_BLOCKS if family in ("llama", "gpt2") else "sdpa")
+    return LanguageModel(network, hardware)
+
+
+def _batches() -> list[dict[str, torch.Tensor]]:
+    """With documents, one of which goes over the border of two chunks, and without; labels are not spread evenly."""
+    from training.documents import positions_within
+
+    torch.manual_seed(3)
+    ids = torch.randint(0, 64, (3, LENGTH))
+    labels = ids.roll(-1, 1).index_fill(1, torch.tensor([1, 2, 4, LENGTH - 1]), -100)
+    documents = torch.stack([(torch.arange(LENGTH) >= begin).int() for begin in (5, 8, 17)])
+    plain = {"input_ids": ids, "labels": labels}
+    return [{**plain, "documents": documents, "position_ids": positions_within(documents)}, plain]
+
+
+def _hold(one: Any, two: Any, batch: dict[str, torch.Tensor], count: int) -> None:
+    for model in (one, two):
+        model.zero_grad()
+    outputs = one(batch), two(batch)
+    whole, part = one.loss(outputs[0], batch), two.loss(outputs[1], batch)
+    assert outputs[1].shape[1] == LENGTH // count
+    mean = part.detach().clone()
+    distributed.all_reduce(mean)
+    torch.testing.assert_close(mean / count, whole.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(two.losses(batch), one.losses(batch), rtol=1e-4, atol=1e-5)
+    of_examples = one.example_losses(outputs[0], batch), two.example_losses(outputs[1], batch)
+    torch.testing.assert_close(of_examples[1], of_examples[0], rtol=1e-4, atol=1e-5)
+    whole.backward()
+    part.backward()
+    theirs = dict(one.named_parameters())
+    for name, weight in two.named_parameters():
+        distributed.all_reduce(weight.grad)
+        torch.testing.assert_close(weight.grad / count, theirs[name].grad, rtol=1e-3, atol=1e-5, msg=_named(name))
+
+
+def _named(name: str) -> Callable[[str], str]:
+    return lambda said: f"{name}: {said}"
+
+
+def _held(rank: int, count: int, port: int) -> str:
+    """The most bytes of tensors in two steps of a small Llama in bf16."""
+    try:
+        from tests.peak import Peak
+        from training.config import ModelConfig
+        from training.models import LanguageModel, build, hf_config
+        from training.parallel import parallelize
+
+        launch, hardware = _prepared(rank, count, port, "bf16")
+        config = ModelConfig(family="llama", layers=8, width=128, heads=4, mlp_width=344, positions=512)
+        model = LanguageModel(build(hf_config(config, 1024, {}), 1), hardware)
+        parallelize(model, launch, hardware)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        ids = torch.randint(0, 1024, (2, 512))
+        batch = {"input_ids": ids, "labels": ids, "documents": torch.zeros(2, 512, dtype=torch.int32)}
+        batch["position_ids"] = torch.arange(512).repeat(2, 1)
+        peak = Peak()
+        for tensor in (*model.parameters(), *model.buffers(), *batch.values()):
+            peak.see(tensor)
+        with peak:
+            for _ in range(2):
+                model.loss(model(batch), batch).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        # Weights, gradients and two moments are whole on every rank.
+        return str(peak.most - 16 * sum(weight.numel() for weight in model.parameters()))
+    except BaseException:
+        return traceback.format_exc()
+
+
+def _in_ranks(count: int, function: Callable[..., str], *arguments: Any) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    together = [training_process(function, rank, count, port, *arguments) for rank in range(count)]
+    try:
+        return [one.returned() if one.wait(PATIENCE_S) is not None else "no answer" for one in together]
+    finally:
+        for one in together:
+            one.kill()
+
+
+def test_shared_sequences_have_loss_and_gradients_of_the_whole() -> None:
+    assert _in_ranks(2, _compare, ABLE) == ["", ""]
+
+
+@pytest.mark.long
+def test_four_ranks_share_them_too() -> None:
+    """The risk: chunks of more than two ranks come together in another order."""
+    assert _in_ranks(4, _compare, ["llama", "gpt2", "mistral", "gemma3_text"]) == [""] * 4
+
+
+@pytest.mark.long
+def test_a_rank_holds_its_part_of_the_activations(record_property: Callable[[str, object], None]) -> None:
+    """The risk: each rank computes whole sequences somewhere. Beside its part it holds all keys and values of a layer,
+    and the weights' copies in bf16. The figures go to --junit-xml."""
+    held = {count: [int(one) for one in _in_ranks(count, _held)] for count in (1, 2, 4)}
+    record_property("bytes", held)
+    assert max(held[2]) < 0.55 * held[1][0] and max(held[4]) < 0.3 * held[1][0]
+
+
+SETTINGS: dict[str, Any] = {
+    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
+    "duration": "12 batches",
+    "global_batch_tokens": 256,
+    "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
+    "schedule": {"warmup": "5 batches"},
+    "evaluate_every": "6 batches",
+    "checkpoint_every": "4 batches",
+}
+SHARED: dict[str, Any] = {"trainer": "native", "context_parallel": 2}
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {"trainer": "native"}),
+    "context": (2, SHARED),
+    "fsdp": (4, SHARED | {"sharding": "fsdp", "microbatch": 1}),
+    "ddp": (4, SHARED | {"recompute": "selective"}),
+    "zero1": (2, SHARED | {"sharding": "zero1"}),
+    "zero2": (2, SHARED | {"sharding": "zero2"}),
+    "hsdp": (4, SHARED | {"sharding": "hsdp", "shard_ranks": 2}),
+}
+
+
+@pytest.fixture
+def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": shards_dir, "tokenizer": tokenizer_dir}
+
+
+def _values(told: list[dict[str, Any]], name: str) -> list[float]:
+    return [float(line["values"][name]) for line in told if name in line.get("values", {})]
+
+
+def _train(way: str, inputs: dict[str, Path], out: Path) -> list[dict[str, Any]]:
+    count, launch = WAYS[way]
+    return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch)
+
+
+def test_ranks_that_share_sequences_train_as_one_process(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
+    """By two ranks, and by two groups of two over which the weights are sharded, which then go on as one process."""
+    told = {way: _train(way, inputs, tmp_path / way) for way in ("one", "context", "fsdp")}
+    whole = weights(tmp_path / "one")
+    for way in ("context", "fsdp"):
+        for name in ("train/loss", "train/grad_norm", "train/activation_norm", "validation/sample_loss"):
+            assert _values(told[way], name) == pytest.approx(_values(told["one"], name), rel=1e-3), name
+        for name, tensor in weights(tmp_path / way).items():
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-3, atol=1e-4)
+    shutil.rmtree(tmp_path / "fsdp.work" / "checkpoints" / "ba000000012")
+    again = _train("one", inputs, tmp_path / "fsdp")
+    assert _values(again, "train/loss") == pytest.approx(_values(told["one"], "train/loss")[8:], rel=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("way", "other"),
+    [
+        ("context", "fsdp"),
+        ("fsdp", "hsdp"),
+        ("ddp", "context"),
+        ("zero1", "ddp"),
+        ("zero2", "zero1"),
+        ("one", "context"),
+    ],
+)
+def test_each_way_goes_on_to_the_bit_and_into_any_other(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights, way: str, other: str
+) -> None:
+    """The risk: ranks of a group go on at different places of the data, or sum gradients in another order."""
+    told = _values(_train("one", inputs, tmp_path / "one"), "train/loss")
+    expected = weights(tmp_path / "one")
+    for turn in ("begun", "again", "moved"):
+        if turn != "begun":
+            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
+        losses = _values(_train(other if turn == "moved" else way, inputs, tmp_path / "model"), "train/loss")
+        assert losses == pytest.approx(told[12 - len(losses) :], rel=1e-4)
+        assert len(losses) == (12 if turn == "begun" else 4)
+        found = weights(tmp_path / "model")
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+        if turn == "begun":
+            whole = found
+        if turn == "again":
+            assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def test_what_does_not_go_with_it_is_refused() -> None:
+    for wrong, said in (
+        ({"trainer": "composer"}, "trainer: native"),
+        ({"tensor_parallel": 2}, "tensor_parallel: 1"),
+        ({"processes": 3}, "a divisor of the 3 ranks, not 2"),
+        ({"attention": "flash_attention_2"}, "attention: auto, sdpa or causal_blocks, not flash_attention_2"),
+    ):
+        with pytest.raises(ValidationError, match=f"expected with context_parallel {said}"):
+            LaunchConfig(**{"processes": 2, **SHARED, **wrong})  # type: ignore[arg-type]
