@@ -154,7 +154,8 @@ def needs(
         total = memory(job, at).total + beside
         if total <= device.memory:
             break
-    hours = _hours(config, job, at, length, passes, epoch_tokens)
+    shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.name not in DEVICES)
+    hours = _hours(config, job, at, length, passes * (_own_share(config, length) if shares else 1), epoch_tokens)
     spread = (1 - MISS, 1 + MISS) if device.name in DEVICES else (1 / _CPU_SPREAD, _CPU_SPREAD)
     kept = config.keep_checkpoints + (0 if config.keep_state == "none" else 1)
     if isinstance(config.keep_state, KeepEvery):
@@ -202,6 +203,13 @@ def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
             return config.minibatch_answers, 3, config.epochs + 2
         case _:
             raise TypeError(type(config))
+
+
+def _own_share(config: TrainerConfig, length: int) -> float:
+    """The share of a minibatch's tokens that is computed where a prompt's answers are computed with it once."""
+    if not isinstance(config, RlhfConfig):
+        return 1.0
+    return (config.answer_max_tokens + config.max_prompt_tokens / config.answers_per_prompt) / length
 
 
 def _hours(
