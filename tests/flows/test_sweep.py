@@ -20,7 +20,7 @@ from flows.sweeps.carried import FILE
 from flows.sweeps.definition import Sweep, Wishes, define
 from flows.sweeps.law import check, law_of
 from flows.sweeps.results import summary
-from flows.sweeps.sampling import chooser
+from flows.sweeps.sampling import Drawn, chooser
 from flows.sweeps.space import Choices, Range, read_ablation, read_space
 from flows.sweeps.trials import Trial, Trials
 from infra.errors import ConfigError
@@ -279,6 +279,42 @@ def test_a_law_of_trials_predicts_the_largest_and_is_a_file_for_plan(config: Pat
     (budget,) = found["isoflop"]["budgets"]
     assert budget["flops"] == pytest.approx(2.4e12) and len(budget["points"]) == 3
     assert "IsoFLOP" in page and "2.4e+12 FLOPs" in page
+
+
+@pytest.mark.long
+def test_a_poor_trial_of_a_real_sweep_is_pruned_and_the_figures_say_so(env: dict[str, str], tmp_path: Path) -> None:
+    """Three settings that were drawn before the sweep was killed, two that learn and one that hardly does. The risk: a
+    trial that was given up is trained to its end, is run again, or counts as one that failed.
+    """
+    config, store = tiny(tmp_path), tmp_path / "store"
+    settings = {"pretrain.duration": "150 batches", "pretrain.evaluate_every": "10 batches"}
+    options = {"sampler": "tpe", "pruner": "median", "trials": 3}
+    sweep = define(Wishes(config, settings, read_space((f"{RATE}=1e-9..1e-1@log",)), {}, **options))  # type: ignore[arg-type]
+    trials = Trials(store, sweep.id)
+    trials.create()
+    study = Drawn(sweep, trials).study
+    for rate in (1e-2, 5e-3, 1e-9):
+        study.enqueue_trial({RATE: rate})
+        study.ask().suggest_float(RATE, 1e-9, 1e-1, log=True)
+
+    command: list[Any] = ["sweep", config, "--key", f"{RATE}=1e-9..1e-1@log", "--trials", "3", "--pruner", "median"]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    answer = stemma(*command, "--root", store, env=env)
+
+    assert answer.document["status"] == "done", answer.document["errors"]
+    found = answer.document["trials"]
+    assert [(one["settings"][RATE], one["status"]) for one in found] == [
+        (pytest.approx(1e-2), "done"),
+        (pytest.approx(5e-3), "done"),
+        (pytest.approx(1e-9), "pruned"),
+    ]
+    assert found[2]["value"] is None and answer.document["best"]["settings"][RATE] > 1e-3
+    assert len([*(store / "pretrain").iterdir()]) == 2, "the poor one was trained to its end"
+    assert "2 done, 1 pruned" in Path(answer.document["page"]).read_text()
+    told = trials.all()[2]
+    assert stemma(*command, "--root", store, env=env).document["trials"] == found, "what was pruned stays so"
+    assert trials.all()[2] == told
 
 
 @pytest.mark.long
