@@ -252,7 +252,8 @@ def test_a_sweep_is_started_in_the_page(deployed: tuple[Path, str], browser_page
     trials = set(re.findall(r"\[done\]\(\S+/runs/flow-run/(\S+)\)", sheet))
     assert len(trials) == 2 and flow_run not in trials, "each trial is a run with a page of its own"
     wait_until(lambda: page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"] == "COMPLETED")
-    page.goto(f"{address}/runs/flow-run/{flow_run}?tab=Artifacts")
+    page.goto(f"{address}/runs/flow-run/{flow_run}")
+    page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts")).first.click()
     expect(page.get_by_text("Sweep by tokenizer.bytes_per_token").first).to_be_visible()
 
 

@@ -211,12 +211,12 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     store = tmp_path / "store"
     shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     longer = full_config()
-    longer["pretrain"] |= {"duration": "150 batches", "checkpoint_every": "10 batches", "evaluate_every": "150 batches"}
+    longer["pretrain"] |= {"duration": "240 batches", "checkpoint_every": "10 batches", "evaluate_every": "240 batches"}
     config = write_config(tmp_path / "config.yaml", longer)
     first = start("run", config, "--root", store, "--until", "pretrain", env=env)
     child = wait_until(lambda: running_stage(store, "pretrain"))
     assert isinstance(child, psutil.Process)
-    wait_until(lambda: progress_of(store, "pretrain") >= 40)
+    wait_until(lambda: progress_of(store, "pretrain") >= 30)
     first.kill()
     first.communicate()
 
@@ -225,13 +225,13 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     assert second.with_status("built") == {"pretrain"}, second.document["errors"]
     assert "continuing pretrain at batch" in second.stderr
     manifest = json.loads((Path(second.rows()["pretrain"]["path"]) / "manifest.json").read_text())
-    assert manifest["result"]["figures"]["batches"] == 150
+    assert manifest["result"]["figures"]["batches"] == 240
 
     aux = Path(second.rows()["pretrain"]["path"]) / "aux"
     points = points_of(map(json.loads, (aux / "metrics.jsonl").read_text().splitlines()))
     assert points == points_of(read_journal(aux / "journal.jsonl"))
-    assert [step for step, _ in points["train/loss"]] == list(range(1, 151)), "each once, whatever the kill took"
-    assert [step for step, _ in points["validation/sample_loss"]] == [150]
+    assert [step for step, _ in points["train/loss"]] == list(range(1, 241)), "each once, whatever the kill took"
+    assert [step for step, _ in points["validation/sample_loss"]] == [240]
     subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
     query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)
         WHERE tags.key = 'stemma.build_id' AND tags.value = ? AND metrics.key = ? ORDER BY step"""
