@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import RankFailed, train_in_ranks
+from tests.training.conftest import write_rows
 from training.export import export
 from training.hardware import prepare
 from training.scorer import load_scorer
@@ -41,6 +43,35 @@ def test_alignment_in_ranks_ends_with_the_weights_of_one_process(
     train_in_ranks(stage, 1, settings, inputs, tmp_path / "one")
     train_in_ranks(stage, 2, settings, inputs, tmp_path / "two", launch={"sharding": sharding})
     _same(tmp_path / "one", tmp_path / "two", atol=1e-4)
+
+
+@pytest.mark.long
+def test_a_reward_model_learns_in_ranks_from_rankings_what_it_learns_in_one_process(
+    base_dir: Path, tmp_path: Path
+) -> None:
+    """Prompts with two, three and four answers, votes and ties. The risk: a rank whose prompts have more answers weighs
+    more."""
+    (tmp_path / "preferences").mkdir()
+    rows: list[dict[str, Any]] = []
+    for number in range(24):
+        answers = [f"{word} the list {number}." for word in ("Sort", "Copy", "Load", "No")][: 2 + number % 3]
+        for better, worse in itertools.combinations(answers, 2):
+            votes = [1.0, 1.0] if number % 5 == 0 else [3.0, 1.0]
+            rows.append({
+                "id": f"{number}{better}{worse}", "prompt": f"What is {number}?", "chosen": better, "rejected": worse,
+                "ranking": str(number), "votes": votes, "source": "test",
+            })  # fmt: skip
+    write_rows(tmp_path / "preferences" / "train.jsonl", rows)
+    write_rows(tmp_path / "preferences" / "heldout.jsonl", rows)
+    inputs = {"model": base_dir, "preferences": tmp_path / "preferences"}
+    settings = REWARD | {"heldout_limit": 24, "optimizer": {"learning_rate": 1.0e-3}}
+    told = {count: train_in_ranks("reward_model", count, settings, inputs, tmp_path / str(count)) for count in (1, 2)}
+    losses = [
+        [line["values"]["train/loss"] for line in told[count] if "train/loss" in line.get("values", {})]
+        for count in (1, 2)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(losses[0]) == 3
+    _same(tmp_path / "1", tmp_path / "2", atol=1e-4)
 
 
 def _same(one: Path, two: Path, atol: float) -> None:
@@ -70,6 +101,8 @@ RLHF: dict[str, Any] = {
 }
 PPO = RLHF | {"text_coef": 1.0}
 SHARDINGS = ("zero1", "zero2", "fsdp", "hsdp")
+ENSEMBLE = RLHF | {"ensemble": "lower_bound", "stop_on_divergence": 9, "answers_per_prompt": 4}
+"""Two reward models and a judge."""
 GRPO = RLHF | {"answers_per_prompt": 4, "algorithm": "grpo", "reward_functions": {f"{__name__}:words": 0.5}}
 
 
@@ -77,10 +110,18 @@ GRPO = RLHF | {"answers_per_prompt": 4, "algorithm": "grpo", "reward_functions":
 def rl_inputs(
     base_dir: Path, instructions_dir: Path, shards_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """With a reward model of random weights, which is as good as any to be followed."""
-    folder = tmp_path_factory.mktemp("scorer")
-    export(load_scorer(base_dir, prepare(LaunchConfig(device="cpu")), seed=5).model, base_dir, folder)
-    return {"model": base_dir, "prompts": instructions_dir, "reward_model": folder, "shards": shards_dir}
+    """With reward models of random weights, which are as good as any to be followed."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("reward_model", "second", "judge")}
+    for seed, folder in enumerate(folders.values(), 5):
+        export(load_scorer(base_dir, prepare(LaunchConfig(device="cpu")), seed=seed).model, base_dir, folder)
+    return {"model": base_dir, "prompts": instructions_dir, "shards": shards_dir, **folders}
+
+
+def _inputs(rl_inputs: dict[str, Path], settings: dict[str, Any]) -> dict[str, Path]:
+    """What these settings read."""
+    unread = set() if "text_coef" in settings else {"shards"}
+    unread |= set() if "ensemble" in settings else {"second", "judge"}
+    return {name: path for name, path in rl_inputs.items() if name not in unread}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +129,8 @@ def rl_inputs(
     [
         pytest.param(PPO, "ddp", id="ppo-ddp"),
         pytest.param(GRPO, "fsdp", id="grpo-fsdp"),
+        pytest.param(ENSEMBLE, "ddp", id="ensemble-ddp", marks=pytest.mark.long),
+        pytest.param(ENSEMBLE, "fsdp", id="ensemble-fsdp", marks=pytest.mark.long),
         *(
             pytest.param(PPO, one, id=f"ppo-{one}", marks=pytest.mark.long)
             for one in ("zero1", "zero2", "fsdp", "hsdp")
@@ -99,7 +142,7 @@ def test_a_policy_learns_in_ranks_what_it_learns_in_one_process(
 ) -> None:
     """The same answers, whoever samples them; advantages and the KL coefficient of all answers together. The risk of
     the long ones: ranks that gather layers while others sample, or sample with weights from before a round."""
-    inputs = {name: path for name, path in rl_inputs.items() if name != "shards" or "text_coef" in settings}
+    inputs = _inputs(rl_inputs, settings)
     one = train_in_ranks("rlhf", 1, settings, inputs, tmp_path / "one")
     two = train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "two", launch={"sharding": sharding})
     for name in ("rlhf/kl_coef", "rlhf/kl", "rlhf/reward", "rlhf/answer_tokens", "train/loss", "rlhf/clip_share"):
@@ -130,7 +173,7 @@ def test_ranks_killed_three_times_within_rounds_end_with_the_same_bits(
 ) -> None:
     """Rounds are of four batches, checkpoints at 3, 6, 9 and so on. The risk: a round that is sampled again by a policy
     that has learnt from it meanwhile."""
-    inputs = {name: path for name, path in rl_inputs.items() if name != "shards" or "text_coef" in settings}
+    inputs = _inputs(rl_inputs, settings)
     settings = settings | {"rollouts": 5, "checkpoint_every": "3 batches"}
     train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "unbroken")
     for batch in (5, 11, 17):
