@@ -127,7 +127,7 @@ class PipelineRun:
         try:
             self._begin(begun)
             chosen = self.selection.choose(self.nodes)
-            if self.config.launch.hardware is not None:
+            if self.config.launch.hardware is not None or self.config.launch.checkpoint_remote is not None:
                 from flows.needs import refuse_run
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from corpus.config import ShardConfig, TokenizerConfig
 from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
 from flows.plan import Row, plan
-from infra.errors import ConfigError, Problem
+from infra.errors import ConfigError, Problem, StageError
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.families import sequences_problem, split_problem
@@ -51,11 +52,27 @@ def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]
 def refuse_run(
     config: PipelineConfig, nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError for unknown hardware, and for chosen steps that the named device does not hold."""
+    """Raises ConfigError for unknown hardware, for chosen steps that the named device does not hold, and where their
+    checkpoints cannot be uploaded to."""
     if problems := check_hardware(config):
         raise ConfigError(*problems)
-    rows = plan(nodes, store, force)
-    refuse(config, nodes, stage_needs(config, nodes, {name: rows[name] for name in chosen}))
+    planned = plan(nodes, store, force)
+    rows = {name: planned[name] for name in chosen}
+    refuse(config, nodes, stage_needs(config, nodes, rows))
+    place = config.launch.checkpoint_remote
+    if place and any(row.status == "build" and nodes[name].stage.makes_weights for name, row in rows.items()):
+        _refuse_place(place)
+
+
+def _refuse_place(place: str) -> None:
+    from infra.s3_write import check_writable
+
+    try:
+        check_writable(place)
+    except StageError as error:
+        # A server that does not answer now may do so when the training begins.
+        if wrong := [problem for problem in error.problems if problem.code != "source_unreachable"]:
+            raise ConfigError(*(replace(problem, path="launch.checkpoint_remote") for problem in wrong)) from None
 
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:

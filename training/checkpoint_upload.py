@@ -29,7 +29,7 @@ from training.remote_checkpoints import (
     CHECKPOINTS,
     HASH,
     everywhere,
-    manifest_digest,
+    manifest_name,
     outdated,
     remote_checkpoints,
     url_of,
@@ -137,7 +137,7 @@ class Uploader:
         beside = {name: content for name, content in beside.items() if content}
         files |= {name: (len(content), getattr(xxhash, HASH)(content).hexdigest()) for name, content in beside.items()}
         manifest = json.dumps(files, sort_keys=True).encode()
-        pinned = self._work / f"{path.parent.name}.{path.name}.{manifest_digest(manifest)}"
+        pinned = self._work / f"{path.parent.name}.{path.name}.{manifest_name(manifest)}"
         failure = ""
         try:
             pinned.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ class Uploader:
 
     def _upload(self, item: _Item) -> None:
         """In the thread: brings this rank's files and, on the first one, the manifest when all others are done."""
-        url = url_of(self._place, item.folder, item.batch, manifest_digest(item.manifest))
+        url = url_of(self._place, item.folder, item.batch, item.manifest)
         failure = item.failure
         try:
             for name in item.mine if not failure else ():

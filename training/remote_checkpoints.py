@@ -1,12 +1,12 @@
 """Checkpoints of one build that lie on S3, where another machine finds them when this one is lost.
 
     <launch.checkpoint_remote>/<stage>/<fingerprint>/
-        checkpoints/ba000000200.<hash of the manifest>/rank0.safetensors, …, manifest.json
+        checkpoints/ba000000200.<name of the manifest>/rank0.safetensors, …, manifest.json
         states/, rollback/                              those that stay, and the one from before the first batch
 
 A checkpoint's manifest holds size and hash of its other files, and comes last: without it, or where a file is not as it
-says, there is no checkpoint. Its own hash is in the folder's name, so what is written there is never replaced by other
-bytes. `training.checkpoint_upload` writes them.
+says, there is no checkpoint. Its own hash and size are in the folder's name, so what is written there is never replaced
+by other bytes. `training.checkpoint_upload` writes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from training.checkpoint_folder import MANIFEST, clean, unfinished
 
 CHECKPOINTS, STATES, ROLLBACK = "checkpoints", "states", "rollback"
 HASH = "xxh3_128"
-_PLACE = re.compile(r"/(\w+)/ba(\d+)\.([0-9a-f]{16})/([^/]+)$")
+_PLACE = re.compile(r"/(\w+)/ba(\d+)\.([0-9a-f]{16}-\d+)/([^/]+)$")
 # Of a file on the server, not of the server: another checkpoint may be whole.
 _DAMAGE = {"bad_checksum", "missing_source", "source_changed"}
 
@@ -40,16 +40,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """One checkpoint as it was listed. folder: checkpoints, states or rollback. objects: by the names of files."""
+    """One checkpoint as it was listed.
+
+    folder: checkpoints, states or rollback. manifest: its `manifest_name`. objects: by the names of files.
+    """
 
     folder: str
     batch: int
-    digest: str
+    manifest: str
     objects: Mapping[str, S3Object]
 
     @property
     def is_complete(self) -> bool:
-        return MANIFEST in self.objects
+        """Whether its manifest is there, which comes last, and not torn."""
+        return MANIFEST in self.objects and self.manifest.endswith(f"-{self.objects[MANIFEST].size}")
 
     @property
     def written(self) -> float:
@@ -61,13 +65,14 @@ class RemoteCheckpoint:
         return sorted(self.objects.values(), key=lambda item: item.name != MANIFEST)
 
 
-def manifest_digest(manifest: bytes) -> str:
-    return xxhash.xxh3_64(manifest).hexdigest()
+def manifest_name(manifest: bytes) -> str:
+    """The hash and size of a manifest, by which a checkpoint's folder is told from others of the same batch."""
+    return f"{xxhash.xxh3_64(manifest).hexdigest()}-{len(manifest)}"
 
 
-def url_of(place: str, folder: str, batch: int, digest: str) -> str:
+def url_of(place: str, folder: str, batch: int, manifest: bytes) -> str:
     """Where a checkpoint's files lie."""
-    return f"{place}/{folder}/{state_name(batch)}.{digest}"
+    return f"{place}/{folder}/{state_name(batch)}.{manifest_name(manifest)}"
 
 
 def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
@@ -75,12 +80,12 @@ def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
     rows = []
     for item in list_objects(f"{place}/"):
         if match := _PLACE.search(str(item)):
-            folder, batch, digest, name = match.groups()
-            rows.append(((-int(batch), folder, digest), name, item))
+            folder, batch, manifest, name = match.groups()
+            rows.append(((-int(batch), folder, manifest), name, item))
     rows.sort(key=lambda row: row[:2])
     return [
-        RemoteCheckpoint(folder, -batch, digest, {name: item for _, name, item in group})
-        for (batch, folder, digest), group in groupby(rows, key=lambda row: row[0])
+        RemoteCheckpoint(folder, -batch, manifest, {name: item for _, name, item in group})
+        for (batch, folder, manifest), group in groupby(rows, key=lambda row: row[0])
     ]
 
 
@@ -138,7 +143,7 @@ def _read_manifest(one: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
         raise _damaged("its upload was not ended")
     with open_object(one.objects[MANIFEST]) as file:
         text = file.read()
-    if manifest_digest(text) != one.digest:
+    if manifest_name(text) != one.manifest:
         raise _damaged(f"{MANIFEST} is not as it was written")
     files = {name: (int(size), str(digest)) for name, (size, digest) in json.loads(text).items()}
     for name, (size, _) in files.items():
