@@ -19,7 +19,10 @@ from tests.processes import gone, running_stage, wait_until
 
 
 @pytest.fixture
-def bucket(s3_port: int, proxy: Any) -> Iterator[Any]:
+def bucket(s3_port: int, proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    # What a busy machine delays is no fault that a test put there.
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "6")
+    monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "3")
     with make_bucket(s3_port, "saved") as client:
         yield client
 
