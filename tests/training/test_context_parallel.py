@@ -261,6 +261,20 @@ def test_each_way_goes_on_to_the_bit_and_into_any_other(
             assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "more",
+    [{"precision": "bf16"}, {"precision": "bf16", "sharding": "fsdp"}, {"sharding": "fsdp", "offload": True}],
+    ids=["bf16", "bf16-fsdp", "offload"],
+)
+def test_it_trains_in_bf16_and_offloaded(inputs: dict[str, Path], tmp_path: Path, more: dict[str, Any]) -> None:
+    """The risk: keys, values and masks are of different types, or lie on different devices."""
+    one = {"trainer": "native", **{key: value for key, value in more.items() if key == "precision"}}
+    alone = pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one", launch=one)
+    told = pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "two", launch=SHARED | more)
+    assert _values(told, "train/loss") == pytest.approx(_values(alone, "train/loss"), rel=2e-3)
+
+
 def test_what_does_not_go_with_it_is_refused() -> None:
     for wrong, said in (
         ({"trainer": "composer"}, "trainer: native"),
