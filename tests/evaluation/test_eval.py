@@ -39,7 +39,7 @@ PUBLISHED_BY_OUTPUT = {
     "generation": ("gsm8k", "triviaqa"),
 }
 PUBLISHED_ITEMS = 4
-"""Of each task. benchmarks/RESULTS.md tells of a run with 100, which takes many times as long."""
+"""Of each task. benchmarks/RESULTS.md tells of a run with 100, which takes ten minutes."""
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

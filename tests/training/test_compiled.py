@@ -33,19 +33,34 @@ CONFIG = PretrainConfig.model_validate(
 )
 
 
-def test_compiling_moves_weights_by_rounding_and_resumes_to_the_bit(
-    shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, journal: Any, weights: Callable[[Path], dict[str, Any]]
-) -> None:
-    inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
+Train = Callable[..., dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def train(
+    shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, weights: Callable[[Path], dict[str, torch.Tensor]]
+) -> Train:
+    """Pretrains into `tmp_path`/name and gives the weights; the same `work` continues what is there."""
 
     def train(name: str, work: str, choice: str, **surroundings: Any) -> dict[str, torch.Tensor]:
         launch = LaunchConfig(device="cpu", threads=1, precision="fp32", compile=choice)  # type: ignore[arg-type]
+        inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
         pretrain(CONFIG, inputs, tmp_path / name, Run(tmp_path / work, launch, **surroundings))
         return weights(tmp_path / name)
 
+    return train
+
+
+def test_compiling_moves_weights_by_rounding(train: Train) -> None:
     plain, compiled = train("plain", "plain.work", "off"), train("compiled", "compiled.work", "on")
     for name, tensor in plain.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.long
+def test_a_compiled_training_resumes_to_the_bit(train: Train, journal: Any) -> None:
+    """The risk: kernels that were compiled for another start of the same training round otherwise."""
+    compiled = train("compiled", "compiled.work", "on")
 
     def stopped() -> bool:
         return len(journal.metric("train/loss")) >= 5

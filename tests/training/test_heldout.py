@@ -135,7 +135,7 @@ STAGES: dict[str, tuple[Any, str]] = {
                 "answer_max_tokens": 4,
             }
         ),
-        "kl_of",
+        "rlhf_heldout.kl_of",
     ),
 }
 
@@ -155,6 +155,8 @@ def test_a_measurement_that_fails_costs_no_training(
     """It fails once, after the training; the model lies there by then, and the next run only measures."""
     config, measuring = STAGES[stage]
     module = importlib.import_module(f"training.{stage}")
+    elsewhere, _, measuring = measuring.rpartition(".")
+    patched_module = importlib.import_module(f"training.{elsewhere}") if elsewhere else module
     given = {
         **inputs,
         "model": base_dir,
@@ -166,7 +168,7 @@ def test_a_measurement_that_fails_costs_no_training(
     if stage == "rlhf":  # takes any other input for one more reward model
         given = {name: given[name] for name in ("model", "reward_model", "prompts")}
     launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
-    measure = getattr(module, measuring)
+    measure = getattr(patched_module, measuring)
 
     def fails(*told: Any, **options: Any) -> Any:
         if not (tmp_path / "first" / "model.safetensors").exists():
@@ -174,7 +176,7 @@ def test_a_measurement_that_fails_costs_no_training(
         raise MemoryError("the measurement failed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, measuring, fails)
+        patched.setattr(patched_module, measuring, fails)
         with pytest.raises(MemoryError):
             getattr(module, stage)(config, given, tmp_path / "first", Run(tmp_path / "work", launch))
     again = Run(tmp_path / "work", launch, journal=journal)

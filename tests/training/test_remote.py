@@ -91,7 +91,7 @@ class _Watched:
         monkeypatch.setattr(remote, "download", measured)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mixed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_faults_and_a_small_cache_change_nothing_of_the_model(
     mixed: bool,
     here: Path,
@@ -102,6 +102,8 @@ def test_faults_and_a_small_cache_change_nothing_of_the_model(
     weights: Weights,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Any number of the faults may meet the same request. The risk of the long one: more lies in the cache than may."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "15")
     changed = {"mixture": {"proportion": {"names": 1}}} if mixed else {}
     expected = _train(tmp_path / "here", here, tokenizer_dir, **changed)
     shards = _import(tmp_path / "there")
