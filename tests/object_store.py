@@ -169,7 +169,7 @@ def failing_proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_MAX_ATTEMPTS": "3",
-        "STEMMA_S3_READ_TIMEOUT_S": "0.5",
+        "STEMMA_S3_READ_TIMEOUT_S": "2",
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.01)
