@@ -21,7 +21,10 @@ demo: $(READY) ## install, start the servers, run the quickstart pipeline
 	@echo "stop servers: $(BIN)/stemma down"
 
 test: $(READY) ## all tests but the long proofs
-	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --durations 25 $(TESTS)
+	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --durations 25 $(TESTS) || \
+	{ code=$$?; [ $$code -eq 1 ] || exit $$code; \
+	  echo; echo "What failed is run again, alone. What passes then depends on what runs beside it: find out why."; \
+	  "$(BIN)/python" -m pytest -n 0 --last-failed --last-failed-no-failures none -m "not long" $(TESTS); }
 
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)
