@@ -1,9 +1,9 @@
-"""Ranks that share every sequence: loss and gradients of one process for each family, and the same training."""
+"""Ranks that share every sequence: loss and gradients of one process for each family. Whole trainings are in
+test_groups_of_ranks.py."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import traceback
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from torch import distributed
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from training.families import FAMILIES
 
 ABLE = sorted(name for name, one in FAMILIES.items() if one.context_parallel)
@@ -176,88 +177,12 @@ def test_a_rank_holds_its_part_of_the_activations(record_property: Callable[[str
     assert max(held[2]) < 0.55 * held[1][0] and max(held[4]) < 0.3 * held[1][0]
 
 
-SETTINGS: dict[str, Any] = {
-    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
-    "duration": "12 batches",
-    "global_batch_tokens": 256,
-    "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
-    "schedule": {"warmup": "5 batches"},
-    "evaluate_every": "6 batches",
-    "checkpoint_every": "4 batches",
-}
 SHARED: dict[str, Any] = {"trainer": "native", "context_parallel": 2}
-WAYS: dict[str, tuple[int, dict[str, Any]]] = {
-    "one": (1, {"trainer": "native"}),
-    "context": (2, SHARED),
-    "fsdp": (4, SHARED | {"sharding": "fsdp", "microbatch": 1}),
-    "ddp": (4, SHARED | {"recompute": "selective"}),
-    "zero1": (2, SHARED | {"sharding": "zero1"}),
-    "zero2": (2, SHARED | {"sharding": "zero2"}),
-    "hsdp": (4, SHARED | {"sharding": "hsdp", "shard_ranks": 2}),
-}
 
 
 @pytest.fixture
 def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
     return {"shards": shards_dir, "tokenizer": tokenizer_dir}
-
-
-def _values(told: list[dict[str, Any]], name: str) -> list[float]:
-    return [float(line["values"][name]) for line in told if name in line.get("values", {})]
-
-
-def _train(way: str, inputs: dict[str, Path], out: Path) -> list[dict[str, Any]]:
-    count, launch = WAYS[way]
-    return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch)
-
-
-def test_ranks_that_share_sequences_train_as_one_process(
-    inputs: dict[str, Path], tmp_path: Path, weights: Weights
-) -> None:
-    """They then go on as one process. Groups of ranks over which the weights are sharded, too, are below."""
-    told = {way: _train(way, inputs, tmp_path / way) for way in ("one", "context")}
-    whole = weights(tmp_path / "one")
-    for name in ("train/loss", "train/grad_norm", "train/activation_norm", "validation/sample_loss"):
-        assert _values(told["context"], name) == pytest.approx(_values(told["one"], name), rel=1e-3), name
-    for name, tensor in weights(tmp_path / "context").items():
-        torch.testing.assert_close(tensor, whole[name], rtol=1e-3, atol=1e-4)
-    shutil.rmtree(tmp_path / "context.work" / "checkpoints" / "ba000000012")
-    again = _train("one", inputs, tmp_path / "context")
-    assert _values(again, "train/loss") == pytest.approx(_values(told["one"], "train/loss")[8:], rel=1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("way", "other"),
-    [
-        ("context", "fsdp"),
-        ("fsdp", "hsdp"),
-        ("ddp", "context"),
-        ("zero1", "ddp"),
-        ("zero2", "zero1"),
-        ("one", "context"),
-    ],
-)
-def test_each_way_goes_on_to_the_bit_and_into_any_other(
-    inputs: dict[str, Path], tmp_path: Path, weights: Weights, way: str, other: str
-) -> None:
-    """The risk: ranks of a group go on at different places of the data, or sum gradients in another order."""
-    told = _values(_train("one", inputs, tmp_path / "one"), "train/loss")
-    expected = weights(tmp_path / "one")
-    for turn in ("begun", "again", "moved"):
-        if turn != "begun":
-            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
-        losses = _values(_train(other if turn == "moved" else way, inputs, tmp_path / "model"), "train/loss")
-        assert losses == pytest.approx(told[12 - len(losses) :], rel=1e-4)
-        assert len(losses) == (12 if turn == "begun" else 4)
-        found = weights(tmp_path / "model")
-        for name, tensor in found.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
-        if turn == "begun":
-            whole = found
-        # DDP orders its gradients anew after its first batch, and sums of four ranks with them.
-        if turn == "again" and way != "ddp":
-            assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
 @pytest.mark.long
@@ -271,7 +196,7 @@ def test_it_trains_in_bf16_and_offloaded(inputs: dict[str, Path], tmp_path: Path
     one = {"trainer": "native", **{key: value for key, value in more.items() if key == "precision"}}
     alone = pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one", launch=one)
     told = pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "two", launch=SHARED | more)
-    assert _values(told, "train/loss") == pytest.approx(_values(alone, "train/loss"), rel=2e-3)
+    assert values_of(told, "train/loss") == pytest.approx(values_of(alone, "train/loss"), rel=2e-3)
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:

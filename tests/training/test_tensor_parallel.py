@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import traceback
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from tests.ranked import PATIENCE_S, training_process
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LENGTH = 13
@@ -97,80 +96,7 @@ def test_a_split_model_has_loss_and_gradients_of_the_whole(family: str) -> None:
     assert found == {0: "", 1: ""}, "\n".join(found.values())
 
 
-SETTINGS: dict[str, Any] = {
-    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
-    "duration": "12 batches",
-    "global_batch_tokens": 256,
-    "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
-    "schedule": {"warmup": "5 batches"},
-    "evaluate_every": "6 batches",
-    "checkpoint_every": "4 batches",
-}
-SPLIT: dict[str, Any] = {"trainer": "native", "tensor_parallel": 2}
-WAYS: dict[str, tuple[int, dict[str, Any]]] = {
-    "one": (1, {"trainer": "native"}),
-    "tensor": (2, SPLIT),
-    "fsdp": (4, SPLIT | {"sharding": "fsdp", "microbatch": 2}),
-    "zero2": (4, SPLIT | {"sharding": "zero2"}),
-    "hsdp": (4, SPLIT | {"sharding": "hsdp", "shard_ranks": 1}),
-}
-
-
-@pytest.fixture
-def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
-    return {"shards": shards_dir, "tokenizer": tokenizer_dir}
-
-
-def _values(told: list[dict[str, Any]], name: str) -> list[float]:
-    return [float(line["values"][name]) for line in told if name in line.get("values", {})]
-
-
-def _train(way: str, inputs: dict[str, Path], out: Path) -> list[dict[str, Any]]:
-    count, launch = WAYS[way]
-    return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch)
-
-
-def test_ranks_that_share_layers_train_as_one_process(
-    inputs: dict[str, Path], tmp_path: Path, weights: Weights
-) -> None:
-    """They then go on as one process. Groups of ranks over which each part is sharded, too (2-D), are below."""
-    told = {way: _train(way, inputs, tmp_path / way) for way in ("one", "tensor")}
-    whole = weights(tmp_path / "one")
-    for name in ("train/loss", "train/grad_norm", "train/activation_norm", "validation/sample_loss"):
-        assert _values(told["tensor"], name) == pytest.approx(_values(told["one"], name), rel=1e-3), name
-    for name, tensor in weights(tmp_path / "tensor").items():
-        torch.testing.assert_close(tensor, whole[name], rtol=1e-3, atol=1e-4)
-    shutil.rmtree(tmp_path / "tensor.work" / "checkpoints" / "ba000000012")
-    again = _train("one", inputs, tmp_path / "tensor")
-    assert _values(again, "train/loss") == pytest.approx(_values(told["one"], "train/loss")[8:], rel=1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("way", "other"), [("tensor", "fsdp"), ("fsdp", "hsdp"), ("zero2", "tensor"), ("hsdp", "zero2"), ("one", "fsdp")]
-)
-def test_each_way_goes_on_to_the_bit_and_into_any_other(
-    inputs: dict[str, Path], tmp_path: Path, weights: Weights, way: str, other: str
-) -> None:
-    """The risk: parts of a matrix that is cut in both dimensions come back to other places than their own."""
-    told = _values(_train("one", inputs, tmp_path / "one"), "train/loss")
-    expected = weights(tmp_path / "one")
-    for turn in ("begun", "again", "moved"):
-        if turn != "begun":
-            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
-        losses = _values(_train(other if turn == "moved" else way, inputs, tmp_path / "model"), "train/loss")
-        assert losses == pytest.approx(told[12 - len(losses) :], rel=1e-4)
-        assert len(losses) == (12 if turn == "begun" else 4)
-        found = weights(tmp_path / "model")
-        for name, tensor in found.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
-        if turn == "begun":
-            whole = found
-        if turn == "again":
-            assert all(torch.equal(found[name], whole[name]) for name in whole)
-
-
-def test_what_does_not_go_with_it_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="expected with tensor_parallel trainer: native"):
         LaunchConfig(processes=2, tensor_parallel=2)
     with pytest.raises(ValidationError, match="sharding: zero2, fsdp or hsdp for more than 2 ranks, not zero1"):
