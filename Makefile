@@ -22,9 +22,10 @@ demo: $(READY) ## install, start the servers, run the quickstart pipeline
 
 test: $(READY) ## all tests but the long proofs
 	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" --durations 25 $(TESTS) || \
-	{ code=$$?; [ $$code -eq 1 ] || exit $$code; \
-	  echo; echo "What failed is run again, alone. What passes then depends on what runs beside it: find out why."; \
-	  "$(BIN)/python" -m pytest -n 0 --last-failed --last-failed-no-failures none -m "not long" $(TESTS); }
+	{ code=$$?; if [ $$code -eq 1 ]; then \
+	  echo; echo "make test has failed. What failed is run again, alone: what passes then is broken by what runs beside it."; \
+	  "$(BIN)/python" -m pytest -n 0 --last-failed --last-failed-no-failures none -m "not long" $(TESTS) || true; fi; \
+	  exit $$code; }
 
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)

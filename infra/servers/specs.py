@@ -104,9 +104,7 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
             "PREFECT_HOME": str(prefect_home(root)),
             "PREFECT_API_URL": f"{prefect_url}/api",
             "PREFECT_UI_URL": page,
-            # By default 10. For each question the server works for some hundredths of a second: with 1 an idle server
-            # took 6 % of a core.
-            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         },
     )

@@ -45,10 +45,8 @@ def ended(runs: FlowRuns, folder: Path, command: list[str] = COMMAND, **variable
     status = Status()
 
     def handle(process: Any) -> psutil.Process | None:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # a run without a right id may have ended by now
-            found = psutil.Process(process.pid)
-            assert os.getpgid(found.pid) == os.getpgrp(), "it ends with the worker's group"
-            return found
+        with suppress(psutil.NoSuchProcess):  # a run without a right id may have ended by now
+            return psutil.Process(process.pid)
         return None
 
     async def main() -> int:
@@ -99,6 +97,7 @@ def test_a_run_is_ended_with_the_worker_s_task(runs: FlowRuns, tmp_path: Path) -
                 async def run(*, task_status: Any) -> None:
                     def handle(process: Any) -> int:
                         found.append(psutil.Process(process.pid))
+                        assert os.getpgid(process.pid) == os.getpgrp(), "it ends with the worker's group"
                         return int(process.pid)
 
                     ways = {"task_status": task_status, "task_status_handler": handle, "stream_output": True}
