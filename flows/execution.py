@@ -227,8 +227,8 @@ class PipelineRun:
         waits under the same key gives way."""
         self.page.queue.tell(call, key)
 
-    def ended(self, name: str, task_run: str, state: State) -> None:
-        self.page.ended(name, task_run, state)
+    def ended(self, name: str, state: State) -> None:
+        self.page.ended(name, state)
 
     def skipped(self, name: str, blockers: list[str]) -> None:
         self.unreached.add(name)

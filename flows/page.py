@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import TaskRun
+from prefect.context import TaskRunContext
 from prefect.states import Running, State
+from prefect.tasks import Task
 
 from evaluation.config import CLAIMS
 from flows.journal import RunJournal
@@ -37,16 +41,17 @@ class RunPage:
         self._flow_run = flow_run
         self._url = url
         self._journal = journal
-        self._ended: dict[str, tuple[UUID, State]] = {}
+        self._ended: dict[str, tuple[Task[..., Any], TaskRun, State]] = {}
         self.queue = PageQueue(say)
 
     def notify(self, kind: Kind, title: str, text: str) -> None:
         if self._url:
             self.queue.tell(lambda: notify(kind, title, text, run=self._journal.run_id, url=self._url))
 
-    def ended(self, stage: str, task_run: str, state: State) -> None:
-        """How the task run of a stage ended: Prefect's own word of it is lost where the server is away for long."""
-        self._ended[stage] = UUID(task_run), state
+    def ended(self, stage: str, state: State) -> None:
+        """How a stage ended, told by its task: Prefect's own word of it is lost where the server is away for long."""
+        if here := TaskRunContext.get():
+            self._ended[stage] = here.task, here.task_run, state
 
     def show(self, store: Store, manifests: Mapping[str, Manifest]) -> None:
         """The table that a person sees first when opening the flow run, and the report's claims with what to open.
@@ -96,8 +101,8 @@ class RunPage:
         of by Prefect, next: that the server answers is seen first."""
         self.queue.tell(_knock, "whether it answers")
         if self.queue.was_lost:
-            for stage, (task_run, state) in self._ended.items():
-                self._set(stage, task_run, state)
+            for stage, (task, task_run, state) in self._ended.items():
+                self._set(stage, task, task_run, state)
             self._ended.clear()
             if self._flow_run:
                 self.queue.tell(self._revive, "that it still ran")
@@ -110,9 +115,14 @@ class RunPage:
         if state is not None and state.is_crashed():
             client.set_flow_run_state(UUID(self._flow_run), Running(), force=True)
 
-    def _set(self, stage: str, task_run: UUID, state: State) -> None:
+    def _set(self, stage: str, task: Task[..., Any], run: TaskRun, state: State) -> None:
         def call() -> object:
-            return get_client(sync_client=True).set_task_run_state(task_run, state, force=True)
+            client = get_client(sync_client=True)
+            # Of a task whose events were all lost the server has never heard; one that it knows stays as it is.
+            client.create_task_run(
+                task, run.flow_run_id, run.dynamic_key, run.id, run.name, run.tags, task_inputs=run.task_inputs
+            )
+            return client.set_task_run_state(run.id, state, force=True)
 
         self.queue.tell(call, f"the end of {stage}")
 

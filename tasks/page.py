@@ -18,7 +18,6 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import get_client
-from prefect.runtime import task_run
 from prefect.states import Cancelled, Completed, Failed, State
 
 from evaluation.page.words import seconds
@@ -77,7 +76,7 @@ class PageOwner(Protocol):
 
     def message(self, name: str, message: Mapping[str, Any]) -> None: ...
     def later(self, call: Callable[[], object], key: str = "") -> None: ...
-    def ended(self, name: str, task_run: str, state: State) -> None: ...
+    def ended(self, name: str, state: State) -> None: ...
 
 
 class StagePage:
@@ -147,7 +146,7 @@ class StagePage:
 
     def _ended(self, state: State) -> State:
         self._over.set()
-        self._run.ended(self._node, str(task_run.get_id()), state)
+        self._run.ended(self._node, state)
         return state
 
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:

@@ -103,7 +103,7 @@ def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
         if blockers := run.blockers_of(node.id):
             run.skipped(node.id, blockers)
             state: State = Failed(name="Skipped", message=f"waits for {', '.join(blockers)}, which has no artifact")
-            run.ended(node.id, str(task_run.get_id()), state)
+            run.ended(node.id, state)
             return state
         run.running(node.id)
         page = StagePage(node, run)
