@@ -1,4 +1,4 @@
-"""What all tests share: one Prefect server a worker, and stores that are built once and copied."""
+"""What all tests share: one Prefect server, and stores that are built once and copied."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,12 @@ import pytest
 from hypothesis import settings
 
 import tests.command
-from infra.servers.private import private_prefect_server
+from infra.servers.private import (
+    launch_prefect_server,
+    private_prefect_server,
+    say_last_words,
+    wait_for_prefect_server,
+)
 from tests.command import REPOSITORY, Answer, environment, stemma, write_config
 from tests.pipelines import data_config, full_config
 from tests.processes import COLD
@@ -24,6 +30,8 @@ from tests.processes import COLD
 LONG_S = 3600.0
 """What a test marked `long` may take, in place of `timeout` in pyproject.toml."""
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+_CONTROLLER, _LINE = "stemma_controller", "line"
+_CONTROLLER_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 # Without it each of the hundreds of processes that the tests start compiles what it imports of ours: about a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -36,6 +44,21 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("few", max_examples=25)
     if "not long" in config.getoption("markexpr"):
         settings.load_profile("few")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """In the process that hands tests to the workers: a folder that goes when it ends, with a pipe in it that breaks
+    then, however it ends. So what all workers share has the life of the session, whichever of them starts it."""
+    config = node.config
+    if _CONTROLLER_FOLDER not in config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="stemma-tests-", ignore_cleanup_errors=True)
+        os.mkfifo(Path(folder.name) / _LINE)
+        line = os.open(Path(folder.name) / _LINE, os.O_RDWR)
+        config.stash[_CONTROLLER_FOLDER] = folder
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.close(line))
+    node.workerinput[_CONTROLLER] = config.stash[_CONTROLLER_FOLDER].name
 
 
 @pytest.hookimpl(trylast=True)
@@ -57,10 +80,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_url() -> Iterator[str]:
-    """A real Prefect server for this test worker, with its page."""
-    with private_prefect_server(page=True) as url:
-        yield url
+def prefect_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A real Prefect server with its page, the same for all test workers: by the time that a session takes, one that
+    nobody asks costs each worker a minute. Other tests use it at the same time: ask it for ids and names of your own.
+    """
+    controller = getattr(request.config, "workerinput", {}).get(_CONTROLLER)
+    if controller is None:
+        with private_prefect_server(page=True) as url:
+            yield url
+        return
+    home = Path(controller) / "prefect"
+    with built_once(home) as mine:
+        if mine:
+            url, process = launch_prefect_server(home, True, os.open(Path(controller) / _LINE, os.O_RDONLY))
+            wait_for_prefect_server(url, process, home)
+            (home / "url").write_text(url)
+    yield (home / "url").read_text()
+    say_last_words()
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from infra.servers.specs import prefect_server_variables
 from infra.tail import last_lines
 
 START_TIMEOUT_S = 180.0
+LOG = "server.log"
 _WITHOUT_BLOCKS = {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
 """What nobody asks a private server for: the kinds of blocks that it offers."""
 
@@ -41,28 +42,45 @@ def private_prefect_server(page: bool = False) -> Iterator[str]:
 @contextmanager
 def starting_prefect_server(page: bool = False) -> Iterator[tuple[str, Callable[[], None]]]:
     """`private_prefect_server` while it still starts, and what waits until it answers: there are imports to do."""
-    port = any_free_port()
-    url = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _parent_pipe() as line:
-        home = Path(folder)
-        log = home / "server.log"
-        wanted = _WITHOUT_BLOCKS | {"PREFECT_SERVER_UI_ENABLED": str(page).lower(), PARENT_FD: str(line)}
-        command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "infra.process", *command],
-                env=server_environ(prefect_server_variables(home, url) | wanted),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(line,),
-            )
+        url, process = launch_prefect_server(Path(folder), page, line)
         try:
-            yield f"{url}/api", partial(_wait, process, f"{url}/api/health", log)
-            _say_last_words()
+            yield url, partial(wait_for_prefect_server, url, process, Path(folder))
+            say_last_words()
         finally:
             _kill(process)
+
+
+def launch_prefect_server(home: Path, page: bool, line: int) -> tuple[str, subprocess.Popen[bytes]]:
+    """Starts a Prefect server that keeps what it knows in the folder `home`; returns its API URL and its process.
+
+    page: see `private_prefect_server`. line: the read end of a pipe that breaks when the server is to end.
+    """
+    port = any_free_port()
+    url = f"http://{HOST}:{port}"
+    wanted = _WITHOUT_BLOCKS | {"PREFECT_SERVER_UI_ENABLED": str(page).lower(), PARENT_FD: str(line)}
+    command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
+    with open(home / LOG, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "infra.process", *command],
+            env=server_environ(prefect_server_variables(home, url) | wanted),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(line,),
+        )
+    return f"{url}/api", process
+
+
+def wait_for_prefect_server(url: str, process: subprocess.Popen[bytes], home: Path) -> None:
+    """Returns when a server that was launched answers. Raises StageError `service_failed`."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not answers(f"{url}/health"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            told = last_lines(home / LOG)
+            raise stage_error("service_failed", "prefect", f"the private Prefect server did not start: {told}")
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -76,17 +94,7 @@ def _parent_pipe() -> Iterator[int]:
         os.close(write_end)
 
 
-def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not answers(health):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise stage_error(
-                "service_failed", "prefect", f"the private Prefect server did not start: {last_lines(log)}"
-            )
-        time.sleep(0.05)
-
-
-def _say_last_words() -> None:
+def say_last_words() -> None:
     """Sends the logs and events that Prefect's client still holds, which it would otherwise miss a server for."""
     if "prefect.events.worker" in sys.modules:
         from prefect.events.worker import EventsWorker
