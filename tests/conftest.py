@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ _CONTROLLER_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 # Without it each of the hundreds of processes that the tests start compiles what it imports of ours: about a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Several test workers share the cores, and OpenMP's threads wait for each other without letting others work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"})
