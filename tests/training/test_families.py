@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from evaluation.decoding import Decoder
 from evaluation.generation import Sampling, generate
 from infra.errors import StageError
 from training.attention import FLEX, answering, choose_attention
@@ -175,11 +176,17 @@ def test_whole_sequences_give_transformers_logits_windows_and_all(name: str) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(name: str) -> None:
+def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = _network(name)
     network.set_attn_implementation("eager")
     prompts = [[5, 6, 7, 8, 9, 30, 40], [8, 9, 10], [11] * 12, [200, 100], [301, 17, 44, 260]]
-    free = generate(network, prompts, Sampling(8, temperature=0), ())
+    batched = generate(network, prompts, Sampling(8, temperature=0), ())
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "usable", lambda *_: False)
+        free = generate(network, prompts, Sampling(8, temperature=0), ())
+    assert batched == free
 
     def until(token: int) -> list[list[int]]:
         return [row[: row.index(token) + 1] if token in row else row for row in free]

@@ -1,0 +1,114 @@
+"""Answers in batches that lose what has ended are those of transformers' own `generate`, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import evaluation.generation as generation
+from evaluation.decoding import Decoder
+from evaluation.generation import Sampling, generate
+
+WORDS, STOPS = 61, set(range(0, 61, 8))
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def network(kind: str, **more: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    common = SIZES | {"vocab_size": WORDS, "intermediate_size": 48, "max_position_embeddings": 128} | more
+    model: PreTrainedModel
+    if kind == "gpt2":
+        config = GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
+        model = GPT2LMHeadModel(config)
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**common, num_key_value_heads=4, head_dim=8))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**common, num_key_value_heads=2))
+    model.generation_config = GenerationConfig(suppress_tokens=[5, 6])
+    return model.eval()
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Of 1 to 20 tokens; each third is asked twice."""
+    drawn = torch.Generator().manual_seed(1)
+    found = [torch.randint(0, WORDS, (1 + 7 * n % 20,), generator=drawn).tolist() for n in range(count)]
+    return [ids for n, ids in enumerate(found) for _ in range(1 + (n % 3 == 0))]
+
+
+def by_transformers(monkeypatch: pytest.MonkeyPatch, *asked: Any) -> list[list[int]]:
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "usable", lambda *_: False)
+        return generate(*asked)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
+    """Four slots for twenty-four prompts: each is used again and again, and the last answers move into freed ones."""
+    model, asked = network(kind), prompts(18)
+    decoder = Decoder(model, 4)
+    assert decoder.usable(asked, 12)
+    heard: list[int] = []
+    found = decoder.answer(
+        asked, 12, lambda logits, rows: logits.argmax(-1), lambda row, new: new[-1] in STOPS, heard.append
+    )
+    for ids, new in zip(asked, found, strict=True):
+        alone = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+            max_new_tokens=12, eos_token_id=sorted(STOPS), pad_token_id=0, suppress_tokens=None,
+        )[0, len(ids) :].tolist()  # fmt: skip
+        assert new == alone
+    assert len({len(new) for new in found}) > 2, "answers of one length prove little"
+    assert heard[0] == 0 and sorted(heard) == heard and heard[-1] < len(asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature", "top_p"), [("gpt2", 0.0, 1.0), ("llama", 1.0, 0.9), ("llama", 0.6, 1.0)]
+)
+def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
+    kind: str, temperature: float, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half the words are stops: most batches end early, and those behind them were begun from the wrong draws."""
+    model, asked = network(kind), prompts(15)
+    monkeypatch.setattr(generation, "ROWS_AT_ONCE", 12)
+    sampling = Sampling(8, temperature, top_p, seed=5)
+    for stops in (set(range(0, WORDS, 2)), STOPS):
+        theirs = by_transformers(monkeypatch, model, asked, sampling, stops)
+        before = torch.get_rng_state()
+        assert generate(model, asked, sampling, stops) == theirs
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(5 not in new and 6 not in new for new in theirs)
+
+
+def test_a_model_that_counts_or_looks_back_in_its_own_way_is_asked_by_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(0)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)).eval()
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, state_size=4)).eval()
+    window = network("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    asked = prompts(6)
+    for model in (bloom, mamba, window):
+        assert not Decoder(model, 4).usable(asked, 16)
+        found = generate(model, asked, Sampling(4, 0.0), STOPS)
+        assert found == by_transformers(monkeypatch, model, asked, Sampling(4, 0.0), STOPS)
