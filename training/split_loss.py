@@ -39,7 +39,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
             own, at = _own(target, first, len(weight))
             top = scores.amax(1)
             distributed.all_reduce(top, distributed.ReduceOp.MAX, group)
-            sums = torch.stack([(scores - top[:, None]).exp().sum(1), scores.gather(1, at[:, None])[:, 0] * own])
+            sums = torch.stack([(scores - top[:, None]).exp_().sum(1), scores.gather(1, at[:, None])[:, 0] * own])
             distributed.all_reduce(sums, group=group)
             normalisers.append(sums[0].log() + top)
             found.append((normalisers[-1] - sums[1]) * (target != IGNORE))

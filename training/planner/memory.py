@@ -25,8 +25,8 @@ class Memory:
     """Bytes of one device at the fullest moment of a step, by part; they add up to `total`.
 
     weights: in fp32. gradients, optimizer. casts: copies of weights in the precision of products, and layers that fsdp
-    has gathered. activations: what the backward pass needs. logits: the loss with its gradients. buffers: of DDP's
-    communication. fragmentation: what the allocator cannot use.
+    has gathered. activations: what the backward pass needs. logits: the loss with its gradients. buffers: of what is
+    sent and received. fragmentation: what the allocator cannot use.
     """
 
     weights: float
@@ -66,7 +66,8 @@ def kept_by(
     """What transformers' models keep for each token under autocast: the residual stream in fp32, the rest in `element`.
 
     scores: whether attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
-    that share what is outside of them (sequence parallelism). cuda: autocast takes softmax in fp32 there.
+    that share what is outside of them (sequence parallelism); what they gather for products is kept whole. cuda:
+    autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers.
     Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
     """
     width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts
@@ -76,15 +77,16 @@ def kept_by(
     if arch.gated:
         # Norms keep their input and what they scaled in fp32, and each product its own cast of the input.
         casts = (5 if half else 2) + scores
-        layer = 4 * 4 * width + casts * element * width + 4 * element * inner + 2 * 4
+        layer = 4 * 4 * width + casts * element * arch.width + 4 * element * inner + 2 * 4
         layer += (2 * 4 + 2 * element) * queries if arch.query_norms else 0
         outside = 2 * 4 * width + element * width
         softmax = 4 + (element if half else 0)
     else:
-        layer = 2 * 4 * width + (2 + scores) * element * width + 5 * element * inner + 4 * 4
+        layer = 2 * 4 * width + (2 + scores) * element * arch.width + 5 * element * inner + 4 * 4
         outside = 4 * width + element * width
         softmax = 4 + (element if half else 0) if cuda else element
     layer += attention + heads * (length * softmax if scores else 4)
+    layer += 0 if cuda or scores else element * length
     return Kept(layer, 4 * width, outside)
 
 
@@ -100,9 +102,9 @@ def memory(job: Training, at: Layout) -> Memory:
         outside /= 2  # embedding and output layer stand at the two ends
     mine = layers * layer + outside
     shards = at.shards(job.device.node)
-    of = {"weights": at.sharding in ("zero3", "hsdp"), "gradients": at.sharding in ("zero2", "zero3", "hsdp")}
-    weights = _WEIGHT * mine / (shards if of["weights"] else 1)
-    gradients = _GRADIENT * mine / (shards if of["gradients"] else 1)
+    gathers = at.sharding in ("zero2", "zero3", "hsdp") and ranks > 1
+    weights = _WEIGHT * mine / (shards if gathers else 1)
+    gradients = _GRADIENT * mine / (shards if gathers else 1)
     optimizer = job.moments * mine / shards
 
     rows = at.microbatch * job.length / at.cp
@@ -128,39 +130,89 @@ def memory(job: Training, at: Layout) -> Memory:
     activations = rows * (saved * under_way + kept.outside)
 
     matrices = arch.attention_weights + arch.experts * arch.mlp_weights
-    copied = element * matrices / arch.layer_weights * layer if element < 4 else 0.0
-    gathered = 0.0
-    if of["weights"] and shards > 1:
-        # Two layers gathered at once, one ahead, and embeddings with the output layer whole in fp32.
-        gathered, copied = 2 * element * layer + _WEIGHT * outside, 0.0
+    copied = element * matrices / arch.layer_weights * layer if element < 4 and not gathers else 0.0
     # Autocast keeps its copies for as long as the backward pass needs them.
-    casts = gathered + copied * (layers if at.recompute == "none" else 0)
-    chunk = min(rows, max(_LEAST_CHUNK, _CHUNK_LOGITS / arch.vocabulary))
-    logits = chunk * arch.vocabulary / at.tp * (4 + (2 * element if element < 4 else 0))
-    logits += rows * arch.width * element / whole + arch.embedding / at.tp * (4 + (element if element < 4 else 0))
-    buffers = _GRADIENT * mine if at.sharding == "ddp" and ranks > 1 else 0.0
+    casts = copied * (layers if at.recompute == "none" else 0)
+    logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda)
+    there = _spread(job, at, mine, layer, outside, once > 0)
     # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
-    before = gradients if count > 1 or at.pp > 1 or ranks > 1 else 0.0
+    before = gradients if count > 1 or at.pp > 1 else 0.0
+    begun = max(before, _GRADIENT * (arch.embedding / at.tp + layer))
+    if gathers:
+        begun = before + _GRADIENT * layer / shards
+    back = rows * (once + 2 * 4 * arch.width / whole)
     moments = [
-        Moment(before, casts, activations, logits),
-        Moment(
-            max(before, _GRADIENT * (arch.embedding / at.tp + layer)), casts + copied * (once > 0),
-            activations + rows * (once + 2 * 4 * arch.width / whole), arch.embedding / at.tp * 4,
-        ),
-        Moment(gradients, gathered, 0.0, 0.0),
-    ]  # fmt: skip
+        Moment(before, casts + there.whole, activations, logits, there.throughout),
+        Moment(begun, casts + copied * (once > 0) + there.whole, activations + back, d_output, there.begun),
+        Moment(gradients + there.summed_last, copied + there.outside, rows * (once or kept.layer), 0.0, there.ended),
+        Moment(gradients, 0.0, 0.0, 0.0, there.throughout),
+    ]
     full = max(moments, key=lambda one: sum(one))
-    parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, buffers]
+    parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, full.buffers]
     return Memory(*parts, fragmentation=(FRAGMENTED if cuda else 0.0) * sum(parts))  # type: ignore[misc]
 
 
+@dataclass(frozen=True)
+class _Spread:
+    """Bytes that a way to share weights and gradients adds to them: weights outside of the layers (`outside`) and all
+    that are there in the forward pass (`whole`), gradients that wait for the end of the backward pass (`summed_last`),
+    buffers that stay (`throughout`), and all buffers as the backward pass begins and ends."""
+
+    outside: float
+    whole: float
+    summed_last: float
+    throughout: float
+    begun: float
+    ended: float
+
+
+def _spread(job: Training, at: Layout, mine: float, layer: float, outside: float, again: bool) -> _Spread:
+    """mine, layer, outside: parameters of the device, of one of its layers, of what is outside of them. again: whether
+    activations are computed again, so that layers in a row need the same."""
+    ranks, element = at.dp * at.cp, job.element
+    # Ranks that share layers receive and send the residual stream.
+    stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
+    if ranks == 1 or at.sharding in ("ddp", "zero1"):
+        buckets = _GRADIENT * mine if ranks > 1 else 0.0
+        return _Spread(0.0, 0.0, 0.0, buckets + stream, buckets + stream, buckets + stream)
+    # What is outside of the layers is gathered for the whole step. Of the layers one is in use and one on its way, of
+    # which gloo makes a copy; the gradients of the one before are being summed.
+    once = at.sharding == "zero2"
+    whole = _WEIGHT * outside + (element * (mine - outside) if once else 0.0)
+    received = 0.0 if once else 2 * element * layer
+    copy = element * layer if job.device.name == "cpu" else 0.0
+    sent = _GRADIENT * layer
+    return _Spread(
+        _WEIGHT * outside, whole, _GRADIENT * outside, stream,
+        received + copy + sent * again + stream, received + sent * (1 + again) + stream,
+    )  # fmt: skip
+
+
+def _of_loss(arch: Architecture, element: int, rows: float, tp: int, *, cuda: bool) -> tuple[float, float]:
+    """Bytes of the loss, and of the gradient of the output layer that it leaves for the backward pass.
+
+    Logits are in the precision of products, in fp32, and once more for their sum where no kernel is compiled.
+    """
+    chunk = min(rows, max(_LEAST_CHUNK, _CHUNK_LOGITS / arch.vocabulary))
+    copies = 4 + (2 * element if element < 4 else 0) if cuda else 2 * 4 + (element if element < 4 else 0)
+    logits = chunk * arch.vocabulary / tp * copies
+    output = arch.embedding / tp
+    cast = element * output if element < 4 else 0.0
+    if cuda or rows > chunk or tp > 1:  # the gradient of earlier chunks, or one that all ranks of a group add to
+        logits += 4 * output
+    hidden = rows * arch.width * element * (2 if tp > 1 else 1)
+    return logits + cast + hidden, 4 * output
+
+
 class Moment(NamedTuple):
-    """Bytes of what is not there throughout: at the loss, in the backward pass of the last layer, at the optimizer."""
+    """Bytes of what is not there throughout: at the loss, in the backward pass of the last layer and of the first, at
+    the optimizer."""
 
     gradients: float
     casts: float
     activations: float
     logits: float
+    buffers: float
 
 
 def _products(arch: Architecture, element: int, tp: int, whole: int) -> float:

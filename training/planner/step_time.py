@@ -212,11 +212,12 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     shards = at.shards(job.device.node)
     traffic = 0.0
     if ranks > 1:
-        if at.sharding in ("zero3", "hsdp"):
-            # Weights are gathered forward and backward, gradients scattered, for each microbatch; hsdp then sums the
-            # gradients between its groups once.
+        if at.sharding in ("zero2", "zero3", "hsdp"):
+            # Weights are gathered forward and, but for zero2, backward, gradients scattered, for each microbatch; hsdp
+            # then sums the gradients between its groups once.
+            times = 1 if at.sharding == "zero2" else 2
             traffic = count * (
-                2 * net.all_gather(mine * job.element, shards, inner) + net.all_gather(mine * 4, shards, inner)
+                times * net.all_gather(mine * job.element, shards, inner) + net.all_gather(mine * 4, shards, inner)
             )
             if shards < ranks:
                 traffic += net.all_reduce(mine * 4 / shards, ranks // shards, inner * shards)
