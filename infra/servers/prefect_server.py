@@ -6,8 +6,9 @@ Prefect begins its transactions as readers. One that reads and then writes fails
 another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
 for writing when it begins, and waits for it.
 
-Its migrations take six seconds of an empty SQLite database, half of a server's start. So a new database begins as a
-copy of one that they are through with (infra/empty_databases.py).
+Its migrations take six seconds of an empty SQLite database, and to write down which kinds of blocks there are takes two
+to four: most of a server's start. So a new database begins as a copy of one that is through with them
+(infra/empty_databases.py).
 
 Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
 could have deployments made, and so commands run. See infra/servers/callers.py.
@@ -20,13 +21,17 @@ import runpy
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from hashlib import sha256
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import prefect
+import prefect.server.models.block_registration as blocks
 from prefect.server.api import server
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.interface import PrefectDBInterface
+from prefect.settings import get_current_settings
 from sqlalchemy import make_url
 
 from infra.empty_databases import keep, take
@@ -36,6 +41,7 @@ from infra.servers.settings import Settings
 
 _create_db = PrefectDBInterface.create_db
 _begin = AioSqliteConfiguration.begin_transaction
+_register_blocks = blocks.run_block_auto_registration
 
 
 @asynccontextmanager
@@ -44,16 +50,41 @@ async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False
         yield transaction
 
 
-async def _create_from_copy(self: PrefectDBInterface) -> None:
-    """In place of `create_db`, which still runs, and finds little to do where there was a copy."""
-    path = _file_of(self.database_config.connection_url)
-    if path is None or path.exists():
-        await _create_db(self)
-        return
-    copied = take("prefect", prefect.__version__, path)
-    await _create_db(self)
-    if not copied:
-        keep("prefect", prefect.__version__, path)
+class _NewDatabase:
+    """What a server does to its database when it starts, less what a copy has done already. An older database, and
+    one of another kind, are treated as Prefect does."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._has_blocks = False
+
+    async def create(self, interface: PrefectDBInterface) -> None:
+        """In place of `create_db`, which still runs, and finds little to do where there was a copy."""
+        path = _file_of(interface.database_config.connection_url)
+        if path is None or path.exists():
+            await _create_db(interface)
+            return
+        self._path = path
+        wanted = get_current_settings().server.register_blocks_on_start
+        self._has_blocks = wanted and take("prefect-with-blocks", _kinds_of_blocks(), path)
+        copied = self._has_blocks or take("prefect", prefect.__version__, path)
+        await _create_db(interface)
+        if not copied:
+            keep("prefect", prefect.__version__, path)
+
+    async def register_blocks(self, session: Any) -> None:
+        """In place of `run_block_auto_registration`, which nothing precedes but `create`."""
+        if self._has_blocks:
+            return
+        await _register_blocks(session=session)
+        if self._path is not None:
+            keep("prefect-with-blocks", _kinds_of_blocks(), self._path)
+
+
+def _kinds_of_blocks() -> str:
+    """A version of what Prefect and the packages beside it offer, each of which has one."""
+    beside = {(found.name, found.dist.version) for found in entry_points(group="prefect.collections") if found.dist}
+    return f"{prefect.__version__}-{sha256(repr(sorted(beside)).encode()).hexdigest()[:12]}"
 
 
 def _file_of(url: str) -> Path | None:
@@ -83,7 +114,9 @@ if __name__ == "__main__":
     options = parser.parse_args()
     _guard(options.host, options.port)
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
-    PrefectDBInterface.create_db = _create_from_copy  # type: ignore[method-assign]
+    database = _NewDatabase()
+    PrefectDBInterface.create_db = lambda self: database.create(self)  # type: ignore[method-assign]
+    blocks.run_block_auto_registration = database.register_blocks
     # What it logs of a notice that did not arrive has the address in it.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     sys.argv = ["prefect", "server", "start", *sys.argv[1:]]

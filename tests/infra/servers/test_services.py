@@ -50,6 +50,8 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
             assert figure in answer.read(), link
     [worker] = post(f"{prefect.url}/api/work_pools/stemma/workers/filter", {})
     assert worker["status"] == "ONLINE"
+    kinds = {kind["slug"] for kind in post(f"{prefect.url}/api/block_types/filter", {})}
+    assert {"secret", "slack-webhook", "aws-credentials"} <= kinds, "a copied database offers what a new one does"
 
     # What dies is started again, and only that.
     psutil.Process(mlflow.pid).kill()
