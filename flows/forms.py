@@ -75,6 +75,18 @@ def _keys(config: Config) -> list[tuple[str, str, Place]]:
     return found
 
 
+class _WithoutForm:
+    """Gives Prefect next to nothing for a form. Of each flow that is made or renamed Prefect computes the form, twice,
+    which takes a large config half a second; one that is deployed has its own by `with_form`."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> Schema:
+        return {"type": "object"}
+
+
+WITHOUT_FORM = _WithoutForm()
+"""For the annotation of a flow's parameter: `Annotated[Config, WITHOUT_FORM]`. What it takes is checked as before."""
+
+
 class _Form:
     """Gives a config class the JSON schema that Prefect's page draws the form of one config from."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.states import Failed, State
@@ -15,6 +15,7 @@ from prefect.states import Failed, State
 from flows.admission import turned_away
 from flows.config import PipelineConfig, load
 from flows.execution import RUNNER, PipelineRun, flow_run_name
+from flows.forms import WITHOUT_FORM
 from flows.graph import Selection
 from flows.journal import new_run_id
 from infra.errors import StemmaError
@@ -24,7 +25,7 @@ from infra.store.store import Store
 
 @flow(name="pipeline", flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
 def pipeline(
-    config: PipelineConfig,
+    config: Annotated[PipelineConfig, WITHOUT_FORM],
     selection: Selection = Selection(),  # noqa: B008 - frozen
     root: str = "",
     run_id: str = "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from prefect import Flow, flow, get_run_logger
@@ -22,7 +22,7 @@ from prefect.states import State
 from flows.admission import turned_away
 from flows.config import PipelineConfig, dump, load, parse
 from flows.execution import RUNNER, PipelineRun, flow_run_name
-from flows.forms import form_values
+from flows.forms import WITHOUT_FORM, form_values
 from flows.graph import Selection, descendants, graph
 from flows.journal import new_run_id
 from flows.page import PATIENCE_S
@@ -153,7 +153,7 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
         """
         return run_stage(section, config, stage, config_path, settings, and_below, root)
 
-    stage_flow.__annotations__["config"] = config_class
+    stage_flow.__annotations__["config"] = Annotated[config_class, WITHOUT_FORM]
     stage_flow.__name__ = stage_flow.__qualname__ = section
     decorate = flow(name=section, flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
     return decorate(stage_flow)
