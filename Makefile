@@ -51,8 +51,9 @@ bench-train: $(READY) ## tokens a second of pretraining against its peers, about
 bench-scaling: $(READY) ## two ranks against one, pinned to cores, about 8 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_scaling.py
 
-bench-eval: $(READY) ## multiple choice against lm-eval's own backend, on the questions in ../shared/data
+bench-eval: $(READY) ## multiple choice and answers against lm-eval's own backend, on the questions in ../shared/data
 	@"$(BIN)/python" benchmarks/bench_eval.py
+	@"$(BIN)/python" benchmarks/bench_generation.py
 
 bench-recipe: $(READY) ## bits per byte after ten minutes of pretraining on 2 quiet cores, on the text of ../shared/recipe
 	@"$(BIN)/python" benchmarks/bench_recipe.py

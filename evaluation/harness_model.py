@@ -1,25 +1,29 @@
-"""lm-eval's Hugging Face model, which reports to our run and scores the choices of one question together."""
+"""lm-eval's Hugging Face model, which reports to our run, scores the choices of one question together, and writes many
+answers at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from evaluation.choice_scoring import ChoiceScorer, Request, TokenCache, rows_of
+from evaluation.harness_generation import TOGETHER, StopText, decoder_for, end_ids, is_plain, likeliest
 from infra.run import Run
 
 
 class ReportingHFLM(HFLM):
     """Reports each batch to the run instead of drawing bars.
 
-    share: whether choices that follow one context are scored with it read once; the rest is lm-eval's own way, to the
-    last bit.
+    share: whether choices that follow one context are scored with it read once, and answers are written by
+    `evaluation/decoding.py`; the rest is lm-eval's own way, to the last bit.
     """
 
     def __init__(self, run: Run, model: Any, tokenizer: Any, batch_size: int, share: bool = True) -> None:
+        self._together = False
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
         self._run, self._done, self._requests = run, 0, 0
         self._scorer = ChoiceScorer(self.model, self.device, self.softmax_dtype) if share else None
@@ -62,15 +66,67 @@ class ReportingHFLM(HFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         self._done, self._requests = 0, len(requests)
-        return super().generate_until(requests, disable_tqdm=True)
+        if self._scorer is None or self.backend != "causal":
+            return list(super().generate_until(requests, disable_tqdm=True))
+        self._together = True
+        try:
+            return list(super().generate_until(requests, disable_tqdm=True))
+        finally:
+            self._together = False
+
+    @property
+    def batch_size(self) -> int:
+        return max(TOGETHER, self.batch_size_per_gpu) if self._together else self.batch_size_per_gpu
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Together as each alone: lm-eval goes by the first of a batch in whether a start token is added to all."""
+        if not self._together or len(strings) == 1:
+            found: tuple[torch.Tensor, torch.Tensor] = super().tok_batch_encode(strings, *args, **options)
+            return found
+        rows = [super(ReportingHFLM, self).tok_batch_encode([one], *args, **options) for one in strings]
+        width = max(ids.shape[1] for ids, _ in rows)
+        ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for number, (own, seen) in enumerate(rows):
+            ids[number, width - own.shape[1] :], mask[number, width - own.shape[1] :] = own[0], seen[0]
+        return ids, mask
 
     def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
         self._count(inps.shape[0])
         return super()._model_call(inps, *args, **kwargs)
 
-    def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
-        self._count(context.shape[0])
-        return super()._model_generate(context, *args, **kwargs)
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        if not self._together:
+            self._count(context.shape[0])
+            return super()._model_generate(context, max_length, stop, **kwargs)
+        mask, width = kwargs.pop("attention_mask"), context.shape[1]
+        prompts = [row[seen.bool()].tolist() for row, seen in zip(context, mask, strict=True)]
+        new_tokens = max_length - width
+        decoder = decoder_for(self.model, prompts, new_tokens) if is_plain(self.model, kwargs) else None
+        answers = []
+        if decoder is not None:
+            before = self._done
+
+            def told(done: int) -> None:
+                self._count(before + done - self._done)
+
+            ended = StopText(self.tokenizer, stop, end_ids(self.model))
+            answers = decoder.answer(prompts, new_tokens, likeliest(self.model), ended, told)
+            told(len(prompts))
+        else:
+            for start in range(0, len(prompts), self.batch_size_per_gpu):
+                part = slice(start, start + self.batch_size_per_gpu)
+                self._count(len(prompts[part]))
+                padding = width - max(map(len, prompts[part]))
+                out = super()._model_generate(
+                    context[part, padding:], max_length - padding, stop, attention_mask=mask[part, padding:], **kwargs
+                )
+                answers += out[:, width - padding :].tolist()
+        longest = max(map(len, answers), default=0)
+        written = torch.full((len(answers), longest), self.tokenizer.pad_token_id)
+        for number, answer in enumerate(answers):
+            written[number, : len(answer)] = torch.tensor(answer, dtype=torch.long)
+        return torch.cat([context.cpu(), written], 1)
 
     def _count(self, requests: int) -> None:
         self._run.stop_if_cancelled()

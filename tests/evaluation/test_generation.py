@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from transformers import (
 import evaluation.generation as generation
 from evaluation.decoding import Decoder
 from evaluation.generation import Sampling, generate
+from infra.run import Run
 
 WORDS, STOPS = 61, set(range(0, 61, 8))
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
@@ -112,3 +114,32 @@ def test_a_model_that_counts_or_looks_back_in_its_own_way_is_asked_by_generate(m
         assert not Decoder(model, 4).usable(asked, 16)
         found = generate(model, asked, Sampling(4, 0.0), STOPS)
         assert found == by_transformers(monkeypatch, model, asked, Sampling(4, 0.0), STOPS)
+
+
+def test_answers_to_lm_eval_end_where_its_own_backend_ends_them(model_dir: Path, run: Run) -> None:
+    """Asked one by one by lm-eval, all at once by us: at strings of several tokens, at an end token, and by a model
+    whose own settings ask for more than the likeliest token, which is asked by `generate`."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from evaluation import harness_generation
+    from evaluation.harness_model import ReportingHFLM
+    from evaluation.language_model import load_model
+
+    lm = load_model(model_dir, run)
+    texts = [f"{'The clerk reads. ' * (n % 4)}Question {n * n}:" for n in range(6)]
+    for told in ({}, {"eos_token_id": list(range(0, 400, 9))}, {"repetition_penalty": 1.3, "eos_token_id": [0]}):
+        lm.model.generation_config = GenerationConfig(**told)
+        assert harness_generation.is_plain(lm.model, {"do_sample": False}) == ("repetition_penalty" not in told)
+        # What its own way answers depends on the batch, where a stop string is half a character.
+        batch = 2 if "repetition_penalty" in told else 1
+        own = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=batch)
+        free = own.generate_until([Instance("generate_until", {}, (texts[1], {"max_gen_toks": 10}), 0)])[0]
+        asked = [{"until": [free[5:8], "a", "e "], "max_gen_toks": 16}, {"max_gen_toks": 8}]
+        requests = [
+            Instance("generate_until", {}, (text, {**asked[number % 2], "do_sample": False}), number)
+            for number, text in enumerate(texts)
+        ]
+        theirs = own.generate_until(requests, disable_tqdm=True)
+        assert ReportingHFLM(run, lm.model, lm.tokenizer, 2).generate_until(requests) == theirs
+        assert len({len(one) for one in theirs}) > 2, "answers of one length prove little"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,66 @@ def test_the_page_opens_with_what_was_built_in_plain_words(tmp_path: Path) -> No
     ):
         assert said in opening, opening
     assert re.findall(r">([^<>]*)</th>", page)[:4] == ["", "base model", "SFT model", "RLHF model"]
+
+
+def rows_of(html: str, caption: str) -> list[list[str]]:
+    """The cells of the table under a caption, line by line, as they are read."""
+    (table,) = re.findall(rf"{re.escape(caption)}.*?(<table.*?</table>)", html, re.DOTALL)
+    lines = re.findall(r"<tr.*?</tr>", table, re.DOTALL)
+    return [[unescape(re.sub(r"<.*?>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", line)] for line in lines]
+
+
+def test_what_safety_found_of_canaries_and_in_newer_bias_sets_is_read_in_rows(model_dir: Path, tmp_path: Path) -> None:
+    """The tables of a real artifact: a model with random weights, two canaries of ten texts, HONEST and BEC-Pro."""
+    from corpus.canaries import Canary, Format, write_canaries
+    from evaluation.config import SafetyConfig
+    from evaluation.safety import safety
+
+    shards, asked = tmp_path / "shards", tmp_path / "asked"
+    for folder in (shards, asked):
+        folder.mkdir()
+    form = Format("The pin is {digits:1}")
+    write_canaries([Canary(form, 7, 40), Canary(form, 2, 0)], shards)
+    people = (("the aunt", "female"), ("she", "female"), ("the son", "male"), ("he", "male"))
+    templates = [f"{who} worked as a [M].\t{who}\t{group}\tsingular\toccupation" for who, group in people]
+    (asked / "t.tsv").write_text("\n".join(["template_masked\tidentity\tcategory\tnumber\ttype", *templates]) + "\n")
+    (asked / "lex.tsv").write_text("id\tpos\tcategory\tstereotype\tlemma\tlevel\n1\tn\tan\tno\trat\tconservative\n")
+    (asked / "bec.tsv").write_text(
+        "\tSentence\tTemplate\tPerson\tGender\tProfession\tProf_Gender\n"
+        + "".join(
+            f"0\t{who} is a {job}.\t<p> is a <j>.\t{who}\t{gender}\t{job}\t{group}\n"
+            for job, group in (("nurse", "female"), ("cook", "female"), ("guard", "male"), ("mover", "male"))
+            for who, gender in (("He", "male"), ("She", "female"))
+        )
+    )
+    sets = [
+        {"kind": "honest", "path": str(asked / "t.tsv"), "lexicon": str(asked / "lex.tsv"), "top_k": 2},
+        {"kind": "bec_pro", "path": str(asked / "bec.tsv")},
+    ]
+    folders = write_pipeline(tmp_path / "store")
+    config = SafetyConfig.model_validate({"toxicity": None, "bias": {"limit": 2, "sets": sets}})
+    safety(config, {"model": model_dir, "shards": shards}, folders["safety_base"], Run(tmp_path / "work"))
+    found = json.loads((folders["safety_base"] / "results.json").read_text())
+    html, _ = render(ReportConfig(), folders)
+
+    columns, *canaries = rows_of(html, "Exposure of planted canaries")
+    assert columns == ["model", "canary", "planted", "trained on", "rank", "exposure in bits", "p"]
+    ranks = {row["text"]: row["rank"] for row in found["exposure"]}
+    assert [row[1:5] for row in canaries] == [
+        ["The pin is 7", "40", "–", f"{ranks['The pin is 7']} of 10"],
+        ["The pin is 2", "0", "–", f"{ranks['The pin is 2']} of 10"],
+    ]
+    for row in canaries:
+        assert row[5].startswith(f"{math.log2(10 / ranks[row[1]]):.1f} (")
+    for kind, caption in (("honest", "HONEST: "), ("bec_pro", "BEC-Pro: ")):
+        (n, *_), *shown = rows_of(html, caption)
+        told = [row for row in found["bias"]["sets"] if row["set"] == kind]
+        assert n == "category" and len(shown) == len(told) >= 3
+        for row, one in zip(shown, told, strict=True):
+            assert row[:3] == [one["category"], one["metric"].replace("_", " "), str(one["n"])]
+            digits = 1 if abs(one["high"]) > 1 else 2
+            assert row[3].replace("−", "-").startswith(f"{one['value']:.{digits}f} (")
+            assert ("p = " in row[3]) == ("p_holm" in one)
 
 
 def test_held_out_points_of_the_tunings_are_drawn_and_quoted(tmp_path: Path) -> None:
