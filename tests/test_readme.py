@@ -84,9 +84,10 @@ def after_demo(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.cluster
 def test_every_command_of_the_readme_runs(after_demo: tuple[Path, dict[str, str]]) -> None:
     folder, env = after_demo
-    told = commands(GUIDE) + commands(README)  # the README ends with `down`
-    assert len(told) >= 12
-    for line in told:
+    guide, readme = commands(GUIDE), commands(README)
+    assert len(guide) >= 4 and len(readme) >= 8
+    # What both tell is typed where the README has it, which ends with `down`.
+    for line in [*(line for line in guide if line not in readme), *readme]:
         words = shlex.split(line)[1:]
         done = typed(*words, env=env, cwd=folder)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
