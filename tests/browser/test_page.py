@@ -231,11 +231,8 @@ def test_the_sheet_of_a_failed_validation_links_its_page(deployed: tuple[Path, s
     expect(inside.get_by_text("there are at least 1,000,000 documents").first).to_be_visible()
 
 
-@pytest.mark.long
-def test_a_sweep_is_started_in_the_page(deployed: tuple[Path, str], browser_page: Page) -> None:
-    """Risk: a sweep that a person fills into the form is not the one that the worker runs, or hides how it ended."""
-    folder, address = deployed
-    page = browser_page
+def _submit_sweep(page: Page, address: str, values: str) -> str:
+    """The flow run of a sweep of the tokenizer's vocabulary, from the form."""
 
     def field(description: str) -> Locator:
         return page.locator(".schema-form-property", has_text=description).last.locator("textarea")
@@ -243,9 +240,17 @@ def test_a_sweep_is_started_in_the_page(deployed: tuple[Path, str], browser_page
     open_form(page, address, "sweep")
     page.get_by_role("button", name="Add item").first.click()
     field("Dotted, such as").fill("tokenizer.vocab_size")
-    field("A list such as").fill("310, 330")
+    field("A list such as").fill(values)
     field("STEP.FIGURE that counts").fill("tokenizer.bytes_per_token")
-    flow_run = submit(page, address)
+    return submit(page, address)
+
+
+@pytest.mark.long
+def test_a_sweep_is_started_in_the_page(deployed: tuple[Path, str], browser_page: Page) -> None:
+    """Risk: a sweep that a person fills into the form is not the one that the worker runs, or hides how it ended."""
+    folder, address = deployed
+    page = browser_page
+    flow_run = _submit_sweep(page, address, "310, 330")
 
     page.goto("about:blank")
     wait_until(lambda: "sweep" in sheets(address, flow_run), timeout_s=300)
@@ -258,6 +263,44 @@ def test_a_sweep_is_started_in_the_page(deployed: tuple[Path, str], browser_page
     page.goto(f"{address}/runs/flow-run/{flow_run}")
     page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts")).first.click()
     expect(page.get_by_text("Sweep by tokenizer.bytes_per_token").first).to_be_visible()
+
+
+@pytest.mark.long
+def test_a_sweep_cancelled_in_the_page_ends_its_trial_and_goes_on_with_retry(
+    deployed: tuple[Path, str], browser_page: Page
+) -> None:
+    """Risk: Cancel stops the sweep and leaves its trial at work, or Retry begins again with what had ended."""
+    folder, address = deployed
+    root, page = folder / "store", browser_page
+    flow_run = _submit_sweep(page, address, "350, 370")
+
+    def state() -> str:
+        return str(page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"])
+
+    page.goto("about:blank")
+    wait_until(lambda: 350 in built_vocabularies(folder), timeout_s=300)
+    second = wait_until(lambda: running_stage(root, "tokenizer"), timeout_s=120)
+    assert isinstance(second, psutil.Process)
+    # Held, so that it is still at work when a person has found the button.
+    second.suspend()
+    page.goto(f"{address}/runs/flow-run/{flow_run}")
+    page.get_by_role("button", name="Cancel").first.click()
+    page.get_by_role("button", name="Confirm").click()
+    wait_until(lambda: state() in ("CANCELLING", "CANCELLED"))
+    second.resume()
+    wait_until(lambda: gone(second), timeout_s=60)
+    wait_until(lambda: state() == "CANCELLED", timeout_s=120)
+    assert 370 not in built_vocabularies(folder)
+    ended = page.request.post(f"{address}/api/flow_runs/filter", data={"limit": 50}).json()
+    assert not [run["name"] for run in ended if run["state_type"] in ("RUNNING", "PENDING", "CANCELLING")]
+
+    page.reload()
+    page.get_by_role("button", name="Retry").first.click()
+    page.get_by_role("button", name="Retry").last.click()
+    wait_until(lambda: state() == "COMPLETED", timeout_s=300)
+    sheet = sheets(address, flow_run)["sweep"]
+    assert len(re.findall(r"\[done\]\(\S+/runs/flow-run/\S+\)", sheet)) == 2, sheet
+    assert 370 in built_vocabularies(folder)
 
 
 @pytest.mark.long
