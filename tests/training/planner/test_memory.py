@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -72,12 +72,29 @@ def planned(case: Case) -> float:
     return memory(job, Layout(microbatch=case.sequences, recompute=case.recompute)).total
 
 
+def _small(family: Family, inner: int, **how: Any) -> Case:
+    return Case(family, 4, 128, 4, inner, 4, 128, 1024, **how)
+
+
 CHEAP = [
-    Case("llama", 6, 192, 4, 512, 8, 128, 2048),
+    _small("llama", 352),
+    _small("llama", 352, bf16=False),
+    _small("llama", 352, attention="eager"),
+    _small("llama", 352, kv_heads=2),
+    _small("llama", 352, recompute="full"),
+    _small("llama", 352, recompute="selective"),
+    _small("llama", 352, accumulated=2),
+    _small("qwen3", 352),
+    _small("qwen3", 352, bf16=False),
+    _small("gpt2", 512),
+    _small("gpt2", 512, attention="eager"),
+    _small("gpt2", 512, bf16=False),
+    _small("gpt2", 512, accumulated=2),
     Case("gpt2", 6, 192, 4, 768, 8, 128, 2048, recompute="full"),
-    Case("llama", 6, 192, 4, 512, 8, 128, 2048, bf16=False, attention="eager"),
 ]
 LARGE = [
+    Case("llama", 6, 192, 4, 512, 8, 128, 2048),
+    Case("llama", 6, 192, 4, 512, 8, 128, 2048, bf16=False, attention="eager"),
     Case("llama", 8, 256, 4, 688, 4, 256, 4096),
     Case("llama", 8, 256, 4, 688, 4, 256, 4096, bf16=False),
     Case("llama", 8, 256, 4, 688, 4, 256, 4096, attention="eager"),
