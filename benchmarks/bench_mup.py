@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
         "keep_state": "none",
     },
 }  # fmt: skip
-RATES = [2.0**power for power in range(-10, -3)]
+RATES = [float(f"{2.0**power:.6g}") for power in range(-10, -3)]
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def sweep(folder: Path, root: Path, width: int, way: str, given: argparse.Namesp
         config["pretrain"]["optimizer"] = {"mup_base_width": given.widths[0]}
     path = folder / "mup.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf8")
-    key = f"pretrain.optimizer.learning_rate={','.join(f'{rate:.6g}' for rate in RATES)}"
+    key = f"pretrain.optimizer.learning_rate={','.join(map(str, RATES))}"
     command = [sys.executable, "-m", "cli.main", "sweep", str(path), "--key", key, "--root", str(root), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     document = json.loads(done.stdout)
