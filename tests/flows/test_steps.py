@@ -13,6 +13,7 @@ import yaml
 from flows.config import dump, parse
 from flows.graph import graph
 from infra.errors import ConfigError
+from tasks.stages import STAGES
 from tests.command import REPOSITORY, Answer, stemma, write_config
 
 Run = Callable[..., Answer]
@@ -109,13 +110,13 @@ def test_a_step_goes_by_way_of_the_worker_unchanged() -> None:
 
 
 def test_what_the_page_changes_in_a_steps_form_is_changed_in_that_step_alone() -> None:
-    from flows.stage import FLOWS, form_of, with_form
+    from flows.stage import form_of, with_form
 
     on = {"model": "pretrain", "instructions": "instructions"}
     steps = {name: {"uses": "sft", "inputs": on, "max_length": 99} for name in ("chat", "other")}
     config = parse({"name": "x", **MODELS, "steps": steps})
     shown = form_of(config, "chat", "sft")
-    assert type(shown) is FLOWS["sft"].fn.__annotations__["config"]
+    assert type(shown) is STAGES["sft"].config
     changed = parse(with_form(config, "chat", "sft", shown.model_copy(update={"max_length": 90})))
     assert [graph(changed)[name].config.model_dump()["max_length"] for name in steps] == [90, 99]
     assert graph(changed)["chat"].inputs == on

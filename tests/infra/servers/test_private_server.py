@@ -82,7 +82,7 @@ def test_many_that_write_at_once_are_all_served_and_it_goes_quietly(holder, tmp_
 
 
 def test_a_server_begins_with_a_copy_of_a_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged copy is as good as none, and nothing of it is left."""
+    """And of one that knows the kinds of blocks. A damaged copy is as good as none, and nothing of it is left."""
     import asyncio
     from types import SimpleNamespace
 
@@ -92,16 +92,26 @@ def test_a_server_begins_with_a_copy_of_a_migrated_database(tmp_path: Path, monk
         with closing(sqlite3.connect(server.path)) as database:
             database.execute("CREATE TABLE IF NOT EXISTS runs (name)")
 
-    def start(name: str) -> Path:
-        path = tmp_path / name
+    registered: list[str] = []
+
+    async def register_blocks(session: str) -> None:
+        registered.append(session)
+
+    async def started(path: Path) -> None:
+        new = prefect_server._NewDatabase()
         config = SimpleNamespace(connection_url=f"sqlite+aiosqlite:///{path}")
-        asyncio.run(prefect_server._create_from_copy(SimpleNamespace(database_config=config, path=path)))
-        return path
+        await new.create(SimpleNamespace(database_config=config, path=path))  # type: ignore[arg-type]
+        await new.register_blocks(path.name)
+
+    def start(name: str) -> Path:
+        asyncio.run(started(tmp_path / name))
+        return tmp_path / name
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(prefect_server, "_create_db", migrate)
+    monkeypatch.setattr(prefect_server, "_register_blocks", register_blocks)
     start("first.db")
-    (kept,) = (tmp_path / ".cache" / "stemma").iterdir()
+    (kept,) = (tmp_path / ".cache" / "stemma").glob("prefect-with-blocks-*")
     with closing(sqlite3.connect(kept)) as database:
         database.execute("INSERT INTO runs VALUES ('of the copy')")
         database.commit()
@@ -113,3 +123,4 @@ def test_a_server_begins_with_a_copy_of_a_migrated_database(tmp_path: Path, monk
     with closing(sqlite3.connect(kept)) as database:
         assert database.execute("SELECT name FROM runs").fetchall() == [], "and a damaged copy is replaced"
     assert not list(tmp_path.glob(".copy-*"))
+    assert registered == ["first.db", "third.db"]
