@@ -1,6 +1,6 @@
 """Additions that a rule checks: a small model is tuned shortly, then learns from its own answers by GRPO or RLOO.
 
-python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo] [--rounds 300] [--threads 1]
+python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo] [--rounds 300] [--sft-epochs 20]
 
 Prompts are the 100 additions of one-digit numbers in ten phrasings (`3+4`, `add 3 4`, …), of which a tenth is held out,
 so that a held-out prompt is a known sum in another phrasing. An answer is right if it is the sum and nothing else (rule
@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.stages import Stages, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
-from infra.config import StageConfig
 from infra.launch.config import LaunchConfig
-from infra.run import Run
 from training.config import ModelConfig, RlhfConfig, SftConfig
 from training.export import export
 from training.models import build, hf_config
@@ -39,13 +35,14 @@ PHRASES = (
 )  # fmt: skip
 MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 64, "heads": 2, "positions": 32}
 SFT: dict[str, Any] = {
-    "duration": "20 epochs", "global_batch_examples": 64, "max_length": 32, "answer_max_tokens": 4,
+    "global_batch_examples": 64, "max_length": 32, "answer_max_tokens": 4,
     "heldout_limit": 100, "answers_limit": 100, "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0},
 }  # fmt: skip
 SAMPLING: dict[str, Any] = {
     "rollout_prompts": 512, "minibatch_answers": 64, "answer_max_tokens": 4, "max_prompt_tokens": 24,
     "kl_coef": 0.0, "heldout_prompts": 100, "heldout_answers": 4,
-    "optimizer": {"learning_rate": 2.0e-4, "weight_decay": 0.0}, "checkpoint_every": "1000 batches",
+    "optimizer": {"learning_rate": 2.0e-4, "weight_decay": 0.0}, "schedule": {"decay": "linear", "warmup": "3 %"},
+    "checkpoint_every": "1000 batches",
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "answers_per_prompt": 8},
@@ -59,37 +56,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--sft-epochs", type=int, default=20, help="how much the model knows before")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    launch = LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32")
+    stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
     args.out.mkdir(parents=True, exist_ok=True)
-
-    def made(name: str, function: Callable[..., Any], config: StageConfig, inputs: Mapping[str, Path]) -> Path:
-        """The artifact of one stage, with its figures in figures.json."""
-        out: Path = args.out / name
-        if not (out / "figures.json").exists():
-            out.mkdir(parents=True, exist_ok=True)
-            began = time.monotonic()
-            with (args.out / f"{name}.jsonl").open("w") as journal:
-                result = function(config, inputs, out, Run(args.out / "work" / name, launch, journal=journal))
-            figures = {**result.figures, "seconds": time.monotonic() - began}
-            (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf8")
-            print(f"{name}: {result.headline} ({figures['seconds']:.0f} s)", flush=True)
-        return out
-
-    asked = made("additions", instructions, _additions(args.out / "additions.json"), {})
-    rows: dict[str, list[Mapping[str, float]]] = {way: [] for way in args.ways}
+    learnt = SFT | {"duration": f"{args.sft_epochs} epochs"}
+    asked = stages.made("additions", instructions, _additions(args.out / "additions.json"))
     for seed in args.seeds:
         base = _base(args.out / f"base_{seed}", seed)
-        start = made(f"sft_{seed}", sft, SftConfig(**SFT, seed=seed), {"model": base, "instructions": asked})
+        start = stages.made(f"sft_{seed}", sft, SftConfig(**learnt, seed=seed), {"model": base, "instructions": asked})
         for way in args.ways:
             config = RlhfConfig(**SAMPLING, **WAYS[way], rollouts=args.rounds, seed=seed)
-            out = made(f"{way}_{seed}", rlhf, config, {"model": start, "prompts": asked})
-            rows[way].append(json.loads((out / "figures.json").read_text(encoding="utf8")))
+            stages.made(f"{way}_{seed}", rlhf, config, {"model": start, "prompts": asked})
     print(f"| way | seeds | right before, % | right after, % | KL, nats an answer | seconds |\n|{'---|' * 6}")
-    for way, found in rows.items():
+    for way in args.ways:
+        found = stages.figures(way, args.seeds)
         keys = (("verified_sft", 100.0), ("verified_rlhf", 100.0), ("kl_to_sft", 1.0), ("seconds", 1.0))
-        cells = [_spread([factor * one[key] for one in found]) for key, factor in keys]
+        cells = [spread([factor * one[key] for one in found]) for key, factor in keys]
         print(f"| {way} | {len(found)} | {' | '.join(cells)} |")
 
 
@@ -125,11 +109,6 @@ def _base(folder: Path, seed: int) -> Path:
         export(build(hf_config(ModelConfig(**MODEL), len(fast), special), seed), None, folder)
         fast.save_pretrained(folder)
     return folder
-
-
-def _spread(values: list[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.3g} ± {deviation:.2g}"
 
 
 if __name__ == "__main__":

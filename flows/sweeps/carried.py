@@ -143,7 +143,7 @@ def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
     point of a parabola through the best value and its neighbours, in the logarithm) is fitted by a power law, and that
     is followed to `compute`, the FLOPs of the training at hand (as Bi et al. 2024, DeepSeek LLM, section 3.1, fit
     learning rate and batch size). A best value at the edge of those tried tells no optimum and is left out; fewer than
-    three sizes tell no trend, and the best value of all is taken.
+    three sizes tell no trend, and the best value of all is taken. A whole number stays one.
 
     Raises ConfigError `not_swept` for a key that the sweep did not vary.
     """
@@ -158,8 +158,17 @@ def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
 
         flops, best = (np.log([point[column] for point in points]) for column in (0, 1))
         slope, offset = np.polyfit(flops, best, 1)
-        return float(np.exp(offset + slope * math.log(compute)))
+        return _as_tried(float(np.exp(offset + slope * math.log(compute))), [run["settings"][key] for run in runs])
     return min(_means(runs, key).items(), key=lambda entry: sign * entry[1])[0]
+
+
+def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
+    """Of whole numbers, such as tokens of a batch, the nearest multiple of what divides all that were tried, so that
+    it holds whole sequences as they do."""
+    if not all(isinstance(one, int) for one in tried):
+        return value
+    step = math.gcd(*tried)
+    return max(1, round(value / step)) * step
 
 
 def _means(runs: Sequence[Mapping[str, Any]], key: str) -> dict[Any, float]:

@@ -30,6 +30,7 @@ from tests.processes import wait_until
 from training.planner.scaling_laws import find_law
 
 RATE = "pretrain.optimizer.learning_rate"
+BATCH = "pretrain.global_batch_tokens"
 
 
 def tiny(folder: Path) -> Path:
@@ -341,15 +342,38 @@ def test_sixteen_trials_killed_twice_end_complete(tmp_path: Path, env: dict[str,
 
 def found_rates(folder: Path, computes: tuple[float, ...]) -> None:
     """A finished sweep whose best rate is 2e-3 · (compute / 1e9)^-0.25 at each size, exactly."""
-    runs = []
-    for size, compute in enumerate(computes):
+
+    def tried(compute: float) -> dict[float, float]:
         best = 2e-3 * (compute / 1e9) ** -0.25
-        for rate in (best / 3, best / 1.2, best * 2):
-            settings = {RATE: rate, "pretrain.model.width": 16 * (size + 1)}
-            value = 3 + math.log(rate / best) ** 2
+        return {rate: 3 + math.log(rate / best) ** 2 for rate in (best / 3, best / 1.2, best * 2)}
+
+    found_sweep(folder, RATE, {compute: tried(compute) for compute in computes})
+
+
+def found_sweep(folder: Path, key: str, tried: Mapping[float, Mapping[Any, float]]) -> None:
+    """A finished sweep: of each amount of compute the values of a key that were tried, with what they came to."""
+    runs = []
+    for size, (compute, values) in enumerate(tried.items()):
+        for setting, value in values.items():
+            settings = {key: setting, "pretrain.model.width": 16 * (size + 1)}
             runs.append({"settings": settings, "value": value, "parameters": compute / 6e5, "tokens": 1e5})
     folder.mkdir(parents=True)
     (folder / FILE).write_text(json.dumps({"sweep": folder.name, "measure": "m", "maximise": False, "runs": runs}))
+
+
+def test_a_batch_that_follows_compute_holds_whole_sequences(config: Path, tmp_path: Path) -> None:
+    """The best batch is 2,560 tokens at 1e9 FLOPs and twice that at four times the compute."""
+
+    def tried(compute: float) -> dict[int, float]:
+        best = 2560 * (compute / 1e9) ** 0.5
+        return {tokens: math.log(tokens / best) ** 2 for tokens in (1024, 2048, 4096, 8192, 16384)}
+
+    found_sweep(tmp_path / "many", BATCH, {compute: tried(compute) for compute in (1e9, 2e9, 4e9)})
+    pipeline = load(config, {BATCH: f"from sweep {tmp_path / 'many'}", "pretrain.duration": "100000 tokens"})
+    shape = architecture_of(graph(pipeline), "pretrain")
+    expected = 2560 * (6 * shape.parameters * 1e5 / 1e9) ** 0.5  # type: ignore[union-attr]
+    found = pipeline.pretrain.global_batch_tokens  # type: ignore[attr-defined]
+    assert (found % 1024, abs(found - expected) <= 512) == (0, True), (found, expected)
 
 
 def test_a_config_takes_over_what_a_sweep_found_and_follows_compute(config: Path, tmp_path: Path) -> None:
