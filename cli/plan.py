@@ -20,6 +20,7 @@ from cli.output import as_json, print_table
 @click.option("--gpu", default="a100-80", show_default=True, help="The device, e.g. h100; see docs/planning.md.")
 @click.option("--gpus", type=int, default=8, show_default=True, help="How many.")
 @click.option("--price", type=float, help="USD for one device and hour; by default a range of public lists.")
+@click.option("--capital", type=float, help="USD to buy one device; by default a list price.")
 @click.option("--kernels", help="plain, flash, compiled or megatron; by default as print has it for the device.")
 @click.option(
     "--law", default="besiroglu", show_default=True, help="The scaling law for what is left out, or a JSON file."
@@ -29,6 +30,8 @@ from cli.output import as_json, print_table
 @click.option("--vocabulary", type=int, help="Token ids; by default the preset's.")
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"]), default="bf16", show_default=True)
 @click.option("--gbit", type=float, help="Gbit/s that a node sends to others.")
+@click.option("--pod", type=int, metavar="DEVICES", help="How many devices that network joins, with --pod-gbit.")
+@click.option("--pod-gbit", type=float, help="Gbit/s that a node sends to other pods.")
 @click.option("--own-tokens", type=float, help="Tokens of text of your own: decides whether to train at all.")
 @click.option(
     "--used-tokens", type=float, help="Tokens a month that the model will read and write, for an API's price."

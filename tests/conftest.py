@@ -159,12 +159,12 @@ def built_data(session_folder: Path, env: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def built_full(session_folder: Path, env: dict[str, str]) -> Path:
-    """A folder with `config.yaml` and the finished `store` of the whole tiny pipeline, built with MLflow's relay at
-    work and no way off this machine; `connections` notes who tried. Read only."""
+    """A folder with `config.yaml` and the finished `store` of the whole tiny pipeline, built with a step of each
+    training profiled, MLflow's relay at work and no way off this machine; `connections` notes who tried. Read only."""
     folder = session_folder / "full-pipeline"
     with built_once(folder) as mine:
         if mine:
-            config = write_config(folder / "config.yaml", full_config())
+            config = write_config(folder / "config.yaml", full_config() | {"launch": {"profile": 1}})
             noting = {"STEMMA_RELAY": "on", "STEMMA_TEST_CONNECTIONS": str(folder / "connections")}
             # 27 stages on a machine that others use too, and less than the 600 s that a test may take.
             answer = stemma("run", config, "--root", folder / "store", env={**env, **noting}, timeout_s=570)

@@ -26,18 +26,22 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     )
     halts = found["failures"]
     every = f"{hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
-    optimum = found["optimal"]["besiroglu"]
-    best = f"{compact(optimum['parameters'])} parameters, {compact(optimum['tokens'])} tokens"
+    laws = [
+        (name, f"{compact(best['parameters'])} parameters, {compact(best['tokens'])} tokens")
+        for name, best in found["optimal"].items()
+    ]
+    rent = f"as much as {hours(found['rent_as_dear_as_buying_hours'])} of rent"
     return [
         ("time", hours(found["hours"]), f"{hours(found['hours_low'])} to {hours(found['hours_high'])}"),
         ("cost", dollars(found["cost_usd"]), f"{dollars(found['cost_usd_low'])} to {dollars(found['cost_usd_high'])}"),
+        ("to buy them instead", dollars(found["cost_to_buy_usd"]), rent),
         ("energy", f"{power[0]} kWh", f"{power[1]} to {power[2]} kWh"),
         ("carbon", f"{carbon[0]} kg CO2", f"{carbon[1]} to {carbon[2]} kg"),
         ("compute", f"{found['flops']:.3g} FLOPs", ""),
         ("speed", f"{compact(found['tokens_per_s'])} tokens/s, {found['mfu']:.1%} MFU", ""),
         ("memory a device", f"{found['memory_gb_per_gpu']:.1f} GB", ""),
         ("layout", shape, ""),
-        ("best for this compute", best, ""),
+        *((f"best for this compute, {name}", best, "") for name, best in laws),
         ("failures", f"{halts['expected']:.2g} expected, one in {hours(halts['hours_between'])}", ""),
         ("checkpoint every", every, ""),
     ]  # fmt: skip

@@ -112,6 +112,8 @@ def test_mlflow_holds_a_parent_run_a_child_for_each_stage_and_the_registered_mod
     assert set(statuses.values()) == {"FINISHED"}
     assert versions == [("tiny", rows["rlhf"])]
     assert losses >= 30
+    files = built_full / "store" / "mlflow" / "artifacts" / "tiny" / rows["pretrain"] / "artifacts"
+    assert {"profile.json", "profile_operators.txt", "profile_trace.json.gz"} <= {file.name for file in files.iterdir()}
 
 
 def test_a_changed_learning_rate_builds_sft_and_plans_what_hangs_on_it(

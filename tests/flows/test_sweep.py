@@ -147,11 +147,14 @@ def loss(settings: Mapping[str, Any]) -> float:
 
 
 def drawn(config: Path, **options: Any) -> Sweep:
-    return define(wishes(config, f"{RATE}=1e-5..1e-1@log", sampler="tpe", **options))
+    return define(wishes(config, f"{RATE}=1e-5..1e-1@log", **{"sampler": "tpe", **options}))
 
 
-def test_what_optuna_drew_is_run_once_though_the_sweep_is_killed_at_every_step(config: Path, tmp_path: Path) -> None:
-    sweep = drawn(config, trials=12, seeds=2)
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_what_optuna_drew_is_run_once_though_the_sweep_is_killed_at_every_step(
+    config: Path, tmp_path: Path, sampler: str
+) -> None:
+    sweep = drawn(config, trials=12, seeds=2, sampler=sampler)
     trials = Trials(tmp_path, sweep.id)
     trials.create()
     told: list[tuple[int, float]] = []

@@ -72,7 +72,7 @@ def test_ranks_end_with_the_weights_of_one_process(
     """The risk of four: groups of ranks that hold copies of each other's shards sum over the wrong ones."""
     told = {
         name: pretrain_in_ranks(count, SETTINGS, inputs, tmp_path / name, launch=launch)
-        for name, (count, launch) in {"one": (1, {}), **WAYS}.items()
+        for name, (count, launch) in {"one": (1, {}), **WAYS, "ddp": (2, {"profile": 2})}.items()
         if name in ("one", *names)
     }
     for name in names:
@@ -82,6 +82,8 @@ def test_ranks_end_with_the_weights_of_one_process(
         ours, theirs = (_values(told[one], "train/grad_norm") for one in (name, "one"))
         assert ours == pytest.approx(theirs, rel=1e-3) and len(ours) == 12
         assert not list((tmp_path / f"{name}.rank1").iterdir()), "only rank 0 writes the model"
+    profile = json.loads((tmp_path / "ddp" / "aux" / "profile.json").read_text())
+    assert 0 < profile["communication_share"] < 1, "gradients are summed over the ranks"
     assert _same(weights(tmp_path / "zero1"), weights(tmp_path / "ddp")), "each number is stepped once, by one rank"
 
 

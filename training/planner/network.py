@@ -9,7 +9,7 @@ belong to one group share what the whole node sends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from training.planner.devices import Device
 
@@ -38,6 +38,10 @@ class Network:
     def _within(self, span: int) -> bool:
         return span <= self.node
 
+    def _far(self, span: int) -> float:
+        """Bytes/s of one device to others that lie in so many."""
+        return self.network if not self.pod or span <= self.pod else self.pod_network
+
     def _speed(self, members: int, inner: int) -> tuple[float, float]:
         """Bytes/s at which a ring of so many moves, and seconds a hop."""
         span = members * inner
@@ -46,8 +50,7 @@ class Network:
         # Of a ring through several nodes those members that stand in one node share what its cards send, and a node
         # has as many cards as devices.
         beside = max(1, min(members, self.node // inner))
-        far = self.network if not self.pod or span <= self.pod else self.pod_network
-        return min(self.link, far * beside) * self.reached, self.far_start_s
+        return min(self.link, self._far(span) * beside) * self.reached, self.far_start_s
 
     def all_gather(self, size: float, members: int, inner: int) -> float:
         """Seconds until everyone of a group has all `size` bytes, of which each had its part; or to sum and scatter."""
@@ -73,22 +76,31 @@ class Network:
         """Seconds in which each member sends `size` bytes, in equal parts to all."""
         if members < 2:
             return 0.0
-        far = not self._within(members * inner)
-        speed = (self.network if far else self.link) * self.reached
+        span = members * inner
+        far = not self._within(span)
+        speed = (self._far(span) if far else self.link) * self.reached
         return size * (members - 1) / members / speed + (self.far_start_s if far else self.start_s)
 
-    def send(self, size: float, apart: int) -> float:
-        """Seconds to hand `size` bytes to the device that stands `apart` devices away."""
+    def send(self, size: float, apart: int, span: int) -> float:
+        """Seconds to hand `size` bytes to the device that stands `apart` devices away, on the slowest way of a chain
+        over `span` devices."""
         if apart < self.node:
             return size / (self.link * self.reached) + self.start_s
-        return size / (self.network * self.reached) + self.far_start_s
+        return size / (self._far(span) * self.reached) + self.far_start_s
 
     def straggling(self, devices: int) -> float:
         """Share that so many devices lose by waiting for each other."""
         return self.straggle * math.log2(max(1.0, devices / self.node))
 
 
-def network_of(device: Device, gbit: float | None = None) -> Network:
-    """gbit: Gbit/s that a node sends to others, in place of the device's own."""
-    network = device.network if gbit is None else gbit * 1e9 / 8 / device.node
-    return replace(Network(device.link, network, device.node))
+def network_of(
+    device: Device, gbit: float | None = None, pod: int | None = None, pod_gbit: float | None = None
+) -> Network:
+    """gbit: Gbit/s that a node sends to others, in place of the device's own. pod: devices that this network joins.
+    pod_gbit: Gbit/s that a node sends to other pods."""
+
+    def of_one(gigabits: float) -> float:
+        return gigabits * 1e9 / 8 / device.node
+
+    network = device.network if gbit is None else of_one(gbit)
+    return Network(device.link, network, device.node, pod=pod or 0, pod_network=of_one(pod_gbit or 0.0))

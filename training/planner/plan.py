@@ -14,7 +14,7 @@ from training.planner.devices import DEVICES, GIB, Device, find_device
 from training.planner.failures import failures
 from training.planner.kernels import KERNELS, Kernels, default_kernels, find_kernels
 from training.planner.layouts import Choice, describe, runs_here, search, why_lost
-from training.planner.network import network_of
+from training.planner.network import Network, network_of
 from training.planner.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
 from training.planner.step_time import Training
 from training.planner.verdict import verdict
@@ -37,7 +37,9 @@ class Request:
     """What is asked for; see `stemma plan --help`.
 
     price: USD for one device and hour, None for the device's own range. batch_tokens: None for GPT-3's of that size.
-    gbit: Gbit/s that a node sends to others. own_tokens, used_tokens: see training/planner/verdict.py.
+    capital: USD to buy one device, None for the device's own. gbit: Gbit/s that a node sends to others. pod: devices
+    that this network joins, and pod_gbit what a node sends to other pods. own_tokens, used_tokens: see
+    training/planner/verdict.py.
     """
 
     device: Device
@@ -53,7 +55,10 @@ class Request:
     length: int = 2048
     vocabulary: int | None = None
     precision: str = "bf16"
+    capital: float | None = None
     gbit: float | None = None
+    pod: int | None = None
+    pod_gbit: float | None = None
     own_tokens: float | None = None
     used_tokens: float | None = None
 
@@ -63,6 +68,15 @@ class Request:
         if self.price is not None:
             return self.price, self.price, self.price
         return self.device.price[0], self.device.hourly, self.device.price[1]
+
+    @property
+    def to_buy(self) -> float:
+        """USD for one device."""
+        return self.device.bought if self.capital is None else self.capital
+
+    @property
+    def network(self) -> Network:
+        return network_of(self.device, self.gbit, self.pod, self.pod_gbit)
 
 
 def request(
@@ -125,10 +139,10 @@ def batch_tokens(arch: Architecture, tokens: float, length: int, gpus: int) -> i
 @lru_cache(maxsize=512)
 def estimate(
     arch: Architecture, device: Device, gpus: int, kernels: Kernels, length: int, batch: int, precision: str,
-    gbit: float | None,
+    network: Network,
 ) -> Estimate:  # fmt: skip
     """batch: sequences. Raises ConfigError `does_not_fit` with what would have to change."""
-    job = Training(arch, device, kernels, network_of(device, gbit), length, batch, precision)
+    job = Training(arch, device, kernels, network, length, batch, precision)
     found = search(job, gpus)
     if not found or not found[0].fits:
         if kernels.data_parallel_alone:
@@ -170,20 +184,37 @@ def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
     )
 
 
+def _check_machines(request: Request) -> None:
+    """Raises ConfigError for numbers of machines and of their network that cannot be."""
+    given = {
+        "--gpus": request.gpus, "--price": request.price, "--capital": request.capital, "--gbit": request.gbit,
+        "--pod": request.pod, "--pod-gbit": request.pod_gbit,
+    }  # fmt: skip
+    problems = [
+        Problem("not_positive", option, f"expected more than 0, not {value}")
+        for option, value in given.items()
+        if value is not None and value <= 0
+    ]
+    if (request.pod is None) != (request.pod_gbit is None):
+        there, missing = ("--pod", "--pod-gbit") if request.pod_gbit is None else ("--pod-gbit", "--pod")
+        problems.append(Problem("half_a_network", missing, f"expected it beside {there}", "give both, or neither"))
+    if problems:
+        raise ConfigError(*problems)
+
+
 def _estimate(request: Request, arch: Architecture, tokens: float, kernels: Kernels | None = None) -> Estimate:
     batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
     chosen = kernels or request.kernels or default_kernels(request.device, arch)
     return estimate(
         arch, request.device, request.gpus, chosen, request.length, max(1, batch // request.length), request.precision,
-        request.gbit,
+        request.network,
     )  # fmt: skip
 
 
 def plan(request: Request) -> dict[str, Any]:
     """The document of `stemma plan --json`. Raises ConfigError for what cannot be."""
     check(request.preset, request.parameters, request.tokens, request.budget)
-    if request.gpus < 1:
-        raise ConfigError(Problem("not_positive", "--gpus", f"expected at least 1, not {request.gpus}"))
+    _check_machines(request)
     low, middle, high = request.prices
 
     def share_of(arch: Architecture, tokens: float) -> float:
@@ -225,6 +256,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
         for time, host, pue in zip((hours_low, hours, hours_high), HOST, PUE, strict=True)
     ]
     layout = best.layout
+    to_buy = gpus * request.to_buy
     return {
         "status": "done",
         "model": arch.name,
@@ -242,7 +274,8 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
         "cost_usd": hours * gpus * middle,
         "cost_usd_low": hours_low * gpus * low,
         "cost_usd_high": hours_high * gpus * high,
-        "cost_to_buy_usd": gpus * request.device.bought,
+        "cost_to_buy_usd": to_buy,
+        "rent_as_dear_as_buying_hours": to_buy / (gpus * middle),
         "energy_kwh": kwh[1],
         "energy_kwh_low": kwh[0],
         "energy_kwh_high": kwh[2],
@@ -280,7 +313,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
             {"layout": describe(one.layout), "step_s": one.time.total, "why": why_lost(best, one, found.job)}
             for one in _runners_up(found)
         ],
-        "optimal": _optimal(flops_per_token * tokens),
+        "optimal": _optimal(flops_per_token * tokens, request.law),
         "loss": request.law.loss(arch.parameters, tokens),
         "assumptions": _assumptions(request, found, hours, faster),
     }
@@ -318,9 +351,10 @@ def _kind(one: Choice) -> tuple:
     return at.dp, at.tp, at.pp, at.cp, at.ep, at.sharding, at.recompute
 
 
-def _optimal(flops: float) -> dict[str, dict[str, float]]:
+def _optimal(flops: float, chosen: Law) -> dict[str, dict[str, float]]:
+    """What the law that was asked for finds best, and then all others."""
     found = {}
-    for law in LAWS.values():
+    for law in {chosen.name: chosen, **LAWS}.values():
         parameters, tokens = law.optimum(flops)
         found[law.name] = {"parameters": parameters, "tokens": tokens, "tokens_per_parameter": tokens / parameters}
     return found
@@ -339,6 +373,8 @@ def _assumptions(request: Request, found: Estimate, hours: float, faster: float)
         f"price: {low:.2f} to {high:.2f} USD a device and hour, {middle:.2f} in the middle"
         if request.price is None
         else f"price: {middle:.2f} USD a device and hour, as given",
+        f"to buy: {request.to_buy:,.0f} USD a device, {'a list price' if request.capital is None else 'as given'}, "
+        "without its host, power and people",
         f"device: {device.sources}",
         f"energy: {device.power_w:.0f} W a device × {HOST[1]} for its host × PUE {PUE[1]} "
         f"({HOST[0]} × {PUE[0]} to {HOST[2]} × {PUE[2]})",

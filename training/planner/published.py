@@ -255,6 +255,7 @@ def _others() -> Iterator[Row]:
     yield Row(source, "GPT-3: 10,000 V100 for 14.8 days: MWh", 1287, megawatt_hours, fitted=True)
     source = "Lecture on OPT (Perrotta)"
     yield Row(source, "992 A100 80 GB to buy: million USD", 14.88, 992 * DEVICES["a100-80"].bought / 1e6, fitted=True)
+    yield Row(source, "one of them: power, W", 400, DEVICES["a100-80"].power_w, fitted=True)
     for source, what, printed, hours in (
         ("Zhang et al. 2022 (OPT), section 2.4", "992 A100 in two months: restarts by hand", 35, 992 * 60 * 24),
         ("Llama 3, section 3.3.4", "16,384 H100 in 54 days: failures", 419, 16_384 * 54 * 24),

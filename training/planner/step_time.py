@@ -182,7 +182,7 @@ def step_time(job: Training, at: Layout) -> StepTime:
         experts = layers * 4 * net.all_to_all(sent, at.ep, at.tp)
     if at.pp > 1:
         crossing = rows * arch.width * job.element / at.tp
-        pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp)
+        pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp, at.devices)
     one = compute + layers * again + tensor + context + experts + pipeline
     bubble = one * (at.pp - 1) / at.interleave
     data, optimizer = _data_parallel(job, at, count, count * compute)

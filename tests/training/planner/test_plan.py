@@ -65,6 +65,45 @@ def test_people_read_a_table_with_ranges() -> None:
     assert max(map(len, found.stdout.splitlines())) < 300
 
 
+def test_people_read_what_each_law_finds_and_what_buying_costs() -> None:
+    """Kaplan et al. 2020, appendix A: N = 1.3e9 · C^0.73 with C in PF-days."""
+    words = ["plan", "--preset", "gpt-1.3b", "--tokens", "20e9", "--gpus", "16", "--capital", "20000", "--price", "2"]
+    found = CliRunner().invoke(command_line, words).stdout
+    plain = plan(request(preset="gpt-1.3b", tokens=20e9, gpus=16))
+    assert "320,000 USD" in found and "20,000 USD a device, as given" in found
+    assert "as much as 1.1 years of rent" in found, "10,000 hours of 2 USD"
+    assert plain["optimal"]["kaplan"]["parameters"] == pytest.approx(1.3e9 * (plain["flops"] / 8.64e19) ** 0.73)
+    assert plain["optimal"]["kaplan"]["parameters"] > 1.5 * plain["optimal"]["besiroglu"]["parameters"]
+    for law in plain["optimal"]:
+        assert f"best for this compute, {law} " in found
+
+
+@pytest.mark.parametrize(
+    ("own", "used", "choice"),
+    [
+        (None, None, "scratch"),
+        (6e9, None, "scratch"),  # four readings are more than the 20 billion
+        (2e9, None, "continue"),
+        (3e8, None, "tune"),
+        (1e5, None, "api"),
+        (3e8, 1e7, "api"),  # 120 USD a year
+        (3e8, 1e12, "tune"),
+    ],
+)
+def test_whether_to_train_at_all_follows_from_text_and_use(own: float | None, used: float | None, choice: str) -> None:
+    found = plan(request(preset="gpt-1.3b", tokens=20e9, gpus=16, own_tokens=own, used_tokens=used))["verdict"]
+    assert found["choice"] == choice
+    assert (found["figures"]["api_usd_a_year"] is None) == (used is None)
+
+
+def test_a_slow_network_between_pods_costs_time() -> None:
+    def at(**pods: float) -> float:
+        return plan(request(preset="llama-2-7b", tokens=1e11, gpu="h100", gpus=64, **pods))["hours"]
+
+    assert at() == at(pod=64, pod_gbit=10) < at(pod=32, pod_gbit=100) < at(pod=32, pod_gbit=10)
+    assert [one.code for one in refused(preset="gpt-1.3b", pod=32, gpus=0)] == ["not_positive", "half_a_network"]
+
+
 def test_wishes_that_cannot_be_say_what_would_have_to_change() -> None:
     assert "did you mean a100-40?" in refused(preset="gpt-1.3b", gpu="a10040")[0].fix
     assert "devices.py" in refused(preset="gpt-1.3b", gpu="abacus")[0].fix
@@ -84,6 +123,7 @@ def test_wishes_that_cannot_be_say_what_would_have_to_change() -> None:
 def test_a_law_of_ones_own(tmp_path: Any) -> None:
     (tmp_path / "law.json").write_text('{"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}')
     mine = plan(request(parameters=1e9, law=str(tmp_path / "law.json")))
+    assert mine["optimal"]["own"] == mine["optimal"]["besiroglu"]
     theirs = plan(request(parameters=1e9, law="besiroglu"))
     assert mine["tokens"] == theirs["tokens"] and math.isclose(mine["loss"], theirs["loss"])
     (tmp_path / "law.json").write_text('{"E": 1.8}')
