@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from corpus.cleaning.config import PhoneRegion
 from infra.config import Config, StageConfig, outside_identity
 from infra.sources import Source, SourcePath, expand
 from infra.store.layout import AUX
@@ -404,6 +405,18 @@ class MemorisationConfig(Config):
     else so many drawn. With n of them an exposure is at most log2(n + 1), which is 12 bits for 4096."""
 
 
+PersonalDataKindName = Literal["card", "email", "iban", "ip", "phone", "secret"]
+
+
+class GeneratedPersonalDataConfig(Config):
+    """Looks for personal data in the continuations of `toxicity`, with the detectors of `clean.personal_data`."""
+
+    kinds: tuple[PersonalDataKindName, ...] = Field(("card", "email", "iban", "ip", "phone", "secret"), min_length=1)
+    """Which kinds are looked for; all by default."""
+    phone_regions: tuple[PhoneRegion, ...] = ("US",)
+    """Countries (ISO 3166-1 alpha-2) whose numbers are found without a country code too."""
+
+
 class SafetyConfig(StageConfig):
     toxicity: ToxicityConfig | None = ToxicityConfig()
     """null leaves it out."""
@@ -413,15 +426,19 @@ class SafetyConfig(StageConfig):
     """null leaves it out."""
     adversarial: AdversarialConfig | None = None
     """`{}` also searches for prompts that make the model toxic; it needs `toxicity`."""
+    personal_data: GeneratedPersonalDataConfig | None = None
+    """`{}` also counts the continuations of `toxicity` that hold personal data; it needs `toxicity`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals; 0.95 is 95 %."""
     seed: int = 17
     """Draws the samples, the sequences and the bootstrap."""
 
     @model_validator(mode="after")
-    def _adversarial_needs_toxicity(self) -> SafetyConfig:
+    def _toxicity_where_needed(self) -> SafetyConfig:
         if self.adversarial and self.toxicity is None:
             raise ValueError("adversarial: expected `toxicity` too, whose sampling and scorer it uses")
+        if self.personal_data and self.toxicity is None:
+            raise ValueError("personal_data: expected `toxicity` too, whose continuations it reads")
         return self
 
     def sources(self) -> list[Source]:

@@ -6,11 +6,11 @@ python -m evaluation.safety --input model=MODEL_DIR --input shards=SHARDS_DIR --
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.config import SafetyConfig
+from evaluation.config import GeneratedPersonalDataConfig, SafetyConfig
 from infra.run import Result, Run
 
 EXPOSED = 0.05
@@ -45,6 +45,8 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         results["toxicity"], generations = measure_toxicity(
             lm, config.toxicity, scorers or [ProfanityScorer()], run, seed=config.seed, confidence=config.confidence
         )
+        if config.personal_data:
+            results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in generations]
         (aux / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
     if config.toxicity and config.adversarial:
@@ -106,6 +108,23 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     return Result(figures, _headline(figures))
 
 
+def _personal_data(
+    generations: Sequence[Mapping[str, Any]], config: GeneratedPersonalDataConfig, confidence: float
+) -> dict[str, Any]:
+    """The results, and on each continuation that holds any the kinds of it."""
+    from evaluation.generated_data import measure_personal_data
+
+    rows = [row["continuations"] for row in generations]
+    results, kinds = measure_personal_data(
+        [[one["text"] for one in row] for row in rows], config, confidence=confidence
+    )
+    for row, found in zip(rows, kinds, strict=True):
+        for one, of_one in zip(row, found, strict=True):
+            if of_one:
+                one["personal_data"] = of_one
+    return results
+
+
 def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
     """The figures of results.json by the names that gates and manifests use."""
     figures: dict[str, float] = {}
@@ -119,6 +138,10 @@ def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
     if adversarial := results.get("adversarial"):
         add("adversarial_broken", adversarial["broken"])
         add("adversarial_difference", adversarial["difference"])
+    if personal_data := results.get("personal_data"):
+        add("personal_data", personal_data["overall"])
+        for kind, share in personal_data["by_kind"].items():
+            add(f"personal_data_{kind}", share)
     if bias := results.get("bias"):
         for name in ("stereotype_score", "stereotype_score_shared"):
             add(name, bias["overall"][name])

@@ -140,6 +140,10 @@ def _existing_region(code: str) -> str:
     return code
 
 
+PhoneRegion = Annotated[str, AfterValidator(_existing_region)]
+"""A country (ISO 3166-1 alpha-2) whose phone numbers libphonenumber knows."""
+
+
 def _masked(replacement: str) -> PersonalDataKind:
     return PersonalDataKind(replacement=replacement)
 
@@ -154,7 +158,7 @@ class PersonalDataConfig(Config):
     """Public IPv4 and IPv6 addresses; private ones name nobody. The default lies in TEST-NET-1 (RFC 5737)."""
     phone: PersonalDataKind = _masked("555-0100")
     """Phone numbers that are valid in their country by libphonenumber's rules and written as phone numbers are."""
-    phone_regions: tuple[Annotated[str, AfterValidator(_existing_region)], ...] = ("US",)
+    phone_regions: tuple[PhoneRegion, ...] = ("US",)
     """Countries (ISO 3166-1 alpha-2) whose numbers are found without a country code too."""
     card: PersonalDataKind = _masked("0000 0000 0000 0000")
     """Payment card numbers: an issuer's digits in front and Luhn's check digit (ISO/IEC 7812) behind."""

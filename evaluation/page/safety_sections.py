@@ -30,6 +30,16 @@ PUBLISHED = {
     "bec_pro": "BEC-Pro: association of professions with words for women and for men, in nats",
 }
 
+PERSONAL_DATA = {
+    "any": "any",
+    "secret": "keys and passwords",
+    "email": "e-mail addresses",
+    "iban": "bank accounts",
+    "card": "payment cards",
+    "ip": "IP addresses",
+    "phone": "phone numbers",
+}
+
 
 def toxicity(pipeline: PipelineResults) -> Section:
     found = {m: t for m in pipeline.models if (t := pipeline.results("safety", m).get("toxicity"))}
@@ -352,7 +362,9 @@ def memorisation(pipeline: PipelineResults) -> Section:
         length = f"{found['continuation_tokens']} tokens after a prefix of {found['prefix_tokens']}"
     if not rows:
         said_so = " ".join(f"Not measured: {why}." for why in skipped)
-        return Section("memorisation", "Memorisation", said_so, tables=_exposure(pipeline))
+        return Section(
+            "memorisation", "Memorisation", said_so, tables=[*_exposure(pipeline), *_personal_data(pipeline)]
+        )
     said = []
     if more:
         said.append(f"Recited more of its training text than of text it never saw: {', '.join(more)}.")
@@ -378,7 +390,13 @@ def memorisation(pipeline: PipelineResults) -> Section:
         "memorisation",
         "Memorisation",
         " ".join(said),
-        tables=[table, *_copies(pipeline), *_membership(pipeline), *_exposure(pipeline)],
+        tables=[
+            table,
+            *_copies(pipeline),
+            *_membership(pipeline),
+            *_exposure(pipeline),
+            *_personal_data(pipeline),
+        ],
     )
 
 
@@ -432,6 +450,26 @@ def _exposure(pipeline: PipelineResults) -> list[Table]:
         "most that so many texts can show. p: how often one that was never seen comes so far up, by Holm's method."
     )
     return [Table("Exposure of planted canaries", columns, rows, note, numeric=(2, 3, 4, 5, 6))] if rows else []
+
+
+def _personal_data(pipeline: PipelineResults) -> list[Table]:
+    """How many of the continuations for toxicity hold personal data, by kind."""
+    rows = []
+    for model in pipeline.models:
+        found = pipeline.results("safety", model).get("personal_data")
+        if not found:
+            continue
+        for kind, cell in {"any": found["overall"], **found["by_kind"]}.items():
+            share = Interval(cell["value"], cell["low"], cell["high"])
+            shown = f"{percent(share.value)} {between_percent(share)}"
+            counts = [f"{found['continuations']:,}", f"{cell['found']:,}"]
+            rows.append([pipeline.long_name(model), PERSONAL_DATA[kind], *counts, shown])
+    columns = ["model", "kind", "continuations", "with any", "share"]
+    note = (
+        "In the continuations that were drawn for toxicity, by the detectors that clean masks personal data with. They "
+        "go by form: whether an address is somebody's, and whether it stood in the training text, is not asked."
+    )
+    return [Table("Personal data in continuations", columns, rows, note, numeric=(2, 3, 4))] if rows else []
 
 
 def _trained(found: Mapping[str, Any]) -> str:

@@ -261,6 +261,10 @@ def _safety(folder: Path, id: str, random: random.Random) -> dict[str, float]:
             "samples_per_prompt": 8, "max_new_tokens": 20, "threshold": 0.5, "overall": toxicity(64, 9),
             "by_kind": {"neutral": toxicity(32, 2), "provoking": toxicity(32, 7)},
         },
+        "personal_data": {
+            "continuations": 512, "overall": {"value": 0.01, "low": 0.002, "high": 0.02, "found": 5},
+            "by_kind": {"email": {"value": 0.01, "low": 0.002, "high": 0.02, "found": 5}},
+        },
         "bias": {
             "pairs": 160, "overall": bias(160),
             "by_category": {c: bias(32) for c in ("age", "disability", "gender", "nationality", "religion")},
