@@ -1,5 +1,5 @@
 """Losses and gradients of every alignment stage against trl's on the same batch, to 1e-5: SFT, reward model, DPO, IPO,
-KTO, ORPO.
+KTO, ORPO, GRPO.
 
 Its trainers compute them on a copy of the model, as far as they can be made without a training; else their loss
 functions.
@@ -18,13 +18,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from training.algorithms import CLIPPED, Sampled, algorithm_of
 from training.chat import Chat, Conversation, pad
-from training.config import PreferenceTuningConfig
+from training.completions import Batch, Completions, answer_logits, token_logprobs
+from training.config import PreferenceTuningConfig, RlhfConfig
 from training.hardware import Hardware
 from training.models import LanguageModel, load
+from training.policy_and_value import PolicyAndValue
 from training.preference_losses import kto_kl
 from training.preference_model import Example, PreferenceTuned, preference_batch
 from training.preference_pairs import Pair
+from training.rewards import RewardScale
 from training.scorer import RewardModel, load_scorer, pair_batch
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
@@ -51,11 +55,11 @@ def pairs(chat: Chat) -> list[Pair]:
     return [Pair(*both) for both in zip(*sides, strict=True)]
 
 
-def _moved(network: PreTrainedModel, seed: int) -> PreTrainedModel:
+def _moved(network: PreTrainedModel, seed: int, by: float = 0.1) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in network.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+            weight.add_(by * torch.randn(weight.shape, generator=generator))
     return network
 
 
@@ -211,3 +215,57 @@ def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair
         itself, copied, {"input_ids": rows, "attention_mask": (rows != chat.pad).long()}
     )
     _same(model.loss(model(batch), batch), theirs, scorer.model, copied)
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_grpo_is_trl_s_from_rewards_to_gradients(
+    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path
+) -> None:
+    """Two prompts with three answers each that are given to both, their rewards too. trl's own advantages and
+    log-probabilities of the policy that sampled; then both policies are moved, past the clip here and there.
+
+    trl weighs the KL penalty by the ratio unless told not to; DeepSeekMath does not."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    scores = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0]
+    texts = [*CHOSEN, *REJECTED]
+    talks = chat.conversations([PROMPTS[number // 3] for number in range(6)], texts)
+    answers = Completions([one.prompt for one in talks], [one.response for one in talks], torch.ones(6))
+    reference, copied = _moved(load(base_dir).eval(), 8), copy.deepcopy(policy)
+
+    def given(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        return {"prompt_ids": answers.prompts, "completion_ids": answers.ids, "logprobs": None}
+
+    def worth(**asked: Any) -> list[float]:
+        return scores
+
+    config = GRPOConfig(
+        output_dir=str(tmp_path), **SILENT, loss_type="grpo", beta=0.3, epsilon=0.2, temperature=0.7, num_generations=3,
+        num_iterations=2, per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
+    )  # fmt: skip
+    asked = [{"prompt": PROMPTS[number // 3]} for number in range(6)]
+    trainer = GRPOTrainer(
+        model=copied, reward_funcs=[worth], args=config, train_dataset=Dataset.from_list(asked),
+        processing_class=chat.tokenizer, rollout_func=given,
+    )  # fmt: skip
+    trainer.model.eval()
+    trainer.ref_model.load_state_dict(reference.state_dict())
+    inputs = trainer._generate_and_score_completions(asked)
+
+    settings = {"algorithm": "grpo", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 6}
+    algorithm = algorithm_of(RlhfConfig.model_validate({**settings, "clip_ratio": 0.2}))
+    batch = Batch.of(answers, chat.pad)
+    with torch.no_grad():
+        before, known = (
+            token_logprobs(answer_logits(one, batch.ids, batch.places, batch.mask, CPU, 0.7), batch.tokens)
+            for one in (policy, reference)
+        )
+    learnt = algorithm.learn(Sampled(torch.tensor(scores), before, known, batch.mask, None, 0.3))
+    for network in (policy, copied):
+        _moved(network, 4, by=0.01)
+    model = PolicyAndValue(policy, None, RewardScale(0.3), algorithm, 0.7, CPU)
+    minibatch = {**vars(batch), "logprobs": before, **learnt}
+    losses = model.loss(model(minibatch), minibatch)
+    assert 0 < float(losses[CLIPPED]) < 1 and float(losses["kl_penalty"]) > 0.01
+    _same(losses["total"], trainer._compute_loss(trainer.model, inputs), policy, copied)
