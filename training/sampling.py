@@ -1,7 +1,8 @@
 """Answers from a causal language model: batched, with a key-value cache, each drawn from a seed of its own.
 
 An answer's draws follow from the seed and its prompt's number alone, so neither batches nor ranks show in it but by
-rounding.
+rounding. Prompts of a batch that are the same are read once; each answer then goes on from a copy of their keys and
+values.
 
 Answers that have ended leave the batch, which the proven families (`training/families.py`) are known to bear. Any
 other answers by `evaluation/generation.py`, slower: some of them keep a recurrent state or count positions in their own
@@ -94,8 +95,10 @@ def _stream(
     """Yields (row, token) step by step; rows that stopped leave the batch. draws: of `draws_of` for these rows."""
     device = hardware.device
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device)
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    read = torch.tensor([numbers[tuple(prompt)] for prompt in prompts], device=device)  # the prompt of each answer
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in numbers], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in numbers], device=device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     rows = torch.arange(len(prompts))
     unused = torch.tensor(unused_ids(model), dtype=torch.long, device=device)
@@ -109,6 +112,9 @@ def _stream(
                     input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
                     logits_to_keep=1,
                 ).logits[:, -1].float().index_fill(1, unused, -torch.inf)  # fmt: skip
+            if len(ids) < len(rows):
+                logits, positions, mask = logits[read], positions[read], mask[read]
+                cache.batch_select_indices(read)
             tokens = choose(logits, temperature, None if draws is None else draws[rows, step].to(device))
             listed = tokens.tolist()
             yield from zip(rows.tolist(), listed, strict=True)

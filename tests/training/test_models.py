@@ -155,6 +155,20 @@ def test_sampling_follows_the_model_s_probabilities_and_its_seed(base_dir: Path)
     assert sample(network, prompt * 9, seed=1, **draw) != sample(network, prompt * 9, seed=2, **draw)
 
 
+def test_equal_prompts_are_read_once_and_each_is_answered_by_its_own_draws(base_dir: Path) -> None:
+    network, read = load(base_dir).eval(), []
+    prompts = [[2, 70, 4, 3], [5, 6], [2, 70, 4, 3], [2, 70, 4, 3], [5, 6], [9, 9, 9, 9]]
+    draw: dict[str, Any] = {"max_new_tokens": 5, "temperature": 1.0, "stops": set(), "hardware": CPU, "seed": 3}
+    alone = [sample(network, prompts, only=slice(n, n + 1), **draw)[0] for n in range(len(prompts))]
+    hook = network.register_forward_pre_hook(
+        lambda _, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    together = sample(network, prompts, **draw)
+    hook.remove()
+    assert together == alone and len(set(map(tuple, together))) == len(prompts)
+    assert read == [(3, 4), *[(6, 1)] * 4]
+
+
 def test_flops_follow_the_palm_formula() -> None:
     network = build(hf_config(ModelConfig(preset="llama-nano"), 320, SPECIAL), seed=1)
     matrices = sum(layer.weight.numel() for layer in network.modules() if isinstance(layer, nn.Linear))
