@@ -6,6 +6,7 @@ python -m corpus.instructions --config instructions.yaml --out DIR
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -22,6 +23,7 @@ from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
 from corpus.readers.json_lines import read_records, wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
+from corpus.references import unusable_reference
 from infra.run import Result, Run
 from infra.sources import Place
 
@@ -32,8 +34,9 @@ RESPONSES = ("response", "completion", "answer", "targets")
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a
-    rule tells whether an answer is right. A conversation of several turns has what was said before under "history"
-    (`corpus.pairs.Pair`), and pairs of a source with a weight have it under "weight".
+    rule tells whether an answer is right, with "reference" where it holds answers against another field than the
+    response. A conversation of several turns has what was said before under "history" (`corpus.pairs.Pair`), and pairs
+    of a source with a weight have it under "weight".
 
     A pair from a file has its prompt as group, a conversation what the human said first, since collections hold one
     conversation at several lengths. What has no answer or no prompt, starts with the assistant or has a role that
@@ -122,7 +125,21 @@ def _pair(record: Record, source: FileInstructions) -> Pair:
         turns.pop(0)
     found = exchange_of_turns(turns)
     fields = {"prompt": found.prompt, "response": found.response}
-    return Pair(fields, record.file.name, found.first_turn, source.verify, found.history, source.weight)
+    reference = _reference(record.value, source.reference_field) if source.reference_field else ""
+    if source.verify and (why := unusable_reference(source.verify, reference or found.response)):
+        raise Unreadable(f"verify: {source.verify} has no use for this reference: {why}")
+    pair = Pair(fields, record.file.name, found.first_turn, source.verify, found.history, source.weight)
+    return pair._replace(reference=reference)
+
+
+def _reference(value: Mapping[str, Any], field: str) -> str:
+    """What a rule holds answers against, as text. Raises Unreadable where there is none."""
+    found = pick(value, field)
+    if found is MISSING or found is None:
+        raise Unreadable(f"no reference: there is no {field}")
+    if isinstance(found, list) and all(isinstance(one, str) for one in found):
+        return "\n".join(found).strip()
+    return found.strip() if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
 def _turns(record: Record, source: FileInstructions) -> Iterator[Turn]:

@@ -38,6 +38,7 @@ class Pair(NamedTuple):
 
     fields: prompt and response, or prompt, chosen and rejected. group: pairs of one group lie on the same side.
     verify: the rule that tells whether an answer is right; None where there is none, and the line then lacks the key.
+    reference: what the rule holds answers against, where that is not the response; the line then has it.
     history: what was said before the prompt; the line has it as `history`, [{"role", "content"}] with the roles system,
         user and assistant, where there was anything.
     weight: how often the pair is to be seen, as `weight` in the line where it is not once.
@@ -54,6 +55,7 @@ class Pair(NamedTuple):
     votes: tuple[float, float] | None = None
     margin: float | None = None
     ranking: str = ""
+    reference: str = ""
 
     @property
     def id(self) -> str:
@@ -69,6 +71,8 @@ class Pair(NamedTuple):
         line |= self.fields
         if self.verify:
             line["verify"] = self.verify
+        if self.reference:
+            line["reference"] = self.reference
         if self.weight != 1:
             line["weight"] = self.weight
         if self.votes:

@@ -5,29 +5,23 @@ Shapes: B answers.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from infra.errors import stage_error
 from training import ranks
 from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.config import RlhfConfig
-from training.config.functions import FIX
 from training.ensemble import Ensemble
+from training.grading import Graders
 from training.hardware import Hardware
+from training.reward_functions import Answered, reward_function
 from training.scorer import Scorer
 from training.verify import Rule, right_answers
-
-RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Sequence[float]]
-"""(prompts, answers, responses of the instructions file, "" where there is none) → a reward of each answer."""
-
-KEY = "rlhf.reward_functions"
 
 
 @dataclass(frozen=True)
@@ -38,39 +32,6 @@ class Asked:
     ids: list[int]
     response: str
     rule: Rule | None
-
-
-def reward_function(path: str) -> RewardFunction:
-    """The function behind `package.module:name`. Raises StageError where there is none."""
-    module, _, name = path.partition(":")
-    where = f"{KEY}.{path}"
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise stage_error("no_such_function", where, f"expected a function: {error}", FIX) from error
-    if not callable(found):
-        raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", FIX)
-    function: RewardFunction = found
-    return function
-
-
-def call(path: str, function: RewardFunction, asked: Sequence[Asked], answers: Sequence[str]) -> Tensor:
-    """Its rewards (B,). Raises StageError where it raises, gives too few, or one that is no finite number, with the
-    answer."""
-    where = f"{KEY}.{path}"
-    try:
-        given = list(function([one.text for one in asked], list(answers), [one.response for one in asked]))
-    except Exception as error:
-        kind = type(error).__name__
-        raise stage_error("reward_function_failed", where, f"it raised {kind}: {error}", "mend the function") from error
-    if len(given) != len(answers):
-        message = f"expected a reward for each of {len(answers)} answers, it gave {len(given)}"
-        raise stage_error("reward_function_failed", where, message, "mend the function")
-    for value, answer in zip(given, answers, strict=True):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            message = f"expected a finite number, it gave {value!r} for the answer {answer[:80]!r}"
-            raise stage_error("reward_not_finite", where, message, "have it give a number for every answer")
-    return torch.tensor([float(value) for value in given])
 
 
 class RewardScale(nn.Module):
@@ -120,7 +81,7 @@ class Rewards:
     config's functions add; less a penalty for an answer without an end.
 
     ensemble: the reward models; empty where rules and functions are all there is. judge: scores the answers beside it,
-    and nothing is learnt from what it says.
+    and nothing is learnt from what it says. graders: call the functions and run unit tests.
     """
 
     def __init__(
@@ -131,6 +92,7 @@ class Rewards:
         config: RlhfConfig,
         hardware: Hardware,
         judge: Scorer | None = None,
+        graders: Graders | None = None,
     ) -> None:
         self.ensemble = ensemble
         self.judge = judge
@@ -138,13 +100,16 @@ class Rewards:
         self._chat = chat
         self._config = config
         self._hardware = hardware
-        self._functions = {path: reward_function(path) for path in config.reward_functions}
+        self._graders = graders or Graders()
+        for path in () if config.reward_processes else config.reward_functions:
+            reward_function(path)  # a missing one is to be told before anything is sampled
 
     def of(self, answers: Completions, asked: Sequence[Asked]) -> Rewarded:
-        """asked: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as `call` does."""
+        """asked: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as
+        `training.grading.Graders.functions` does."""
         config, scale = self._config, self.scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
-        right = torch.from_numpy(right_answers(texts, [one.rule for one in asked])).float()
+        right = self.right(texts, asked).float()
         ruled = ~right.isnan()
         metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
         scores, error = torch.zeros(len(texts)), 0.0
@@ -175,7 +140,15 @@ class Rewards:
         """What each function gives the answers (B,), before its weight. Each rank asks for its part, and every rank
         must call."""
         mine = ranks.own_part(len(texts))
+        answered = [Answered(one.text, text, one.response) for one, text in zip(asked[mine], texts[mine], strict=True)]
         return {
-            path: ranks.join_parts(call(path, function, asked[mine], texts[mine]))
-            for path, function in self._functions.items()
+            path: ranks.join_parts(torch.tensor(self._graders.functions(path, answered)))
+            for path in self._config.reward_functions
         }
+
+    def right(self, texts: Sequence[str], asked: Sequence[Asked]) -> Tensor:
+        """1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule can tell. In
+        double precision; each rank looks at its part, and every rank must call."""
+        mine = ranks.own_part(len(texts))
+        rules = [one.rule for one in asked[mine]]
+        return ranks.join_parts(torch.from_numpy(right_answers(texts[mine], rules, self._graders)))

@@ -25,6 +25,7 @@ from training.conversations import prompts_of
 from training.ensemble import Ensemble, member_names, same_weights
 from training.export import export
 from training.fit import Plan, fit
+from training.grading import Graders
 from training.hardware import prepare
 from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
@@ -80,6 +81,14 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
     verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
     """
+    graders = Graders(config.reward_processes, config.reward_timeout_s)
+    try:
+        return _trained(config, inputs, out_dir, run, graders)
+    finally:
+        graders.close()
+
+
+def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, graders: Graders) -> Result:
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
@@ -130,7 +139,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         raise stage_error(
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
-    rewards = Rewards(ensemble, scale, chat, config, hardware, judge)
+    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     if not ensemble and not config.reward_functions and any(one.rule is None for one in train):
         raise stage_error(
             "no_reward",

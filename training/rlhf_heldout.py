@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from evaluation.statistics import bootstrap, bootstrap_ratio
@@ -22,7 +23,6 @@ from training.completions import Completions, generate, kl_of, scores_of
 from training.config import RlhfConfig
 from training.hardware import Hardware
 from training.rewards import Asked, Rewards
-from training.verify import right_answers
 
 TOLD = ("reward_gain", "reward_gain_equal_length", "judge_gain", "functions_gain", "verified_gain", "kl_to_sft")
 """Figures that are curves' last points too."""
@@ -56,8 +56,7 @@ class Heldout:
         judged = raw_scores(judge, answers, chat, hardware) if judge else {}
         best = self._best_of(sft) if config.best_of > 1 else {}
         kl, lengths = (one.double().numpy() for one in kl_of(policy, sft, answers["rlhf"], chat, hardware))
-        rules = [one.rule for one in self._each]
-        right = {name: right_answers([chat.decode(ids) for ids in side.ids], rules) for name, side in answers.items()}
+        right = {name: self._right(side, self._each).numpy() for name, side in answers.items()}
         self._write(samples, answers, scores, judged, right)
 
         kl, lengths, longer = map(self._means, (kl, lengths, lengthening(answers["sft"], answers["rlhf"])))
@@ -79,6 +78,9 @@ class Heldout:
     def _sampled(self, model: PreTrainedModel, asked: Sequence[Asked], seed: int) -> Completions:
         prompts = [one.ids for one in asked]
         return generate(model, prompts, self._chat, self._config, self._hardware, seed=seed, in_ranks=True)
+
+    def _right(self, answers: Completions, asked: Sequence[Asked]) -> Tensor:
+        return self._rewards.right([self._chat.decode(ids) for ids in answers.ids], asked)
 
     def _means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean (P,) over the answers to a prompt."""
@@ -126,8 +128,7 @@ class Heldout:
             scored = {name: values.reshape(table)[~ruled] for name, values in scored.items()}
             figures |= best_of_figures(scored["reward"], scored, many, seed)
         if ruled.any():
-            texts = [self._chat.decode(ids) for ids in answers.ids]
-            right = right_answers(texts, [one.rule for one in asked]).reshape(table)[ruled]
+            right = self._right(answers, asked).numpy().reshape(table)[ruled]
             figures |= best_of_figures(right, {"verified": right}, many, seed)
         return figures
 

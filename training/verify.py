@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,14 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.readers.config import RULE
+from corpus.references import number_in, unusable_reference
 from infra.errors import stage_error
+from training.grading import Graders
+from training.unit_tests import passes
+
+TESTS = "tests"
+_RULES = "exact, number, json, tests, words:LOW-HIGH or format:REGEX"
+_FIX = "leave verify out, or name the rule and what it holds answers against"
 
 
 class Rule(NamedTuple):
     """What tells whether an answer to a prompt is right.
 
-    name: `exact` (it equals the response, but for white space around it) or `words:4-6` (it has so many words).
-    response: that of the pairs file.
+    name: `exact` (it equals the response, but for white space around it), `number` (it ends with the response's number,
+    see `corpus.references.number_in`), `json` (it is JSON, with all keys of the response where that is an object),
+    `words:4-6` (it has so many words), `format:REGEX` (the whole of it matches, but for white space around it) or
+    `tests` (it is code that passes the assertions in the response, see `training.unit_tests`).
+    response: that of the pairs file, or the reference beside it.
     """
 
     name: str
@@ -25,10 +36,35 @@ class Rule(NamedTuple):
 
     def allows(self, answer: str) -> bool:
         """Whether the answer is right."""
-        if self.name == "exact":
-            return answer.strip() == self.response
-        low, high = map(int, self.name.removeprefix("words:").split("-"))
-        return low <= len(answer.split()) <= high
+        kind, _, setting = self.name.partition(":")
+        match kind:
+            case "exact":
+                return answer.strip() == self.response
+            case "number":
+                found = number_in(answer)
+                return found is not None and found == number_in(self.response)
+            case "json":
+                return _is_json_like(answer, self.response)
+            case "format":
+                return re.fullmatch(setting, answer.strip()) is not None
+            case "tests":
+                return passes(answer, self.response)
+            case _:
+                low, high = map(int, setting.split("-"))
+                return low <= len(answer.split()) <= high
+
+
+def _is_json_like(answer: str, reference: str) -> bool:
+    try:
+        found = json.loads(answer, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    wanted = json.loads(reference)
+    return not isinstance(wanted, dict) or (isinstance(found, dict) and wanted.keys() <= found.keys())
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]:
@@ -38,20 +74,30 @@ def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]
     """
     found: list[Rule | None] = []
     for number, row in enumerate(rows, 1):
-        rule, response = row.get("verify"), row.get("response", "").strip()
-        if rule is not None and (not re.fullmatch(RULE, str(rule)) or not response):
+        rule, response = row.get("verify"), (row.get("reference") or row.get("response", "")).strip()
+        if rule is not None and not re.fullmatch(RULE, str(rule)):
+            raise stage_error("unknown_rule", f"{where}:{number}", f"expected verify: {_RULES}, found {rule!r}", _FIX)
+        if rule is not None and (why := unusable_reference(rule, response)):
             raise stage_error(
-                "unknown_rule",
-                f"{where}:{number}",
-                f"expected verify: exact or words:LOW-HIGH beside a response, found {rule!r}",
-                "leave verify out, or name the rule",
+                "unknown_rule", f"{where}:{number}", f"verify: {rule} has no use for this reference: {why}", _FIX
             )
         found.append(Rule(rule, response) if rule else None)
     return found
 
 
-def right_answers(answers: Sequence[str], rules: Sequence[Rule | None]) -> NDArray[np.float64]:
-    """1 for each answer that is right and 0 for one that is wrong; nan where no rule can tell."""
-    return np.array(
-        [np.nan if rule is None else float(rule.allows(answer)) for answer, rule in zip(answers, rules, strict=True)]
+def right_answers(
+    answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders | None = None
+) -> NDArray[np.float64]:
+    """1 for each answer that is right and 0 for one that is wrong; nan where no rule can tell.
+
+    graders: run what has unit tests; by default one after the other.
+    """
+    asked = list(zip(answers, rules, strict=True))
+    tested = [(at, answer, rule) for at, (answer, rule) in enumerate(asked) if rule is not None and rule.name == TESTS]
+    found = np.array(
+        [np.nan if rule is None or rule.name == TESTS else float(rule.allows(answer)) for answer, rule in asked]
     )
+    if tested:
+        places, given, those = zip(*tested, strict=True)
+        found[list(places)] = (graders or Graders()).tests(given, [rule.response for rule in those])
+    return found

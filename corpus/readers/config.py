@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+import re
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from infra.config import Config, outside_identity
 from infra.sources import Place, Source, SourceDataset, SourceLocation, expand, expand_objects
@@ -130,9 +131,20 @@ class HuggingFaceDocuments(TextOptions):
         return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
 
 
-RULE = r"exact|words:\d+-\d+"
-Verify = Annotated[str, Field(pattern=rf"^({RULE})$")]
-"""The rule by which an answer is known to be right: it equals the response."""
+RULE = r"exact|number|json|tests|words:\d+-\d+|format:[\s\S]+"
+
+
+def _compiles(rule: str) -> str:
+    if rule.startswith("format:"):
+        try:
+            re.compile(rule.removeprefix("format:"))
+        except re.error as error:
+            raise ValueError(f"expected a regular expression behind format: ({error})") from error
+    return rule
+
+
+Verify = Annotated[str, Field(pattern=rf"^({RULE})$"), AfterValidator(_compiles)]
+"""The rule by which an answer is known to be right, see `FileInstructions.verify`."""
 
 
 class PairFiles(FileSelection):
@@ -162,8 +174,21 @@ class FileInstructions(PairFiles):
     """The most of its training pairs that are taken, chosen by their ids, which is at random: a cap keeps one large
     source from hiding the small ones (3,000 a task in FLAN, Wei et al. 2022, section 2.1). null: no cap."""
     verify: Verify | None = None
-    """exact: an answer to these prompts is right if it equals the response, as with numbers. words:4-6: if it has four
-    to six words. PPO then rewards what is right instead of what the reward model prefers. null: no rule can tell."""
+    """exact: an answer to these prompts is right if it equals the response. number: if it ends with the same number,
+    which is what follows `####` where that is there (GSM8K, Cobbe et al. 2021), commas, signs and decimals read. json:
+    if it is JSON, and an object with all keys of the response where that is one. words:4-6: if it has four to six
+    words. format:REGEX: if the whole of it matches. tests: if it is Python code that passes the assertions in the
+    reference, run in a process of its own; see `reference_field`. RLHF then rewards what is right instead of what the
+    reward model prefers. null: no rule can tell."""
+    reference_field: str | None = None
+    """JSON key of what the rule holds answers against, where that is not the response: a text, a list of texts that
+    become its lines, a number or an object. With `verify: tests` the assertions. null: the response."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Self:
+        if self.reference_field and not self.verify:
+            raise ValueError("reference_field: expected a rule beside it (verify), which there is not")
+        return self
 
 
 class FilePreferences(PairFiles):

@@ -22,7 +22,7 @@ from training.algorithms.grpo import group_advantages, kl_k3
 from training.best_of import best_of, best_of_figures, counts, kl_of_best
 from training.config import RlhfConfig
 from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
-from training.rewards import Asked, call, reward_function
+from training.reward_functions import Answered, call, reward_function
 
 RANDOM = np.random.default_rng(11)
 
@@ -45,12 +45,12 @@ def too_few(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[
 
 
 HERE = "tests.training.test_algorithms"
-ASKED = [Asked("Why?", [1], "Yes.", None), Asked("How?", [2], "", None)]
+ANSWERED = [Answered("Why?", "No.", "Yes."), Answered("How?", "Well.", "")]
 
 
 def test_a_reward_function_is_called_by_its_import_path() -> None:
     path = f"{HERE}:lengths"
-    assert call(path, reward_function(path), ASKED, ["No.", "Well."]).tolist() == [3.0, 5.0]
+    assert call(path, reward_function(path), ANSWERED) == [3.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_reward_function_is_called_by_its_import_path() -> None:
 def test_a_reward_function_that_fails_is_a_named_stop(name: str, code: str, said: str) -> None:
     path = f"{HERE}:{name}"
     with pytest.raises(StageError) as caught:
-        call(path, reward_function(path), ASKED, ["No.", "Well."])
+        call(path, reward_function(path), ANSWERED)
     (problem,) = caught.value.problems
     assert problem.code == code and problem.path == f"rlhf.reward_functions.{path}" and said in problem.message
 

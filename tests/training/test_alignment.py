@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModel
@@ -337,25 +338,21 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     assert returns.tolist() == pytest.approx([*scale(raw[:1]).tolist(), 3.0, -3.0, *scale(raw[3:]).tolist()], abs=1e-4)
 
 
-def brevity(prompts: list[str], answers: list[str], responses: list[str]) -> list[float]:
-    """A reward function: what is short is good."""
-    assert all(responses)
-    return [-len(answer) / 10 for answer in answers]
-
-
 def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
 ) -> None:
-    function = f"{__name__}:brevity"
+    function = "tests.training.test_grading:brevity"
     rate = {"learning_rate": 1.0e-3, "weight_decay": 0.0}
     settings = {"algorithm": "grpo", "answers_per_prompt": 4, "reward_functions": {function: 2.0}, "optimizer": rate}
-    settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0}
+    settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0, "reward_processes": 2}
     inputs = {name: prompts[name] for name in ("model", "prompts")}
     figures = rlhf(RlhfConfig.model_validate(RLHF | settings), inputs, tmp_path / "out", run).figures
     told = journal.metric(f"rlhf/function/{function}")
     assert sum(told[-3:]) > sum(told[:3]) and not journal.metric("rlhf/reward")
     gain = figures["heldout_functions_rlhf"] - figures["heldout_functions_sft"]
     assert figures["functions_gain"] == pytest.approx(gain) and gain > 0
+    graders = [one for one in psutil.Process().children() if "training.grading" in one.cmdline()]
+    assert not graders
     with pytest.raises(StageError, match="expected the input reward_model for ppo"):
         rlhf(RlhfConfig.model_validate(RLHF), inputs, tmp_path / "ppo", Run(tmp_path / "w", run.launch))
     config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "best_of": 4})

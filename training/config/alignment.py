@@ -223,7 +223,14 @@ class RlhfConfig(TrainerConfig):
     """Functions that reward answers, `package.module:name`, with their weights: they are called with the prompts, the
     answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.
     Added to the reward model's normalised score or the rule's; without the input `reward_model` they are all there
-    is."""
+    is. What an answer gets must not depend on those beside it: ranks and processes share them out."""
+    reward_processes: int = outside_identity(0, ge=0)
+    """Processes of each rank in which reward functions are called and unit tests (`verify: tests`) run side by side, an
+    answer at a time; they end with the stage. 0: functions are called in the training's own process, with all answers
+    of a rank at once and without a time limit, and unit tests run one after the other."""
+    reward_timeout_s: float = Field(10.0, gt=0)
+    """Seconds that an answer's unit tests may take, above which it counts as wrong; and with reward_processes what a
+    reward function may take for an answer, above which the stage stops and names it."""
     ensemble: Literal["mean", "worst", "variance", "lower_bound"] = "mean"
     """What several reward models (`reward_model` and inputs of any other names) say together, each in standard
     deviations of its scores of the SFT model's answers: their mean; the lowest (WCO in Coste et al. 2023, section
