@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-CLOCKED = {"train/tokens_per_s", "train/time_left_s", "train/tflops", "train/mfu", "train/memory_gb"}
+CLOCKED = {"train/tokens_per_s", "train/time_left_s", "train/tflops", "train/mfu", "train/memory_gb",
+           "rlhf/generated_tokens_per_s", "rlhf/generating_share"}  # fmt: skip
 """What a process measures of itself; a new one knows it from its second batch on."""
 
 

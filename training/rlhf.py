@@ -71,6 +71,10 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. Raises StageError where it is the reward model itself.
 
+    generated_tokens_per_s and generating_share: how fast the answers of the rounds were generated, and what part of the
+    rounds' time that took, in whole rounds of this process; as curves rlhf/generated_tokens_per_s and
+    rlhf/generating_share.
+
     With `reward_functions`, the weighted sum of what they give the same answers is heldout_functions_sft,
     heldout_functions_rlhf and functions_gain.
 
@@ -183,14 +187,16 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     )
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps)
-    done = fit("rlhf", model, loader, plan, config, hardware, run, [_Ratios(run)], model.networks(), inputs)
+    done = fit(
+        "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
+    )
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
     refresh()
 
     measured = Heldout(heldout, rewards, chat, config, hardware)
     figures, said = measured.figures(reference, sampler.policy, out_dir / "aux" / "samples.jsonl")
-    figures["batches"] = float(done.batches)
+    figures |= {"batches": float(done.batches), **rollouts.times.figures()}
     if config.stop_on_divergence:
         figures["stopped_early"] = float(done.batches < plan.batches)
     run.metrics({f"rlhf/{name}": figures[name] for name in TOLD if name in figures}, done.batches)

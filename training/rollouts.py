@@ -8,6 +8,7 @@ Shapes: B answers, P prompt tokens and T answer tokens after padding, V vocabula
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from infra.errors import Cancelled
 from infra.run import Run
 from training import ranks
 from training.algorithms import Algorithm, Sampled
+from training.callbacks import Callback
 from training.chat import Chat
 from training.completions import Batch, Completions, answer_logits, generate, token_logprobs
 from training.config import RlhfConfig
@@ -31,12 +33,61 @@ from training.evaluate import measuring
 from training.hardware import Hardware
 from training.ppo import adapted_kl_coef, entropy, kl_k1, masked_mean
 from training.rewards import Asked, Rewards, RewardScale
+from training.train_state import TrainState
 
 _BATCH = 64
 _FILE = "round.safetensors"
 
 Beside = Callable[[Mapping[str, Tensor], int, int], dict[str, Tensor]]
 """(a whole minibatch, its round, its number there) → columns that are learnt from beside it."""
+
+
+class RoundTimes(Callback):
+    """How fast answers are generated, and what part of the rounds' time that takes.
+
+    A round lasts from its prompts to the end of its last batch. One that an earlier process began is not counted.
+    """
+
+    def __init__(self, run: Run, batches: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """batches: of a round."""
+        self._run = run
+        self._batches = batches
+        self._clock = clock
+        self._began: float | None = None
+        self._generating_s = 0.0
+        self._tokens = 0
+        self._whole_s = self._whole_generating_s = self._whole_tokens = 0.0
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._began = self._clock()
+
+    def generate(self, answer: Callable[[], Completions], step: int) -> Completions:
+        """What `answer` gives, timed, over all ranks; the speed is told as of this step."""
+        began = self._clock()
+        answers = answer()
+        self._generating_s = max(self._clock() - began, 1e-9)
+        self._tokens = sum(map(len, answers.ids))
+        self._run.metric("rlhf/generated_tokens_per_s", self._tokens / self._generating_s, step)
+        return answers
+
+    def batch_end(self, state: TrainState) -> None:
+        if self._began is None or state.clock.batch % self._batches:
+            return
+        took, self._began = self._clock() - self._began, None
+        self._whole_s += took
+        self._whole_generating_s += self._generating_s
+        self._whole_tokens += self._tokens
+        self._run.metric("rlhf/generating_share", self._generating_s / took, state.clock.batch)
+
+    def figures(self) -> dict[str, float]:
+        """Over all whole rounds of this process; nothing without any."""
+        if not self._whole_s:
+            return {}
+        return {
+            "generated_tokens_per_s": self._whole_tokens / self._whole_generating_s,
+            "generating_share": self._whole_generating_s / self._whole_s,
+        }
 
 
 class Rollouts(IterableDataset[dict[str, Tensor]]):
@@ -82,6 +133,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._hardware = hardware
         self._run = run
         self._watch = DivergenceWatch(config.stop_on_divergence, run)
+        self._batches = config.epochs * (config.rollout_prompts // config.minibatch_answers)
+        self.times = RoundTimes(run, self._batches)
         self._round = 0
         self._rows: dict[str, Tensor] | None = None
         self._read = 0
@@ -132,9 +185,13 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
     def _sampled(self, asked: Sequence[Asked], seed: int) -> dict[str, Tensor]:
         """A round's answers with everything that is learnt from."""
+        self.times.begin()
         self._refresh()
         prompts = [one.ids for one in asked]
-        answers = generate(self._policy, prompts, self._chat, self._config, self._hardware, seed, in_ranks=True)
+        answers = self.times.generate(
+            lambda: generate(self._policy, prompts, self._chat, self._config, self._hardware, seed, in_ranks=True),
+            self._round * self._batches,
+        )
         if ranks.any_rank(self._run.cancelled):
             raise Cancelled
         return self._experience(answers, asked, self._round)
@@ -161,7 +218,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
                 "rlhf/answer_tokens": float(batch.mask.sum(1).mean()),
                 "rlhf/ends_share": float(answers.finished.float().mean()),
             },
-            round_number * config.epochs * (config.rollout_prompts // config.minibatch_answers),
+            round_number * self._batches,
         )
         if "rlhf/judge" in told and "rlhf/reward" in told:
             self._watch.look(round_number, told["rlhf/reward"], told["rlhf/judge"], rewarded.judge_error)

@@ -449,7 +449,11 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         columns = ["model", "reward", *judged, "tokens an answer", "answers that end"]
         tables.append(Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns)))))
     tables += _best_of(figures, pipeline.algorithm(id))
-    return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), "", drawn, tables)
+    lead = ""
+    if "generating_share" in figures:
+        lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens a second, which took "
+        lead += f"{percent(figures['generating_share'])} of the rounds' time."
+    return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), lead, drawn, tables)
 
 
 _PROXY_WEAK = "Rounds in the order of their KL divergence, each a mean over its answers; the estimate of KL is noisy."

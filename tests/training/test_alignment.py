@@ -34,7 +34,7 @@ from training.profiling import SUMMARY, TABLE, TRACE
 from training.reward_model import reward_model
 from training.rewards import Asked, Rewards, RewardScale
 from training.rlhf import rlhf
-from training.rollouts import Rollouts
+from training.rollouts import Rollouts, RoundTimes
 from training.scorer import load_scorer
 from training.sft import sft
 from training.train_state import split_batch
@@ -253,12 +253,35 @@ def test_answers_to_one_prompt_are_held_against_each_other_without_a_value_funct
     rewards = journal.metric("rlhf/reward")
     assert sum(rewards[-4:]) > sum(rewards[:4]) and figures["reward_gain"] > 0
     lines = _lines(tmp_path / "out" / "aux" / "samples.jsonl")
+    shares = journal.metric("rlhf/generating_share")
+    assert len(shares) == len(journal.metric("rlhf/generated_tokens_per_s")) == 12
+    assert 0 < min(shares) <= figures["generating_share"] <= max(shares) < 1
     assert figures["heldout_prompts"] == len(lines) == 8 and len({line["prompt"] for line in lines}) == 8
     # Three answers to each prompt count, of which the file has the first.
     assert figures["heldout_reward_rlhf"] == pytest.approx(sum(line["rewards"]["rlhf"] for line in lines) / 8, abs=1.0)
     assert not journal.metric("rlhf/value_loss") and not journal.metric("train/grad_norm_value")
     with pytest.raises(ValueError, match="answers_per_prompt to divide rollout_prompts"):
         RlhfConfig.model_validate(RLHF | {"answers_per_prompt": 3})
+
+
+def test_time_spent_generating_is_told_of_whole_rounds(run: Run, journal: Any) -> None:
+    """Rounds of two batches; of the first this process saw the second batch alone."""
+    now = iter([10.0, 10.5, 12.5, 15.0, 20.0, 21.0, 22.0, 23.0])
+    times = RoundTimes(run, batches=2, clock=lambda: next(now))
+
+    def batch_end(batch: int) -> None:
+        times.batch_end(SimpleNamespace(clock=SimpleNamespace(batch=batch)))  # type: ignore[arg-type]
+
+    batch_end(2)
+    assert times.figures() == {}
+    for step, tokens in ((2, 40), (4, 80)):
+        times.begin()
+        times.generate(lambda: Completions([[1]], [[7] * tokens], torch.ones(1)), step)  # noqa: B023
+        batch_end(step + 1)
+        batch_end(step + 2)
+    assert journal.metric("rlhf/generated_tokens_per_s") == [20.0, 80.0]
+    assert journal.metric("rlhf/generating_share") == [2 / 5, 1 / 3]
+    assert times.figures() == {"generated_tokens_per_s": 40.0, "generating_share": 3 / 8}
 
 
 def test_a_judge_scores_the_same_answers_and_leaves_the_training_as_it_is(
@@ -270,10 +293,13 @@ def test_a_judge_scores_the_same_answers_and_leaves_the_training_as_it_is(
     inputs = prompts | {"reward_model": turned}
     config = RlhfConfig.model_validate(RLHF | {"rollouts": 2})
     judged = rlhf(config, inputs | {"judge": prompts["reward_model"]}, tmp_path / "judged", run).figures
-    alone = rlhf(config, inputs, tmp_path / "alone", Run(tmp_path / "other", run.launch)).figures
+    alone = dict(rlhf(config, inputs, tmp_path / "alone", Run(tmp_path / "other", run.launch)).figures)
     ours, theirs = weights(tmp_path / "judged"), weights(tmp_path / "alone")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert alone == {name: value for name, value in judged.items() if "judge" not in name}
+    judged_alone = {name: value for name, value in judged.items() if "judge" not in name}
+    for clocked in ("generated_tokens_per_s", "generating_share"):
+        assert judged_alone.pop(clocked) > 0 and alone.pop(clocked) > 0
+    assert alone == judged_alone
     assert judged["judge_gain"] == pytest.approx(-judged["reward_gain"])
     assert judged["judge_gain_low"] <= judged["judge_gain"] <= judged["judge_gain_high"]
     assert judged["judge_gain_equal_length"] == pytest.approx(-judged["reward_gain_equal_length"])
