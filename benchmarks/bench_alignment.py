@@ -36,20 +36,17 @@ from training.rlhf import rlhf
 from training.sft import sft
 
 RASBT = DATA / "rasbt_sft_dpo" / "ch07"
+RASBT = DATA / "rasbt_sft_dpo" / "ch07"
 FILES = {
     "alpaca": DATA / "llama_factory_sft" / "alpaca_en_demo.json",
     "hh_rlhf": DATA / "hh_rlhf" / "test.jsonl.gz",
-    "rasbt": DATA
-    / "rasbt_sft_dpo"
-    / "ch07"
-    / "04_preference-tuning-with-dpo"
-    / "instruction-data-with-preference.json",
+    "rasbt": RASBT / "04_preference-tuning-with-dpo" / "instruction-data-with-preference.json",
 }
 HELDOUT_SHARE = 0.1
 # Rates and lengths are those of the quickstart's stages, whose model this is.
 SFT: dict[str, Any] = {
-    "duration": "4 epochs", "global_batch_examples": 32, "group_by_length": True, "max_length": 256,
-    "answer_max_tokens": 48, "answers_limit": 64,
+    "duration": "2 epochs", "global_batch_examples": 32, "group_by_length": True, "max_length": 256,
+    "answer_max_tokens": 48, "answers_limit": 64, "evaluate_every": "50 %",
     "optimizer": {
         "learning_rate": 6.0e-4, "embedding_scale": 3, "weight_decay": 0.0,
         "muon": {"learning_rate": 0.01, "iterations": 3},
@@ -57,17 +54,23 @@ SFT: dict[str, Any] = {
     "schedule": {"decay": "linear", "warmup": "5 %", "final_share": 0.05},
 }  # fmt: skip
 REWARD: dict[str, Any] = {
-    "duration": "2 epochs", "global_batch_pairs": 32, "group_by_length": True, "max_length": 256,
+    "global_batch_pairs": 32, "group_by_length": True, "evaluate_every": "50 %",
     "optimizer": {"learning_rate": 5.0e-4, "embedding_scale": 8, "weight_decay": 0.0},
 }  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    # Dialogues of people with an assistant are long: one reading, and of longer ones the end.
+    "hh_rlhf": {"duration": "1 epoch", "max_length": 160},
+    "rasbt": {"duration": "2 epochs", "max_length": 256},
+}
 TUNING: dict[str, Any] = {
-    "duration": "2 epochs", "global_batch_pairs": 16, "group_by_length": True, "max_length": 256,
-    "answer_max_tokens": 48, "heldout_prompts": 112, "optimizer": {"learning_rate": 5.0e-5, "weight_decay": 0.0},
+    "duration": "2 epochs", "global_batch_pairs": 16, "group_by_length": True, "max_length": 256, "temperature": 0.7,
+    "evaluate_every": "50 %", "answer_max_tokens": 48, "heldout_prompts": 112,
+    "optimizer": {"learning_rate": 5.0e-5, "weight_decay": 0.0},
 }  # fmt: skip
 SAMPLING: dict[str, Any] = {
-    "rollouts": 20, "rollout_prompts": 256, "minibatch_answers": 64, "epochs": 2, "answer_max_tokens": 48,
-    "max_prompt_tokens": 192, "kl_coef": 0.1, "heldout_prompts": 112, "best_of": 16,
-    "optimizer": {"learning_rate": 1.0e-4, "weight_decay": 0.0},
+    "rollouts": 10, "rollout_prompts": 128, "minibatch_answers": 64, "epochs": 2, "answer_max_tokens": 48,
+    "max_prompt_tokens": 192, "temperature": 0.7, "kl_coef": 0.1, "heldout_prompts": 112, "best_of": 16,
+    "optimizer": {"learning_rate": 2.5e-4, "weight_decay": 0.0},
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "dpo": {"loss": "dpo"},
@@ -98,42 +101,37 @@ def main() -> None:
 
 
 def _align(stages: Stages, base: Path, seed: int, ways: list[str]) -> None:
-    def read(name: str) -> dict[str, Any]:
+    def split(name: str) -> dict[str, Any]:
         return {"read": [{"kind": "files", "paths": [str(FILES[name])]}], "heldout_share": HELDOUT_SHARE}
 
-    asked = {
-        name: stages.made(f"instructions_{name}", instructions, InstructionsConfig.model_validate(read(name)))
-        for name in ("alpaca", "rasbt")
-    }
-    pairs = {
-        name: stages.made(f"preferences_{name}", preferences, PreferencesConfig.model_validate(read(name)))
-        for name in ("hh_rlhf", "rasbt")
-    }
-    start = {
-        name: stages.made(
-            f"sft_{name}_{seed}", sft, SftConfig(**SFT, seed=seed), {"model": base, "instructions": found}
-        )
-        for name, found in asked.items()
-    }
-    scorer = {
-        name: stages.made(
-            f"reward_{name}_{seed}",
-            reward_model,
-            RewardModelConfig(**REWARD, seed=seed),
-            {"model": start["alpaca" if name == "hh_rlhf" else name], "preferences": found},
-        )
-        for name, found in pairs.items()
-    }
-    of_pairs = {"model": start["rasbt"], "preferences": pairs["rasbt"]}
-    judge = stages.made(f"judge_{seed}", reward_model, RewardModelConfig(**REWARD, seed=seed + 1000), of_pairs)
-    sampled = {"model": start["rasbt"], "prompts": asked["rasbt"], "reward_model": scorer["rasbt"], "judge": judge}
+    def tuned(name: str) -> tuple[Path, Path]:
+        """The instructions, and the model that learnt them."""
+        config = InstructionsConfig.model_validate(split(name))
+        asked = stages.made(f"instructions_{name}", instructions, config)
+        inputs = {"model": base, "instructions": asked}
+        return asked, stages.made(f"sft_{name}_{seed}", sft, SftConfig(**SFT, seed=seed), inputs)
+
+    def scorer(kind: str, name: str, inputs: Mapping[str, Path], drawn_by: int) -> Path:
+        config = RewardModelConfig(**REWARD, **SIZES[name], seed=drawn_by)
+        return stages.made(f"{kind}_{seed}", reward_model, config, inputs)
+
+    def paired(name: str) -> Path:
+        return stages.made(f"preferences_{name}", preferences, PreferencesConfig.model_validate(split(name)))
+
+    asked, start = tuned("rasbt")
+    of_pairs = {"model": start, "preferences": paired("rasbt")}
+    judge = scorer("judge", "rasbt", of_pairs, seed + 1000)
+    rewards = {"reward_model": scorer("reward_rasbt", "rasbt", of_pairs, seed), "judge": judge}
     for way in ways:
         settings = WAYS[way] | {"seed": seed}
         if "loss" in settings:
             tuning = PreferenceTuningConfig.model_validate(TUNING | settings)
             stages.made(f"{way}_{seed}", preference_tuning, tuning, {**of_pairs, "judge": judge})
         else:
-            stages.made(f"{way}_{seed}", rlhf, RlhfConfig.model_validate(SAMPLING | settings), sampled)
+            sampling = RlhfConfig.model_validate(SAMPLING | settings)
+            stages.made(f"{way}_{seed}", rlhf, sampling, {"model": start, "prompts": asked, **rewards})
+    _, helpful = tuned("alpaca")
+    scorer("reward_hh_rlhf", "hh_rlhf", {"model": helpful, "preferences": paired("hh_rlhf")}, seed)
 
 
 def _print(stages: Stages, seeds: list[int], ways: list[str]) -> None:
