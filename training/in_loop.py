@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from evaluation.random_state import kept_random_state
 from infra.run import Run
 from training import ranks
 from training.attention import answering
@@ -19,6 +22,7 @@ from training.callbacks import Callback
 from training.config import PretrainConfig
 from training.evaluate import measuring
 from training.hardware import Hardware
+from training.parallel import whole_weights
 from training.sampling import sample
 from training.train_state import TrainState
 
@@ -50,15 +54,20 @@ class InLoopEvaluator(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         batch = state.clock.batch
-        # A model in several ranks' hands cannot answer from one of them.
-        if batch % self._every or ranks.world_size() > 1:
+        if batch % self._every:
             return
-        with measuring(self._network), answering(self._network):
-            self._sample(batch)
+        launch = self._run.launch
+        shared = launch.shards_weights or launch.tensor_parallel > 1 or launch.context_parallel > 1
+        if shared and ranks.world_size() > 1 and not self._config.evaluate_tasks:
+            return  # texts alone are not worth all weights on one device
+        with _asked_alone(self._network, shared) as network:
+            if network is None:
+                return
+            self._sample(network, batch)
             if self._config.evaluate_tasks:
-                self._run.metrics(self._benchmarks(), batch)
+                self._run.metrics(self._benchmarks(network), batch)
 
-    def _sample(self, batch: int) -> None:
+    def _sample(self, network: PreTrainedModel, batch: int) -> None:
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
         first = end if start is None else start
         prompts = [
@@ -67,7 +76,7 @@ class InLoopEvaluator(Callback):
         if not prompts:
             return
         answers = sample(
-            self._network,
+            network,
             prompts,
             max_new_tokens=self._config.sample_tokens,
             temperature=_TEMPERATURE,
@@ -80,7 +89,7 @@ class InLoopEvaluator(Callback):
                 text = self._tokenizer.decode([token for token in answer if token != end])
                 file.write(json.dumps({"batch": batch, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
 
-    def _benchmarks(self) -> dict[str, float]:
+    def _benchmarks(self, network: PreTrainedModel) -> dict[str, float]:
         # lm-eval takes seconds to import.
         from evaluation.benchmarks import task_metrics
         from evaluation.config import BenchmarksConfig
@@ -89,7 +98,7 @@ class InLoopEvaluator(Callback):
 
         config = BenchmarksConfig(tasks=self._config.evaluate_tasks, limit=self._config.evaluate_limit)
         quiet = Run(self._run.work_dir, self._run.launch)
-        found = evaluate_model(config, LoadedModel(self._network, self._tokenizer, self._hardware.device), quiet)
+        found = evaluate_model(config, LoadedModel(network, self._tokenizer, self._hardware.device), quiet)
         return {
             f"benchmarks/{name}/{metric}": entry["value"]
             for name in found["results"]
@@ -112,6 +121,34 @@ class InLoopEvaluator(Callback):
             os.truncate(path, state["samples_bytes"])
 
 
+@contextmanager
+def _asked_alone(network: PreTrainedModel, shared: bool) -> Iterator[PreTrainedModel | None]:
+    """The model as a single process can ask it; every rank must call. Of several, rank 0 has it, and the others wait
+    with None.
+
+    shared: no rank can ask its model without the others; rank 0 gets a copy with all weights on its device.
+    """
+    whole = whole_weights(network) if shared and ranks.world_size() > 1 else None
+    try:
+        if not ranks.is_first():
+            yield None
+            return
+        if whole is None:
+            with measuring(network), answering(network):
+                yield network
+            return
+        with kept_random_state(network.device):  # it is drawn, and then replaced
+            copied = type(network)(copy.deepcopy(network.config))
+        # The ranks' own kernel may want all of them.
+        copied.set_attn_implementation("sdpa")
+        copied.load_state_dict(whole)
+        copied.to(network.device, network.dtype)
+        with measuring(copied):
+            yield copied
+    finally:
+        ranks.wait_for_all()
+
+
 class InLoopAnswers(Callback):
     """Writes what `answers` finds after some of the batches to training_samples.jsonl in the work folder: a line each,
     with its batch. A training that goes back writes a batch again; `kept_answers` takes the later lines."""
@@ -130,7 +167,7 @@ class InLoopAnswers(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         batch = state.clock.batch
-        # As above: a model in several ranks' hands cannot answer from one of them.
+        # A model in several ranks' hands cannot answer from one of them.
         if batch not in self._at or ranks.world_size() > 1:
             return
         with measuring(self._network), answering(self._network):

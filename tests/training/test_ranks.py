@@ -70,8 +70,15 @@ def test_ranks_end_with_the_weights_of_one_process(
     names: tuple[str, ...], inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
     """The risk of four: groups of ranks that hold copies of each other's shards sum over the wrong ones."""
+    benchmarks: dict[str, Any] = {"evaluate_tasks": ["minimal_pairs"], "evaluate_limit": 8}
     told = {
-        name: pretrain_in_ranks(count, SETTINGS, inputs, tmp_path / name, launch=launch)
+        name: pretrain_in_ranks(
+            count,
+            SETTINGS | {"sample_prompts": ["Sort "]} | (benchmarks if name in ("one", "fsdp") else {}),
+            inputs,
+            tmp_path / name,
+            launch=launch,
+        )
         for name, (count, launch) in {"one": (1, {}), **WAYS, "ddp": (2, {"profile": 2})}.items()
         if name in ("one", *names)
     }
@@ -82,6 +89,13 @@ def test_ranks_end_with_the_weights_of_one_process(
         ours, theirs = (_values(told[one], "train/grad_norm") for one in (name, "one"))
         assert ours == pytest.approx(theirs, rel=1e-3) and len(ours) == 12
         assert not list((tmp_path / f"{name}.rank1").iterdir()), "only rank 0 writes the model"
+    for name in {*names} & {"ddp", "zero1", "fsdp"}:
+        samples = [tmp_path / one / "aux" / "training_samples.jsonl" for one in (name, "one")]
+        assert samples[0].read_text() == samples[1].read_text() != ""
+    if "fsdp" in names:
+        scores = [_values(told[one], "benchmarks/minimal_pairs/acc") for one in ("fsdp", "one")]
+        assert len(scores[0]) == 2
+        assert scores[0] == pytest.approx(scores[1], abs=0.13), "one of eight may turn by rounding"
     profile = json.loads((tmp_path / "ddp" / "aux" / "profile.json").read_text())
     assert 0 < profile["communication_share"] < 1, "gradients are summed over the ranks"
     assert _same(weights(tmp_path / "zero1"), weights(tmp_path / "ddp")), "each number is stepped once, by one rank"

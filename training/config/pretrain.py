@@ -75,7 +75,9 @@ class PretrainConfig(TrainerConfig):
     training tokens that unigram and bigram baselines are counted on. The weights do not depend on it."""
 
     evaluate_tasks: tuple[TaskByName, ...] = outside_identity(())
-    """Benchmarks that are taken during training as well, as in `benchmarks.tasks`; only with one process."""
+    """Benchmarks that are taken during training as well, as in `benchmarks.tasks`. Of several ranks the first takes
+    them while the others wait, less than `launch.hang_s`; where they share weights, layers or sequences, on a copy of
+    the whole model on its device."""
     evaluate_limit: int = outside_identity(50, ge=1)
     """Items of each of these benchmarks, the first of the file."""
     sample_prompts: tuple[str, ...] = outside_identity(("", "The "))
