@@ -22,6 +22,9 @@ CLAIMS = f"{AUX}/claims.json"
 
 ProjectTask = Literal["minimal_pairs", "cloze"]
 PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")
+TAKES_SHOTS_FROM_FILES = ("multiple_choice", "cloze", "minimal_pairs")
+ROWS_FOR_SHOTS = 20
+"""Rows that are put aside for shots where no other split has some."""
 IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -64,9 +67,14 @@ class BenchmarkTask(Config):
     """minimal_pairs: the field that holds the acceptable sentence (sentence_good in BLiMP, Warstadt et al. 2020)."""
     bad: FieldName = "bad"
     """minimal_pairs: the field that holds the unacceptable sentence."""
+    shots_path: SourcePath | None = None
+    """multiple_choice, cloze, minimal_pairs: a JSON-lines file with the same fields, from which shots are drawn; rows
+    that are scored too are left out. By default rows of `path` are put aside for them (`rows_for_shots`)."""
 
     @model_validator(mode="after")
     def _path_where_needed(self) -> BenchmarkTask:
+        if self.shots_path and self.kind not in TAKES_SHOTS_FROM_FILES:
+            raise ValueError(f"shots_path is for tasks of the kinds {', '.join(TAKES_SHOTS_FROM_FILES)}")
         if self.kind == "project":
             if self.name not in PROJECT_TASKS:
                 raise ValueError(
@@ -90,6 +98,11 @@ class BenchmarkTask(Config):
     def built_in(self) -> bool:
         """Whether it is one of lm-eval's own, whose data lie in a mirror."""
         return self.kind == "lm_eval" and self.path is None
+
+    @property
+    def puts_rows_aside(self) -> bool:
+        """Whether its shots are rows of the file that is scored."""
+        return self.shots_path is None and self.kind in ("project", *TAKES_SHOTS_FROM_FILES)
 
 
 def _named(task: Any) -> Any:
@@ -156,10 +169,14 @@ class BenchmarksConfig(StageConfig):
     """Templated tests of what a model fails at: `{}` for those that ship, `{classes: [negation], files: [mine.yaml]}`
     for some and yours; none by default."""
     num_fewshot: int = Field(0, ge=0, le=64)
-    """Solved examples that stand before each question, drawn from the same file; of lm-eval's own tasks, from a split
-    that is not scored. 0 is zero-shot."""
+    """Solved examples that stand before each question, drawn from rows that are not scored. 0 is zero-shot; one
+    of lm-eval's own tasks then keeps the number that its YAML gives."""
     shots: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
     """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a table of its own."""
+    rows_for_shots: int | None = Field(None, ge=1)
+    """Rows of the project's own tasks and of files that are put aside for shots, evenly over each file and at most a
+    fourth of it. They are never scored, with 0 shots neither, so that all numbers of shots score the same rows. By
+    default 20, or the most shots if those are more, where shots are asked for; without shots none."""
     tuned_on: tuple[str, ...] = outside_identity(())
     """Those of the tasks whose kind instruction tuning has seen. The report then holds the others against them, model
     by model and by number of shots, in one table: what tuning on some kinds of tasks does for kinds it never saw (Wei
@@ -181,6 +198,17 @@ class BenchmarksConfig(StageConfig):
         if twice:
             raise ValueError(f"each task needs a name of its own; given twice: {', '.join(twice)}")
         return tasks
+
+    @model_validator(mode="after")
+    def _rows_for_shots_where_asked(self) -> BenchmarksConfig:
+        """Filled in, so that it bears on the identity where shots are asked for, and only there."""
+        if self.rows_for_shots is None and self.most_shots and any(task.puts_rows_aside for task in self.tasks):
+            object.__setattr__(self, "rows_for_shots", max(ROWS_FOR_SHOTS, self.most_shots))
+        return self
+
+    @property
+    def most_shots(self) -> int:
+        return max(self.num_fewshot, *self.shots, 0)
 
     @model_validator(mode="after")
     def _tuned_on_tasks(self) -> BenchmarksConfig:
@@ -214,6 +242,8 @@ class BenchmarksConfig(StageConfig):
                 found.append(Source(key, lm_eval_files(Path(str(task.path)))))
             else:
                 found.append(Source(key, expand([str(task.path)])))
+            if task.shots_path and self.most_shots:
+                found.append(Source(f"benchmarks.tasks.{index}.shots_path", (Path(task.shots_path),)))
         if self.failure_classes:
             found.append(Source("benchmarks.failure_classes", tuple(self.failure_classes.paths())))
         return found

@@ -22,6 +22,7 @@ from evaluation.harness_model import ReportingHFLM
 from evaluation.language_model import LoadedModel
 from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
+from evaluation.shots import shots_spec
 from evaluation.task_file import as_file_task, check_rows
 from infra.errors import StageError, stage_error
 from infra.run import Run
@@ -42,13 +43,16 @@ def evaluate_model(
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [
-            found for index, task in enumerate(config.tasks) for found in _load(index, task, config.num_fewshot, mirror)
+            found
+            for index, task in enumerate(config.tasks)
+            for found in _load(index, task, mirror, config.num_fewshot, config.rows_for_shots)
         ]
         tasks = TaskManager(include_defaults=False).load(loaded)
-        built_in = {task.name for task in config.tasks if task.built_in}
+        own_files = {task.name for task in config.tasks if task.kind != "lm_eval"}
         for name, task in tasks["tasks"].items():
             _set_fewshot(task, config)
-            if name in built_in and (problem := shots_problem(task, config.num_fewshot, "benchmarks.num_fewshot")):
+            shots = task.get_config("num_fewshot") or 0
+            if name not in own_files and (problem := shots_problem(task, shots, "benchmarks.num_fewshot")):
                 raise StageError(problem)
         # lm-eval's simple_evaluate would do the same, and then ask git, pip and the drivers about this machine.
         found = lm_eval.evaluate(
@@ -67,7 +71,7 @@ def task_texts(
     """(task, number, texts) of every item of a task or group in lm-eval's own YAML: its question with each answer that
     counts as right. Raises StageError naming the task whose file lm-eval cannot read."""
     with quiet(), own_cache(run.work_dir / "datasets"):
-        tasks = TaskManager(include_defaults=False).load(_load(index, task, 0, mirror))["tasks"]
+        tasks = TaskManager(include_defaults=False).load(_load(index, task, mirror))["tasks"]
         for name, found in sorted(tasks.items()):
             for number, row in enumerate(found.eval_docs):
                 yield name, str(number), _item_texts(found, row)
@@ -96,8 +100,14 @@ def _set_fewshot(task: Any, config: BenchmarksConfig) -> None:
     task.set_fewshot_seed(seed=config.seed)
 
 
-def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
-    """A task of the project's own, or of a declared file, as an lm-eval task config."""
+def task_spec(
+    task: BenchmarkTask, num_fewshot: int = 0, rows_for_shots: int | None = None, where: str = "tasks"
+) -> dict[str, Any]:
+    """A task of the project's own, or of a declared file, as an lm-eval task config.
+
+    rows_for_shots: how many rows of its file are put aside and not scored; see `evaluation.shots`. where: its place in
+    the config, for errors. Raises StageError as `shots_spec`.
+    """
     task = as_file_task(task)
     spec: dict[str, Any] = {
         "task": task.name,
@@ -107,8 +117,8 @@ def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
         "metadata": {"version": 1},
     }
-    if num_fewshot:
-        spec |= {"fewshot_split": "test"}  # lm-eval never shows an item to itself
+    if task.kind != "text" and (num_fewshot or rows_for_shots):
+        spec |= shots_spec(task, num_fewshot, rows_for_shots, where)
     if task.kind == "multiple_choice":
         spec["metric_list"].append({"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True})
         return spec | {
@@ -133,6 +143,7 @@ def task_spec(task: BenchmarkTask, num_fewshot: int = 0) -> dict[str, Any]:
             "doc_to_text": "",
             "doc_to_target": _jinja(task.text),
             "metric_list": [{"metric": name} for name in measures],
+            "num_fewshot": 0,  # nothing stands before a document
         }
     return spec | {
         "output_type": "loglikelihood",
@@ -148,7 +159,9 @@ def _jinja(expression: str) -> str:
     return "{{" + expression + "}}"
 
 
-def _load(index: int, task: BenchmarkTask, num_fewshot: int, mirror: Path | None) -> list[Any]:
+def _load(
+    index: int, task: BenchmarkTask, mirror: Path | None, num_fewshot: int = 0, rows_for_shots: int | None = None
+) -> list[Any]:
     """The lm-eval tasks or groups of one entry of the config, their data read."""
     if task.built_in:
         return load_named([task.name], mirror, f"benchmarks.tasks.{index}")
@@ -157,7 +170,8 @@ def _load(index: int, task: BenchmarkTask, num_fewshot: int, mirror: Path | None
     try:
         if task.kind == "lm_eval":
             return _load_from_yaml(task)
-        return list(TaskManager(include_defaults=False).load([task_spec(task, num_fewshot)])["tasks"].values())
+        spec = task_spec(task, num_fewshot, rows_for_shots, f"benchmarks.tasks.{index}")
+        return list(TaskManager(include_defaults=False).load([spec])["tasks"].values())
     except (KeyError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise stage_error(

@@ -16,16 +16,18 @@ import pyarrow.parquet
 import yaml
 from lm_eval.tasks import TaskManager
 
+from evaluation.config import ROWS_FOR_SHOTS
 from evaluation.harness import own_cache, quiet
 from evaluation.layouts import FILE_NAMES, LAYOUTS
 from evaluation.lm_tasks import known_tasks, tasks_dir
 from evaluation.mirror_rows import find_files, read_rows
 from evaluation.named_tasks import check_names, load_named
+from evaluation.shots import SHARE
 from infra.errors import ConfigError, Problem, StageError, stage_error
 
 RECORD = "mirror.json"
 CARD = "README.md"
-PUT_ASIDE, PUT_ASIDE_SHARE = 20, 4
+PUT_ASIDE, PUT_ASIDE_SHARE = ROWS_FOR_SHOTS, SHARE
 """Rows that are put aside for shots where a task's own split of them is not there: so many, at most a fourth of all."""
 
 

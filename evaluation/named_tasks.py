@@ -108,10 +108,12 @@ def shots_problem(task: Any, shots: int, path: str = "--num-fewshot") -> Problem
         aside = task.dataset.get("train") if hasattr(task.dataset, "get") else None
         if not aside:
             message = f"{task.task_name} has no split but the one that is scored ({scored}) to draw {shots} shots from"
-            return Problem("no_shots", path, message, "stemma mirror TASK FROM --shots N puts N rows aside")
+            fix = "stemma mirror TASK FROM --shots N puts N rows aside; a YAML of yours names other rows as `train`"
+            return Problem("no_shots", path, message, f"{fix} in its data_files")
         docs = config.process_docs(aside) if config.process_docs else aside
         sampler.replace_df(list(docs))
     if len(sampler.df) < shots:
         message = f"{task.task_name} was to have {shots} shots, its split {split} has {len(sampler.df)} rows"
-        return Problem("no_shots", path, message, f"stemma mirror {task.task_name} FROM --split {split}=FILE adds them")
+        fix = f"stemma mirror {task.task_name} FROM --split {split}=FILE adds them; a YAML of yours names more"
+        return Problem("no_shots", path, message, fix)
     return None

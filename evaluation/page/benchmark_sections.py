@@ -151,7 +151,7 @@ def _shots(pipeline: PipelineResults) -> list[Table]:
         shown = [cells.get((task, metric, model, shots)) for model in models for shots in numbers]
         rows.append([task, metric, *(_score(metric, cell) for cell in shown)])
     columns = ["task", "metric", *(f"{model}, {shots} shots" for model in models for shots in numbers)]
-    note = "The same items with so many solved examples before each; 95 % intervals."
+    note = "The same items with so many solved examples before each, of rows that are not scored; 95 % intervals."
     return [Table("By number of shots", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
 
 

@@ -204,3 +204,75 @@ def test_each_number_of_shots_is_a_score_of_its_own(model_dir: Path, tmp_path: P
     assert found["shots"]["2"] == results_of(alone)["tasks"]
     assert any(one != found["tasks"] for one in found["shots"].values())
     assert "shots" not in results_of(alone)
+    assert {one["plus"]["acc"]["n"] for one in found["shots"].values()} == {15}  # a fourth is put aside
+
+
+def questions_asked(config: BenchmarksConfig) -> tuple[list[str], set[str]]:
+    """(questions that are scored, those that stand solved before one of them) of a config's one task."""
+    from evaluation.harness import _load, _set_fewshot, quiet
+
+    with quiet():
+        (task,) = _load(0, config.tasks[0], None, config.num_fewshot, config.rows_for_shots)
+        _set_fewshot(task, config)
+        prompts = [task.fewshot_context(doc, config.num_fewshot) for doc in task.eval_docs]
+    *_, asked = zip(*(prompt.split("\n\n") for prompt in prompts), strict=True)
+    solved = {shot.partition("\nAnswer:")[0] for prompt in prompts for shot in prompt.split("\n\n")[:-1]}
+    return [question.removesuffix("\nAnswer:") for question in asked], solved
+
+
+def test_what_stands_solved_before_a_question_is_never_scored(tmp_path: Path) -> None:
+    task = {"name": "plus", "kind": "multiple_choice", "path": write_rows(tmp_path / "q.jsonl", QUESTIONS)}
+    everything = [str(row["query"]) for row in QUESTIONS]
+    assert questions_asked(config_of(task)) == (everything, set())
+    asked, solved = questions_asked(config_of(task, num_fewshot=3))
+    # Evenly over the file, whose parts may lie one after the other.
+    assert solved == {everything[number] for number in (2, 6, 10, 14, 18)}
+    assert asked == [question for question in everything if question not in solved]
+    # Of a sweep the column without shots is of the same rows.
+    assert questions_asked(config_of(task, shots=[0, 3])) == (asked, set())
+
+    # A row that is there twice does not stand solved before itself.
+    twice = {**task, "path": write_rows(tmp_path / "twice.jsonl", [*QUESTIONS[:19], QUESTIONS[2]])}
+    assert everything[2] not in questions_asked(config_of(twice, num_fewshot=3))[1]
+
+    others = [{**row, "query": f"Another: {row['query']}"} for row in QUESTIONS[:3]]
+    named = {**task, "shots_path": write_rows(tmp_path / "shots.jsonl", [*others, QUESTIONS[0]])}
+    asked, solved = questions_asked(config_of(named, num_fewshot=3))
+    assert asked == everything and solved == {str(row["query"]) for row in others}
+    for wrong, more, said in (
+        (named, 4, "has 3 rows that plus does not score"),
+        (task, 6, "20 rows of .* 5 can be put aside"),
+    ):
+        with pytest.raises(StageError, match=said) as refused:
+            questions_asked(config_of(wrong, num_fewshot=more))
+        assert refused.value.problems[0].code == "no_shots"
+    with pytest.raises(ValueError, match="shots_path is for tasks of the kinds multiple_choice"):
+        config_of({"name": "cloze", "shots_path": "x.jsonl"})
+
+
+def test_only_configs_that_ask_for_shots_put_rows_aside_and_have_another_identity(tmp_path: Path) -> None:
+    from infra.identity import canonical
+
+    task = {"name": "plus", "kind": "multiple_choice", "path": str(tmp_path / "q.jsonl")}
+    assert canonical(BenchmarksConfig()) == {}
+    assert canonical(config_of("cloze", task))["tasks"][1] == {"name": "plus", "kind": "multiple_choice"}
+    assert canonical(config_of("cloze", num_fewshot=1))["rows_for_shots"] == 20
+    assert canonical(config_of("cloze", shots=[0, 32]))["rows_for_shots"] == 32
+    named = config_of({**task, "shots_path": str(tmp_path / "shots.jsonl")}, num_fewshot=1)
+    assert canonical(named).keys() == {"tasks", "num_fewshot"}
+    assert [source.key for source in named.sources()] == ["benchmarks.tasks.0.path", "benchmarks.tasks.0.shots_path"]
+
+
+def test_a_yaml_without_other_rows_for_shots_is_refused(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    write_rows(tmp_path / "rows.jsonl", QUESTIONS)
+    write_rows(tmp_path / "other.jsonl", [{**row, "query": "Another?"} for row in QUESTIONS[:4]])
+    head = "task: sums\ndataset_path: json\ntest_split: test\noutput_type: multiple_choice\n"
+    tail = "doc_to_text: '{{query}}'\ndoc_to_choice: choices\ndoc_to_target: gold\nmetric_list: [{metric: acc}]\n"
+    config = config_of({"name": "sums", "kind": "lm_eval", "path": str(tmp_path / "sums.yaml")}, num_fewshot=2, limit=2)
+    files = "dataset_kwargs: {data_files: {test: rows.jsonl}}\n"
+    (tmp_path / "sums.yaml").write_text(head + files + tail)
+    with pytest.raises(StageError, match="no split but the one that is scored"):
+        benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
+    (tmp_path / "sums.yaml").write_text(head + files.replace("}}", ", train: other.jsonl}}") + tail)
+    benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
+    assert results_of(tmp_path / "out")["tasks"]["sums"]["acc"]["n"] == 2
