@@ -97,7 +97,7 @@ def import_(
     """Read judgements of an EXPORT, files of its page or of Label Studio, and say how far people agree and which model
     they prefer.
 
-    Writes preferences.jsonl and instructions.jsonl (corrected answers), which `preferences.read` and
+    Writes preferences.jsonl and ties.jsonl, and instructions.jsonl (corrected answers), which `preferences.read` and
     `instructions.read` take as files, judgements.jsonl with the models, quarantine.jsonl with what cannot be used and
     why, and summary.json. A round of `stemma feedback round` that waits for them goes on.
     """
@@ -192,7 +192,8 @@ def _print(summary: dict[str, Any], exported: Export, place: Path) -> None:
     if len(exported.models) > 2:
         shown = [{"model": row["model"], "points": _shown(row, 0)} for row in summary["strengths"]]
         print_table(shown, {"model": "model", "points": "strength in Elo points, 95 % interval"})
-    click.echo(f"{summary['preferences']} preference pairs and {summary['corrections']} corrected answers in {place}")
+    pairs = f"{summary['preferences']} preference pairs, {summary['ties']} ties"
+    click.echo(f"{pairs} and {summary['corrections']} corrected answers in {place}")
 
 
 def _shown(row: dict[str, float], digits: int = 2) -> str:

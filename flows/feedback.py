@@ -16,7 +16,7 @@ from prefect.flow_runs import resume_flow_run, suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Failed, State
 
-from evaluation.feedback.pairs import KEY, PREFERENCES, Export
+from evaluation.feedback.pairs import KEY, PREFERENCES, TIES, Export
 from flows.config import load, parse
 from flows.execution import RUNNER, PipelineRun
 from flows.graph import Selection
@@ -73,16 +73,25 @@ def feedback_round(
 
 
 def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
-    """The pipeline with the preference pairs of all its rounds that were judged, a source each, so that lineage tells
-    which round's labels a model learnt from."""
+    """The pipeline with the preference pairs and the ties of all its rounds that were judged, a source each, so that
+    lineage tells which round's labels a model learnt from. The reward model learns the share of votes for an answer."""
     data = dump(config)
     rounds = [
-        {"kind": "files", "paths": [str(_pairs_of(folder))], "prompt_field": "prompt"}
-        for folder in sorted((root / FEEDBACK).glob("*"))
-        if _pairs_of(folder).exists() and Export.read(folder).drawn.get("pipeline") == config.name
+        {"kind": "files", "paths": paths, "prompt_field": "prompt", "votes_field": "votes"}
+        for folder in rounds_of(config.name, root)
+        if (paths := _judged_files(folder))
     ]
     data["preferences"] = {**data["preferences"], "read": [*data["preferences"]["read"], *rounds]}
     return parse(data)
+
+
+def rounds_of(pipeline: str, root: Path) -> list[Path]:
+    """The folders of a pipeline's rounds that were judged, from the first on."""
+    return [
+        folder
+        for folder in sorted((root / FEEDBACK).glob("*"))
+        if _pairs_of(folder).exists() and Export.read(folder).drawn.get("pipeline") == pipeline
+    ]
 
 
 def go_on(export: Export) -> str:
@@ -116,6 +125,12 @@ def _folder_of(root: Path, run: str) -> Path:
 
 def _pairs_of(folder: Path) -> Path:
     return folder / JUDGED / PREFERENCES
+
+
+def _judged_files(folder: Path) -> list[str]:
+    """Of a round, those with pairs in them: perhaps all of them were ties, or none was."""
+    files = [folder / JUDGED / name for name in (PREFERENCES, TIES)]
+    return [str(path) for path in files if path.exists() and path.stat().st_size]
 
 
 def _draw(

@@ -12,7 +12,7 @@ from typing import Any
 
 from evaluation.feedback.agreement import krippendorff_alpha
 from evaluation.feedback.judgements import Judgement, Judgements
-from evaluation.feedback.pairs import PREFERENCES, Export
+from evaluation.feedback.pairs import PREFERENCES, TIES, Export
 from evaluation.feedback.win_rates import Contest, strengths, win_rates
 from evaluation.statistics import wilson
 
@@ -23,10 +23,12 @@ _WON = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5}
 @dataclass(frozen=True)
 class Outcome:
     """preferences: {"prompt", "chosen", "rejected", "votes", "annotators"}, one for each pair of which most who judged
-    it prefer one answer. instructions: {"prompt", "response", "annotator"}, the corrected answers. judged: every
-    judgement with its prompt's models. summary: figures, as in `stemma feedback import --json`."""
+    it prefer one answer. ties: the same for pairs of which as many prefer either; apart, since who does not read the
+    votes would take them for preferences. instructions: {"prompt", "response", "annotator"}, the corrected answers.
+    judged: every judgement with its prompt's models. summary: figures, as in `stemma feedback import --json`."""
 
     preferences: list[dict[str, Any]]
+    ties: list[dict[str, Any]]
     instructions: list[dict[str, Any]]
     judged: list[dict[str, Any]]
     aside: list[dict[str, Any]]
@@ -34,7 +36,8 @@ class Outcome:
 
     def write(self, folder: Path) -> None:
         """Writes all files, each whole; those of an earlier import are replaced."""
-        lines = {PREFERENCES: self.preferences, INSTRUCTIONS: self.instructions, JUDGED: self.judged, ASIDE: self.aside}
+        lines = {PREFERENCES: self.preferences, TIES: self.ties, INSTRUCTIONS: self.instructions}
+        lines |= {JUDGED: self.judged, ASIDE: self.aside}
         replace_files(folder, lines, {SUMMARY: json.dumps(self.summary, indent=1) + "\n"})
 
 
@@ -53,7 +56,9 @@ def outcome(export: Export, found: Judgements) -> Outcome:
     by_pair: dict[str, list[Judgement]] = {}
     for one in found.used:
         by_pair.setdefault(one.pair, []).append(one)
-    preferences = [row for pair, said in by_pair.items() if (row := _preference(export, pair, said))]
+    rows = [row for pair, said in by_pair.items() if (row := _preference(export, pair, said))]
+    ties = [row for row in rows if row["votes"][0] == row["votes"][1]]
+    preferences = [row for row in rows if row not in ties]
     contests = [
         Contest(*export.given_by[pair], sum(_WON[one.choice] for one in said) / len(said))
         for pair, said in by_pair.items()
@@ -78,11 +83,13 @@ def outcome(export: Export, found: Judgements) -> Outcome:
         ],
         "strengths": [{"model": name, **one.as_json(1)} for name, one in strengths(contests).items()],
         "preferences": len(preferences),
+        "ties": len(ties),
         "corrections": sum(bool(one.correction) for one in found.used),
         "models": dict(export.models),
     }
     return Outcome(
         preferences,
+        ties,
         [
             {"prompt": export.pairs[one.pair].prompt, "response": one.correction, "annotator": one.annotator}
             for one in found.used
@@ -95,12 +102,16 @@ def outcome(export: Export, found: Judgements) -> Outcome:
 
 
 def _preference(export: Export, id: str, said: Iterable[Judgement]) -> dict[str, Any] | None:
-    """The pair with the answer that most prefer; None where as many prefer the other, and where an answer is empty."""
-    votes = Counter[str](one.choice for one in said if one.choice in ("a", "b"))
+    """The pair with the answer that most prefer as the chosen one, either where as many prefer the other; None where
+    nobody judged between them, and where an answer is empty. Who says that they are as good as each other gives half a
+    vote to each, who says that neither can be used none."""
+    said = list(said)
+    given = Counter(one.choice for one in said)
+    votes = {one: given[one] + given["tie"] / 2 for one in ("a", "b")}
     pair = export.pairs[id]
-    if votes["a"] == votes["b"] or not pair.a.strip() or not pair.b.strip():
+    if not any(votes.values()) or not pair.a.strip() or not pair.b.strip():
         return None
-    chosen, rejected = ("a", "b") if votes["a"] > votes["b"] else ("b", "a")
+    chosen, rejected = ("a", "b") if votes["a"] >= votes["b"] else ("b", "a")
     text = {"a": pair.a, "b": pair.b}
     return {
         "prompt": pair.prompt,

@@ -24,7 +24,7 @@ import numpy as np
 
 from infra.errors import stage_error
 
-PAIRS, KEY, PREFERENCES = "pairs.jsonl", "key.json", "preferences.jsonl"
+PAIRS, KEY, PREFERENCES, TIES = "pairs.jsonl", "key.json", "preferences.jsonl", "ties.jsonl"
 _SCHEMA = 1
 
 

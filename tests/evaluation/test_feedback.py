@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from corpus.config import PreferencesConfig
 from corpus.preferences import preferences
 from evaluation.feedback.agreement import krippendorff_alpha
-from evaluation.feedback.judgements import Judgements
+from evaluation.feedback.judgements import Judgement, Judgements
 from evaluation.feedback.label_studio import tasks
 from evaluation.feedback.outcome import outcome
 from evaluation.feedback.pairs import Export, blind
 from evaluation.feedback.win_rates import ELO, Contest, strengths, win_rates
+from flows.config import parse
+from flows.feedback import with_feedback
 from infra.errors import StageError
 from infra.run import Run
 
@@ -169,8 +172,9 @@ def test_judgements_of_our_page_and_of_label_studio_become_pairs(export: Export,
     # Both for rlhf, one each way, one for rlhf and a tie, three for rlhf.
     assert (rate["model"], rate["over"], rate["pairs"]) == ("rlhf", "sft", 6)
     assert rate["value"] == pytest.approx((1 + 0.5 + 0.75 + 3) / 6, abs=1e-6)
-    # The pair on which the two disagree is none to train on.
-    assert [row["votes"] for row in found.preferences] == [[2, 0], [1, 0], [1, 0], [1, 0], [1, 0]]
+    # The pair on which the two disagree is a tie; who said of the next one that it is one gave half a vote to each.
+    assert [row["votes"] for row in found.preferences] == [[2, 0], [1.5, 0.5], [1, 0], [1, 0], [1, 0]]
+    assert [row["votes"] for row in found.ties] == [[1, 1]] and summary["ties"] == 1
     assert all(row["chosen"].startswith("polite") for row in found.preferences)
     assert found.preferences[0]["annotators"] == ["ann", "bob@lab"]
     assert found.instructions == [
@@ -186,3 +190,29 @@ def test_judgements_of_our_page_and_of_label_studio_become_pairs(export: Export,
     )
     result = preferences(config, {}, tmp_path / "artifact", Run(tmp_path / "work"))
     assert result.figures["train_pairs"] + result.figures["heldout_pairs"] == 5
+
+
+def test_a_round_s_votes_and_ties_go_on_to_the_reward_model(export: Export, tmp_path: Path) -> None:
+    """Every judge of the first pair says that it is a tie, of the second that neither can be used, of the third two of
+    three prefer a; a round of another pipeline and one without judgements are not read."""
+    ids = list(export.pairs)
+    said = [(ids[0], "tie"), (ids[1], "neither"), (ids[2], "a"), *((id, "b") for id in ids[3:])]
+    rows = [Judgement(id, name, choice) for id, choice in said for name in ("ann", "bob", "eve")]  # type: ignore[arg-type]
+    rows[6] = Judgement(ids[2], "ann", "b")
+    found = outcome(export, Judgements(used=rows))
+    assert [row["votes"] for row in found.preferences] == [[2, 1], *[[3, 0]] * 5]
+    assert [row["votes"] for row in found.ties] == [[1.5, 1.5]]
+    config = parse({"name": "mine", "preferences": {"read": [{"kind": "docstrings"}], "heldout_share": 0.4}})
+    for name, pipeline in (("1-a", "mine"), ("2-b", "another"), ("3-c", "mine")):
+        folder = tmp_path / "feedback" / name
+        replace(export, drawn={"pipeline": pipeline}).write(folder, {})
+        if name != "3-c":
+            found.write(folder / "judged")
+    learning = with_feedback(config, tmp_path).section("preferences")
+    assert isinstance(learning, PreferencesConfig)
+    of_people = learning.model_copy(update={"read": learning.read[1:]})
+    assert len(of_people.read) == 1
+    preferences(of_people, {}, tmp_path / "artifact", Run(tmp_path / "work"))
+    lines = [json.loads(line) for side in ("train", "heldout")
+             for line in (tmp_path / "artifact" / f"{side}.jsonl").read_text().splitlines()]  # fmt: skip
+    assert sorted(line["votes"] for line in lines) == [[1.5, 1.5], [2, 1], *[[3, 0]] * 5]
