@@ -69,7 +69,7 @@ TUNING: dict[str, Any] = {
 }  # fmt: skip
 SAMPLING: dict[str, Any] = {
     "rollouts": 10, "rollout_prompts": 128, "minibatch_answers": 64, "epochs": 2, "answer_max_tokens": 48,
-    "max_prompt_tokens": 192, "temperature": 0.7, "kl_coef": 0.1, "heldout_prompts": 112, "best_of": 16,
+    "max_prompt_tokens": 192, "temperature": 0.7, "kl_coef": 0.1, "heldout_prompts": 112,
     "optimizer": {"learning_rate": 2.5e-4, "weight_decay": 0.0},
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "kto": {"loss": "kto"},
     "orpo": {"loss": "orpo"},
     "ppo": {"algorithm": "ppo"},
-    "rloo": {"algorithm": "rloo", "answers_per_prompt": 8},
+    "rloo": {"algorithm": "rloo", "answers_per_prompt": 8, "best_of": 16},
     "grpo": {"algorithm": "grpo", "answers_per_prompt": 8},
 }
 
@@ -171,7 +171,7 @@ def _print(stages: Stages, seeds: list[int], ways: list[str]) -> None:
         last = [spread([one[key] for one in found]) for key in (tokens, "seconds")]
         cells = [*first, spread([one[kl] for one in found]), gain, share, *last]
         print(f"| {way} | {len(found)} | {' | '.join(cells)} |")
-    # Which answers are drawn depends on the seed alone, so that any of the sampling ways tells the same.
+    # Of the model before, so that one of the ways is enough to tell it.
     drawn = {
         seed: found[0]
         for seed in seeds
