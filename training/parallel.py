@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from infra.errors import stage_error
@@ -211,3 +212,20 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
             gathered[key] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().float()
         whole[name] = gathered[key]
     return whole
+
+
+def settle_buckets(model: nn.Module) -> None:
+    """Has DDP lay its buckets out now, by gradients of zero; every rank must call. Any other model is left alone.
+
+    It does so after the first backward pass, in the order in which gradients came, and more than two ranks sum what
+    lies elsewhere in another order: a training that goes on would differ in the last bits of its first batch.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    weights = [weight for weight in model.module.parameters() if weight.requires_grad]
+    # Those that the model uses last come first, as in a real pass: autograd begins with what was added last.
+    nothing = sum((weight.flatten()[:1] * 0).sum() for weight in weights)
+    model.reducer.prepare_for_backward([])
+    nothing.backward()
+    for weight in weights:
+        weight.grad = None

@@ -22,6 +22,7 @@ from composer.utils import collect_env
 
 from training import ranks
 from training.callbacks import Event
+from training.parallel import settle_buckets
 from training.train_state import Clock, Loader, Trainable, TrainState, count_examples, split_batch
 
 _EVENTS = {ComposerEvent[event.name]: event for event in Event}
@@ -53,6 +54,7 @@ class Composer:
         )
 
     def train(self) -> None:
+        settle_buckets(self._trainer.state.model)
         self._trainer.state.timestamp = _timestamp(self._state.clock)
         self._trainer.fit()
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from evaluation.random_state import seed_all
 from training import ranks
 from training.callbacks import Event
+from training.parallel import settle_buckets
 from training.tensor_parallel import sum_gradients
 from training.train_state import Batch, TrainState, count_examples, split_batch
 
@@ -33,6 +34,7 @@ class Native:
         self._model: nn.Module = state.model
         if ranks.gradient_ranks() > 1 and not isinstance(state.model, FSDPModule):
             self._model = DistributedDataParallel(state.model)
+            settle_buckets(self._model)
 
     def train(self) -> None:
         state = self._state
