@@ -139,7 +139,8 @@ def round_(
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Begin a round on the worker: two answers a prompt are drawn, the run waits in the Prefect page until they are
-    judged and imported, and the pipeline runs with the new pairs among its preferences. Needs `stemma up`.
+    judged and imported, and the pipeline runs with the new pairs among its preferences. Needs `stemma up`. Says what
+    the round before gained.
     """
     from flows.config import load
     from infra.servers.settings import prefect_page
@@ -149,11 +150,14 @@ def round_(
     from prefect.client.orchestration import get_client
 
     from flows.deploy import deploy_feedback
+    from flows.rounds import as_line, last_comparison
     from flows.schedules import Schedule
 
     asked = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}
     deployment = deploy_feedback(pipeline, folder, str(config), Schedule(cron) if cron else None, **asked)
+    last = last_comparison(pipeline.name, folder)
     document: dict[str, Any] = {"status": "done", "deployment": str(deployment), "url": "", "flow_run_id": ""}
+    document["last_round"] = last
     if cron:
         document["url"] = f"{prefect_page(folder)}/deployments/deployment/{deployment}"
     else:
@@ -161,6 +165,8 @@ def round_(
             begun = client.create_flow_run_from_deployment(deployment)
         document |= {"flow_run_id": str(begun.id), "url": f"{prefect_page(folder)}/runs/flow-run/{begun.id}"}
     if not as_json:
+        if last:
+            click.echo(as_line(last))
         click.echo(f"{'the round waits for judgements at' if not cron else 'rounds will begin by'} {document['url']}")
     return document, 0
 

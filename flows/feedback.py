@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.flow_runs import resume_flow_run, suspend_flow_run
@@ -22,6 +22,7 @@ from flows.execution import RUNNER, PipelineRun
 from flows.graph import Selection
 from flows.journal import new_run_id
 from flows.pipeline_config import PipelineConfig, dump
+from flows.rounds import FEEDBACK, JUDGED, as_markdown, compare_round, pairs_of, rounds_of
 from infra.errors import ConfigError, Problem, StemmaError
 from infra.project import default_root
 from infra.run import Run
@@ -31,7 +32,6 @@ from tasks.stages import STAGES
 
 ROUND = "feedback-round"
 """Of the deployment `<pipeline>/feedback-round`."""
-FEEDBACK, JUDGED = "feedback", "judged"
 
 
 @flow(name=ROUND, task_runner=RUNNER, persist_result=False)
@@ -45,7 +45,7 @@ def feedback_round(
     root: str = "",
 ) -> State:
     """Draws two answers of a model to each of some prompts, waits until they are judged, and runs the pipeline with the
-    pairs of this round and all before it among its preferences.
+    pairs of this round and all before it among its preferences. What the model gained stands in the page then.
 
     config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
     wait_days: after so many days without judgements the run fails.
@@ -60,16 +60,20 @@ def feedback_round(
             _tell_judges(folder, config_path)
     except StemmaError as error:
         return Failed(message=str(error))
-    if not _pairs_of(folder).exists():
+    if not pairs_of(folder).exists():
         suspend_flow_run(timeout=round(wait_days * 24 * 3600))
-    if not _pairs_of(folder).exists():
+    if not pairs_of(folder).exists():
         fix = f"stemma feedback import {folder} FILE …, then Retry"
         return Failed(message=f"no judgements of {folder} have come: {fix}")
     try:
         learning = with_feedback(config, store.root)
     except StemmaError as error:
         return Failed(message=str(error))
-    return PipelineRun(learning, Selection(), store, new_run_id(), False, config_path).run()
+    run = PipelineRun(learning, Selection(), store, new_run_id(), False, config_path)
+    state = run.run()
+    if made := run.manifests.get(model):
+        _tell_gain(store, folder, model, f"{made.stage}/{made.fingerprint}")
+    return state
 
 
 def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
@@ -83,15 +87,6 @@ def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
     ]
     data["preferences"] = {**data["preferences"], "read": [*data["preferences"]["read"], *rounds]}
     return parse(data)
-
-
-def rounds_of(pipeline: str, root: Path) -> list[Path]:
-    """The folders of a pipeline's rounds that were judged, from the first on."""
-    return [
-        folder
-        for folder in sorted((root / FEEDBACK).glob("*"))
-        if _pairs_of(folder).exists() and Export.read(folder).drawn.get("pipeline") == pipeline
-    ]
 
 
 def go_on(export: Export) -> str:
@@ -121,10 +116,6 @@ def _folder_of(root: Path, run: str) -> Path:
     """Of a round, also when its run goes on: its date and the beginning of its flow run's id."""
     known = next((root / FEEDBACK).glob(f"*-{run[:8]}"), None)
     return known or root / FEEDBACK / f"{datetime.now(UTC):%Y%m%d-%H%M}-{run[:8]}"
-
-
-def _pairs_of(folder: Path) -> Path:
-    return folder / JUDGED / PREFERENCES
 
 
 def _judged_files(folder: Path) -> list[str]:
@@ -159,3 +150,12 @@ This goes on with the round; so does **Resume** here, after `import --wait`. It 
 pairs.
 """
     create_markdown_artifact(text, key="judge", description="Answers to judge")
+
+
+def _tell_gain(store: Store, folder: Path, model: str, after: str) -> None:
+    """Shows in the page what the round gained. That it cannot be told is no failure of the round, which has ended."""
+    try:
+        text = as_markdown(compare_round(store, folder, model, after))
+        create_markdown_artifact(text, key="round", description="What the round gained")
+    except Exception as error:
+        get_run_logger().warning(f"what the round gained is not told: {type(error).__name__}: {error}")
