@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,8 @@ from infra.servers.environment import OFFLINE, QUIET
 
 if TYPE_CHECKING:
     from evaluation.config import FailureClassesConfig
+    from evaluation.evaluate import EvalOptions
+    from evaluation.kept_parts import KeptParts
 
 MIRROR = click.option(
     "--mirror",
@@ -92,8 +97,20 @@ def command(
         chat_template=chat_template,
         failure_classes=failures,
     )
+    kept = _kept(store, options) if len(folders) > 1 else None
+    terminal = sys.stderr  # lm-eval's own words are kept from it
     with tempfile.TemporaryDirectory(prefix="stemma-eval-") as work:
-        done = evaluate_models(folders, options, Run(Path(work)), lambda text: click.echo(text, err=True))
+        try:
+            done = evaluate_models(
+                folders, options, Run(Path(work)), lambda text: click.echo(text, file=terminal), kept
+            )
+        except BaseException:
+            if kept and (ready := kept.names()):
+                said = f"{len(ready)} of {len(folders)} models scored, kept in {kept.folder}"
+                click.echo(f"{said}: the same question goes on from there", err=True)
+            raise
+    if kept:
+        kept.clear()
     document: dict[str, Any] = {
         "status": "done",
         "models": [
@@ -111,6 +128,21 @@ def command(
     if not as_json:
         _print(document)
     return document, 0
+
+
+def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
+    """Where the models' scores stay until all are there; None where the store cannot be written."""
+    from evaluation.config import mirrored_files
+    from evaluation.kept_parts import KeptParts, state_of
+
+    data = {str(path): path for task in options.tasks for path in mirrored_files(options.mirror or root, task)}
+    own = {str(path): path for path in options.failure_classes.paths()} if options.failure_classes else {}
+    asked = json.dumps([repr(options), state_of({**data, **own})])
+    digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
+    try:
+        return KeptParts(root / ".work" / "eval" / digest, asked)
+    except OSError:
+        return None
 
 
 def _numbers(shots: tuple[str, ...]) -> tuple[int, ...]:
@@ -165,9 +197,32 @@ def _print(document: dict[str, Any]) -> None:
             line[one["model"]] = _with_error(row["value"], row["stderr"])
     shown = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
     print_table(shown, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
+    if any(one["calibration"] for one in document["models"]):
+        click.echo("\ncalibration of choices")
+        _print_calibration(document["models"])
     if document["comparisons"]:
         click.echo("\nover the same items")
         _print_comparisons(document["comparisons"])
+
+
+def _print_calibration(models: list[dict[str, Any]]) -> None:
+    """How far confidence in a choice is what is got right."""
+    rows = [
+        {
+            "model": one["model"],
+            "task": row["task"],
+            "shots": row["num_fewshot"],
+            "n": row["n"],
+            "sure": f"{row['mean_confidence']:.3f}",
+            "right": f"{row['accuracy']:.3f}",
+            "ece": f"{row['ece']:.3f}",
+            "brier": f"{row['brier']:.3f} ({row['brier_low']:.3f} to {row['brier_high']:.3f})",
+        }
+        for one in models
+        for row in one["calibration"]
+    ]
+    columns = {"model": "model", "task": "task", "shots": "shots", "n": "items"}
+    print_table(rows, {**columns, "sure": "confidence", "right": "accuracy", "ece": "ECE", "brier": "Brier"})
 
 
 def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:

@@ -35,6 +35,7 @@ from evaluation.config import BiasSet
 from evaluation.harness import quiet
 from evaluation.harness_model import ReportingHFLM
 from evaluation.honest import complete, honest, read_honest, read_hurtlex
+from evaluation.kept_parts import Keep, at_once
 from evaluation.language_model import LoadedModel, token_log_likelihoods
 from infra.run import Run
 
@@ -42,10 +43,13 @@ STATISTICS = "occupations-stats.tsv"
 """The file beside Winogender's sentences with the share of women in each occupation."""
 
 
-def measure_bias_sets(lm: LoadedModel, sets: Sequence[BiasSet], run: Run, *, seed: int, confidence: float) -> list[Row]:
+def measure_bias_sets(
+    lm: LoadedModel, sets: Sequence[BiasSet], run: Run, *, seed: int, confidence: float, keep: Keep = at_once
+) -> list[Row]:
     """A row for each set, category and metric: {set, category, metric, value, low, high, n, p_value?, p_holm?}.
 
-    p_holm is corrected for all tests of all sets. Raises StageError `bad_bias_set` before the model is asked.
+    p_holm is corrected for all tests of all sets. keep: what keeps the rows of each set while the next is asked.
+    Raises StageError `bad_bias_set` before the model is asked.
     """
     readers: dict[str, Callable[[Path], Sequence[Any]]] = {
         "winobias": read_winobias, "winogender": read_winogender, "bbq": read_bbq, "stereoset": read_stereoset,
@@ -57,21 +61,38 @@ def measure_bias_sets(lm: LoadedModel, sets: Sequence[BiasSet], run: Run, *, see
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, 32)
         rows = []
         for one, items in read:
-            if one.kind == "bbq":
-                found = bbq(items, likeliest(bbq_requests(items), harness_model), confidence, seed)
-            elif one.kind == "stereoset":
-                found = stereoset(items, stereoset_likelihoods(lm, items, run), confidence, seed)
-            elif one.kind == "honest":
-                found = honest(items, complete(lm, items, one.top_k, run), lexicon, confidence, seed)
-            elif one.kind == "bec_pro":
-                found = bec_pro(items, associations(items, sentence_likelihoods(lm, items, run)), confidence, seed)
-            else:
-                answers = likeliest(coreference_requests(items), harness_model)
-                found = winobias(items, answers, confidence)
-                if one.kind == "winogender":
-                    found = winogender(items, answers, women_in_occupations(Path(one.path)), confidence)
-            rows += [{"set": one.kind, **row} for row in found]
+
+            def asked(one: BiasSet = one, items: Sequence[Any] = items) -> list[Row]:
+                return _measured(lm, one, items, lexicon, harness_model, run, seed=seed, confidence=confidence)
+
+            rows += [{"set": one.kind, **row} for row in keep(f"bias_{one.kind}", asked)]
     return corrected(rows)
+
+
+def _measured(
+    lm: LoadedModel,
+    one: BiasSet,
+    items: Sequence[Any],
+    lexicon: Any,
+    harness_model: ReportingHFLM,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+) -> list[Row]:
+    """The rows of one set."""
+    if one.kind == "bbq":
+        return bbq(items, likeliest(bbq_requests(items), harness_model), confidence, seed)
+    if one.kind == "stereoset":
+        return stereoset(items, stereoset_likelihoods(lm, items, run), confidence, seed)
+    if one.kind == "honest":
+        return honest(items, complete(lm, items, one.top_k, run), lexicon, confidence, seed)
+    if one.kind == "bec_pro":
+        return bec_pro(items, associations(items, sentence_likelihoods(lm, items, run)), confidence, seed)
+    answers = likeliest(coreference_requests(items), harness_model)
+    if one.kind == "winogender":
+        return winogender(items, answers, women_in_occupations(Path(one.path)), confidence)
+    return winobias(items, answers, confidence)
 
 
 def likeliest(asked: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from evaluation.config import FailureClassesConfig
 from evaluation.failure_classes import measure_failures
 from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
 from evaluation.harness_model import ReportingHFLM
-from evaluation.language_model import load_model
+from evaluation.kept_parts import Keep, state_of
+from evaluation.language_model import check_tokenizers, load_model
 from evaluation.named_tasks import load_named, set_shots, shots_problem
 from evaluation.paired import compare_models
 from evaluation.random_state import seeded
@@ -74,65 +77,107 @@ class Evaluation:
 
 
 def evaluate_models(
-    models: Mapping[str, Path], options: EvalOptions, run: Run, tell: Callable[[str], None] = lambda text: None
+    models: Mapping[str, Path],
+    options: EvalOptions,
+    run: Run,
+    tell: Callable[[str], None] = lambda text: None,
+    keep: Keep | None = None,
 ) -> Evaluation:
     """Scores every model on every task at every number of shots. models: folders by the names that results carry.
 
-    tell: hears what is being done. Raises ConfigError `unknown_task`; StageError `missing_task_data`, `bad_task`,
-    `no_shots`, `bad_model`, before any model was asked.
+    tell: hears what is being done. keep: what keeps each model's scores while the next is asked. Raises ConfigError
+    `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`, before any model
+    was asked.
     """
     with quiet(), own_cache(run.work_dir / "datasets"):
         loaded = tasks_of(load_named(options.tasks, options.mirror)) if options.tasks else {"tasks": {}}
         _check_shots(loaded["tasks"].values(), options)
+        check_tokenizers(models.values())
         found = []
         for name, folder in models.items():
-            lm = load_model(folder, run)
-            rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
-            samples: dict[tuple[str, int], list[dict[str, Any]]] = {}
-            for shots in (options.shots or (None,)) if options.tasks else ():
-                tell(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
-                with seeded(0, lm.device):
-                    for task in loaded["tasks"].values():
-                        set_shots(task, shots, options.seed)
-                    harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, options.batch_size)
-                    _check_room(name, harness_model, loaded["tasks"].values())
-                    result = lm_eval.evaluate(
-                        lm=harness_model,
-                        task_dict=loaded,
-                        limit=options.limit,
-                        bootstrap_iters=BOOTSTRAP_ITERATIONS,
-                        apply_chat_template=options.chat_template,
-                    )
-                for row in result_rows(result or {}, options.confidence):
-                    rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)
-                for task_name, items in (result or {}).get("samples", {}).items():
-                    samples.setdefault((task_name, result["n-shot"][task_name]), items)
-            calibrated = [
-                {"task": task, "num_fewshot": shots, **one}
-                for (task, shots), items in samples.items()
-                if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice"
-                and (one := calibration(items, options.confidence))
-            ]
-            failures = None
-            if options.failure_classes:
-                tell(f"{name}: failure classes")
-                failures, cases = measure_failures(
-                    lm, options.failure_classes, run, seed=options.seed, confidence=options.confidence
-                )
-                for row in failure_rows(failures):
-                    rows[row["task"], row["metric"], "none", 0] = row
-                    samples[row["task"], 0] = [
-                        {"doc_id": case["case"], "failure_rate": float(case["failed"])}
-                        for case in cases
-                        if case["class"] == row["task"]
-                    ]
-            found.append(ModelScores(name, folder, list(rows.values()), calibrated, samples, failures))
-            del lm
+
+            def scored(name: str = name, folder: Path = folder) -> ModelScores:
+                return _score_model(name, folder, loaded, options, run, tell)
+
+            found.append(kept_scores(name, folder, scored, keep) if keep else scored())
         aggregations = {name: task.aggregation() for name, task in loaded["tasks"].items()}
         comparisons = compare_models(
             [(one.name, one.results, one.samples) for one in found], aggregations, options.confidence
         )
     return Evaluation(found, comparisons)
+
+
+def _score_model(
+    name: str,
+    folder: Path,
+    loaded: Mapping[str, Any],
+    options: EvalOptions,
+    run: Run,
+    tell: Callable[[str], None],
+) -> ModelScores:
+    lm = load_model(folder, run)
+    rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    samples: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for shots in (options.shots or (None,)) if options.tasks else ():
+        tell(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
+        with seeded(0, lm.device):
+            for task in loaded["tasks"].values():
+                set_shots(task, shots, options.seed)
+            harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, options.batch_size)
+            _check_room(name, harness_model, loaded["tasks"].values())
+            result = lm_eval.evaluate(
+                lm=harness_model,
+                task_dict=loaded,
+                limit=options.limit,
+                bootstrap_iters=BOOTSTRAP_ITERATIONS,
+                apply_chat_template=options.chat_template,
+            )
+        for row in result_rows(result or {}, options.confidence):
+            rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)
+        for task_name, items in (result or {}).get("samples", {}).items():
+            samples.setdefault((task_name, result["n-shot"][task_name]), items)
+    calibrated = [
+        {"task": task, "num_fewshot": shots, **one}
+        for (task, shots), items in samples.items()
+        if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice" and (one := calibration(items, options.confidence))
+    ]
+    failures = None
+    if options.failure_classes:
+        tell(f"{name}: failure classes")
+        failures, cases = measure_failures(
+            lm, options.failure_classes, run, seed=options.seed, confidence=options.confidence
+        )
+        for row in failure_rows(failures):
+            rows[row["task"], row["metric"], "none", 0] = row
+            samples[row["task"], 0] = [
+                {"doc_id": case["case"], "failure_rate": float(case["failed"])}
+                for case in cases
+                if case["class"] == row["task"]
+            ]
+    return ModelScores(name, folder, list(rows.values()), calibrated, samples, failures)
+
+
+def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep: Keep) -> ModelScores:
+    """A model's scores, as they read back from what was kept; of its items only what comparisons need.
+
+    They are kept by the files of its folder, so that another choice of models finds them too.
+    """
+
+    def as_json() -> Any:
+        one = scored()
+        metrics = {row["metric"] for row in one.results} | {"doc_id", "filter"}
+        samples = [
+            [task, shots, [{field: item[field] for field in item.keys() & metrics} for item in items]]
+            for (task, shots), items in one.samples.items()
+        ]
+        # What numpy counts with is not JSON's.
+        told = json.dumps([one.results, one.calibration, samples, one.failures], default=lambda number: number.item())
+        return json.loads(told)
+
+    files = json.dumps(state_of({"model": folder}))
+    results, calibrated, samples, failures = keep(hashlib.sha256(files.encode()).hexdigest()[:16], as_json)
+    by_task = {(task, shots): items for task, shots, items in samples}
+    return ModelScores(name, folder, results, calibrated, by_task, failures)
 
 
 def tasks_of(loaded: Sequence[Any]) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.generation import Sampling, generate
-from infra.errors import stage_error
+from infra.errors import Problem, StageError, stage_error
 from infra.run import Run
 
 SCORED_TOKENS_AT_ONCE = 8192  # bounds the logits: 8192 tokens x 50k words x 4 bytes = 1.6 GB
@@ -37,11 +39,28 @@ class LoadedModel:
         """The longest sequence the model was made for."""
         return int(getattr(self.model.config, "max_position_embeddings", 2048))
 
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding: ids from 0 to one less are known to the model."""
+        return len(self.model.get_input_embeddings().weight)
+
+    def check_ids(self, sequences: Sequence[Sequence[int]], what: str) -> None:
+        """Raises StageError `id_out_of_range` where a sequence has an id that the model does not know."""
+        largest = max((max(ids) for ids in sequences if len(ids)), default=0)
+        if largest >= self.rows:
+            raise stage_error(
+                "id_out_of_range",
+                what,
+                f"there is the id {largest:,}, and the model's embedding has {self.rows:,} rows",
+                "give texts and shards that were made with this model's tokenizer",
+            )
+
 
 def load_model(folder: Path, run: Run) -> LoadedModel:
     """Loads a Hugging Face model folder from safetensors; in fp32 on a CPU, else as `launch` says.
 
-    Raises StageError if the folder holds no such model, brings code along or leads out of itself.
+    Raises StageError if the folder holds no such model, brings code along or leads out of itself, and as
+    `tokenizer_problem` says.
     """
     device = choose_device(run)
     bf16 = device.type == "cuda" and run.launch.precision != "fp32" and torch.cuda.is_bf16_supported()
@@ -50,15 +69,56 @@ def load_model(folder: Path, run: Run) -> LoadedModel:
     try:
         tokenizer = load_pretrained_tokenizer(folder)
         model = load_pretrained_model(AutoModelForCausalLM, folder, dtype=torch.bfloat16 if bf16 else torch.float32)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise stage_error(
             "bad_model",
             str(folder),
             f"expected a Hugging Face model folder with safetensors and a tokenizer: {str(error).splitlines()[0]}",
             "give the folder of a pretrain, sft, rlhf or base_model artifact",
         ) from error
+    if problem := tokenizer_problem(folder, tokenizer, len(model.get_input_embeddings().weight)):
+        raise StageError(problem)
     model.to(device)
     return LoadedModel(model.eval(), tokenizer, device)
+
+
+def check_tokenizers(folders: Iterable[Path]) -> None:
+    """Raises StageError for those whose tokenizer does not fit what their config.json says, all at once and before any
+    weights are read; folders that cannot be read are left to `load_model`."""
+    problems = []
+    for folder in folders:
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+            if not isinstance(rows, int):
+                continue
+            tokenizer = load_pretrained_tokenizer(folder)
+        except (OSError, ValueError, KeyError, AttributeError, ImportError):
+            continue
+        if problem := tokenizer_problem(folder, tokenizer, rows):
+            problems.append(problem)
+    if problems:
+        raise StageError(*problems)
+
+
+def tokenizer_problem(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int) -> Problem | None:
+    """Why a tokenizer cannot go with an embedding of so many rows: `tokenizer_does_not_fit` for ids beyond them,
+    `no_start_token` where no token begins a document."""
+    names = {number: name for name, number in tokenizer.get_vocab().items()}
+    if names and (largest := max(names)) >= rows:
+        beyond = sum(number >= rows for number in names)
+        return Problem(
+            "tokenizer_does_not_fit",
+            str(folder),
+            f"the tokenizer has ids up to {largest:,} ({names[largest]!r}); the model's embedding has {rows:,} rows: "
+            f"{beyond:,} ids are without one",
+            "put the tokenizer that the model was trained with beside its weights (tokenizer.json, "
+            "tokenizer_config.json), or resize the embedding: a `base_model` step does",
+        )
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        message = "the tokenizer has neither a BOS nor an EOS token, and documents begin with one of them"
+        return Problem("no_start_token", str(folder), message, "name it in tokenizer_config.json: `eos_token`")
+    return None
 
 
 def choose_device(run: Run) -> torch.device:
@@ -76,6 +136,7 @@ def token_log_likelihoods(
     sequences: N lists of token ids, the first token of each only given, never scored.
     Returns N pairs, each of length T - 1: natural-log likelihoods (float32) and whether the token is the likeliest one.
     """
+    lm.check_ids(sequences, note or "texts")
     found: list[tuple[Tensor, Tensor] | None] = [None] * len(sequences)
     done = 0
     for batch in _batches_by_length(sequences):
@@ -117,6 +178,7 @@ def sample_continuations(
     """
     room = max(1, lm.max_tokens - sampling.max_new_tokens)
     encoded = [[lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-room:] for text in prompts]
+    lm.check_ids(encoded, "prompts")
     ends = lm.model.generation_config.eos_token_id if lm.model.generation_config else None
     stops = ends if isinstance(ends, list) else [ends] if ends is not None else []
     total = len(prompts) * samples

@@ -33,6 +33,11 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     return prompts[: config.limit]
 
 
+def is_bold(config: ToxicityConfig) -> bool:
+    """Whether the prompts are BOLD's, whose kinds are groups of people and the like to compare."""
+    return config.prompts is not None and Path(config.prompts).suffix == ".json"
+
+
 def _json_prompt(where: str, line: str) -> dict[str, str]:
     try:
         row = json.loads(line)

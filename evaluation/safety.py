@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from evaluation.config import GeneratedPersonalDataConfig, SafetyConfig
+from evaluation.config import GeneratedPersonalDataConfig, SafetyConfig, ToxicityScorer
+from evaluation.kept_parts import KeptParts, state_of
 from infra.run import Result, Run
 
 EXPOSED = 0.05
@@ -23,89 +24,83 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     inputs: model, an HF causal language model with its tokenizer; shards (optional), those that it, or the base model
     it was made from, was pretrained on, of which its trained_sequences.json says what it saw.
     Writes results.json, what was generated to aux/generations.jsonl, and the prompts that a search made worse to
-    aux/adversarial.jsonl.
+    aux/adversarial.jsonl. Until then what is done lies in the run's work folder, part by part, and a build that was
+    broken off goes on from there.
     """
-    from corpus.cleaning.toxicity import ProfanityScorer
     from corpus.trained import TrainedSequences
     from evaluation.bias import measure_bias
     from evaluation.language_model import load_model
     from evaluation.memorisation import measure_memorisation
     from evaluation.toxicity import measure_toxicity
+    from evaluation.toxicity_scorers import make_scorer
 
-    scorers = []
-    if config.toxicity and config.toxicity.scorers:
-        from evaluation.toxicity_scorers import make_scorer
-
-        scorers = [make_scorer(one) for one in config.toxicity.scorers]
+    scorers = [make_scorer(one) for one in config.toxicity.scorers or (ToxicityScorer(),)] if config.toxicity else []
     lm = load_model(inputs["model"], run)
-    aux = out_dir / "aux"
-    aux.mkdir(parents=True, exist_ok=True)
+    keep = _kept(config, inputs, run)
+    how: _How = {"seed": config.seed, "confidence": config.confidence}
     results: dict[str, Any] = {}
+    lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     if config.toxicity:
-        results["toxicity"], generations = measure_toxicity(
-            lm, config.toxicity, scorers or [ProfanityScorer()], run, seed=config.seed, confidence=config.confidence
-        )
+        results["toxicity"], generations = measure_toxicity(lm, config.toxicity, scorers, run, **how, keep=keep)
         if config.personal_data:
             results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in generations]
-        (aux / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
+        lines["generations"] = generations
     if config.toxicity and config.adversarial:
         from evaluation.adversarial import measure_adversarial
 
-        results["adversarial"], attempts = measure_adversarial(
-            lm,
-            config.adversarial,
-            config.toxicity,
-            scorers[0] if scorers else ProfanityScorer(),
-            run,
-            seed=config.seed,
-            confidence=config.confidence,
+        asked = config.adversarial, config.toxicity, scorers[0], run
+        results["adversarial"], lines["adversarial"] = keep(
+            "adversarial", lambda: measure_adversarial(lm, *asked, **how)
         )
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in attempts]
-        (aux / "adversarial.jsonl").write_text("".join(lines), encoding="utf-8")
-    if config.bias:
-        results["bias"] = measure_bias(lm, config.bias, run, confidence=config.confidence)
-        if config.bias.sets:
+    if (bias := config.bias) is not None:
+        results["bias"] = keep("bias", lambda: measure_bias(lm, bias, run, confidence=config.confidence))
+        if bias.sets:
             from evaluation.bias_sets import measure_bias_sets
 
-            results["bias"]["sets"] = measure_bias_sets(
-                lm, config.bias.sets, run, seed=config.seed, confidence=config.confidence
-            )
-    if config.memorisation:
-        if "shards" in inputs:
-            results["memorisation"] = measure_memorisation(
-                lm,
-                config.memorisation,
-                inputs["shards"],
-                TrainedSequences.read(inputs["model"]),
-                run,
-                seed=config.seed,
-                confidence=config.confidence,
-            )
-        else:
-            results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}
+            results["bias"]["sets"] = measure_bias_sets(lm, bias.sets, run, **how, keep=keep)
+    if (memorisation := config.memorisation) is not None:
         if "shards" in inputs:
             from evaluation.exposure import measure_exposure
 
-            exposed = measure_exposure(
-                lm,
-                inputs["shards"],
-                TrainedSequences.read(inputs["model"]),
-                config.memorisation.canary_candidates,
-                run,
-                seed=config.seed,
-                confidence=config.confidence,
+            shards, trained = inputs["shards"], TrainedSequences.read(inputs["model"])
+            results["memorisation"] = keep(
+                "memorisation", lambda: measure_memorisation(lm, memorisation, shards, trained, run, **how)
             )
-            if exposed:
+            candidates = memorisation.canary_candidates
+            if exposed := keep("exposure", lambda: measure_exposure(lm, shards, trained, candidates, run, **how)):
                 results["exposure"] = exposed
+        else:
+            results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}
         if why := results["memorisation"].get("skipped"):
             run.event("skipped", f"memorisation was not measured: {why}")
+    (out_dir / "aux").mkdir(parents=True, exist_ok=True)
+    for name, rows in lines.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (out_dir / "aux" / f"{name}.jsonl").write_text(text, encoding="utf-8")
     (out_dir / "results.json").write_text(
         json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    figures = safety_figures(results)
+    keep.clear()
+    figures = {**safety_figures(results), **_empty(lines.get("generations", ()), config)}
     run.metrics(figures)
     return Result(figures, _headline(figures))
+
+
+class _How(TypedDict):
+    """What all measurements are given."""
+
+    seed: int
+    confidence: float
+
+
+def _kept(config: SafetyConfig, inputs: Mapping[str, Path], run: Run) -> KeptParts:
+    """What an earlier build of the same stage has left, where it was broken off."""
+    sources = {str(path): path for one in config.sources() for path in one.paths}
+    asked = [config.model_dump(mode="json"), state_of(inputs), state_of(sources)]
+    kept = KeptParts(run.work_dir / "parts", json.dumps(asked))
+    if kept.found:
+        run.event("resumed", f"going on with what is done: {', '.join(kept.found)}")
+    return kept
 
 
 def _personal_data(
@@ -123,6 +118,17 @@ def _personal_data(
             if of_one:
                 one["personal_data"] = of_one
     return results
+
+
+def _empty(generations: Sequence[Mapping[str, Any]], config: SafetyConfig) -> dict[str, float]:
+    """The share of continuations in which a model said nothing, which every scorer holds harmless."""
+    from evaluation.statistics import share_of_clusters
+
+    if config.toxicity is None:
+        return {}
+    counts = [sum(not one["text"].strip() for one in row["continuations"]) for row in generations]
+    share = share_of_clusters(counts, config.toxicity.samples_per_prompt, config.confidence)
+    return share.as_figures("empty_continuations")
 
 
 def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:

@@ -11,29 +11,44 @@ from numpy.typing import NDArray
 from corpus.cleaning.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation import Sampling
+from evaluation.kept_parts import Keep, at_once
 from evaluation.language_model import LoadedModel, sample_continuations
-from evaluation.probes import read_prompts
-from evaluation.statistics import bootstrap, share_of_clusters, wilson
+from evaluation.paired import holm
+from evaluation.probes import is_bold, read_prompts
+from evaluation.statistics import bootstrap, difference_of_proportions, share_of_clusters, wilson
+from evaluation.toxicity_scorers import kept_scores, scorer_quality
 from infra.run import Run
 
 
 def measure_toxicity(
-    lm: LoadedModel, config: ToxicityConfig, scorers: Sequence[Scorer], run: Run, *, seed: int, confidence: float
+    lm: LoadedModel,
+    config: ToxicityConfig,
+    scorers: Sequence[Scorer],
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    keep: Keep = at_once,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Samples continuations and scores them without their prompts.
 
     scorers: the first makes the figures; what others say stands beside them, as `other_scorers`. Where sets are
-    labelled, `quality` has for each scorer how well it agrees with people.
+    labelled, `quality` has for each scorer how well it agrees with people. keep: what keeps continuations and scores
+    while the rest is done.
     Returns the results (overall and by kind of prompt) and what was generated, a row a prompt.
     """
     prompts = read_prompts(config)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
-    continuations = sample_continuations(
-        lm, [row["prompt"] for row in prompts], config.samples_per_prompt, sampling, run
+    asked = [row["prompt"] for row in prompts]
+    continuations = keep(
+        "continuations", lambda: sample_continuations(lm, asked, config.samples_per_prompt, sampling, run)
     )
     every_text = [text for texts in continuations for text in texts]
     scorer, others = scorers[0], scorers[1:]
-    scores = scorer(every_text).reshape(len(prompts), -1)  # (P, K)
+    scores, *other_scores = (
+        kept_scores(one, every_text, f"scores_{number}", keep).reshape(len(prompts), -1)  # (P, K)
+        for number, one in enumerate(scorers)
+    )
     kinds = sorted({row["kind"] for row in prompts})
     results: dict[str, Any] = {
         "scorer": scorer.name,
@@ -48,22 +63,22 @@ def measure_toxicity(
             for kind in kinds
         },
     }
+    if is_bold(config) and len(kinds) > 1:
+        results["groups"] = compare_groups(scores, [row["kind"] for row in prompts], config.threshold, confidence)
     if others:
         results["other_scorers"] = [
             {
                 "scorer": other.name,
                 "limits": other.limits,
-                "overall": summarise(other(every_text).reshape(len(prompts), -1), config.threshold, seed, confidence),
+                "overall": summarise(own, config.threshold, seed, confidence),
             }
-            for other in others
+            for other, own in zip(others, other_scores, strict=True)
         ]
     if config.labelled:
-        from evaluation.toxicity_scorers import scorer_quality
-
         results["quality"] = [
             {"scorer": one.name, **row}
-            for one in scorers
-            for row in scorer_quality(one, config.labelled, config.threshold, run.stop_if_cancelled)
+            for number, one in enumerate(scorers)
+            for row in _quality(number, one, config, run, keep)
         ]
     generations = [
         {
@@ -76,6 +91,34 @@ def measure_toxicity(
         for row, texts, row_scores in zip(prompts, continuations, scores, strict=True)
     ]
     return results, generations
+
+
+def compare_groups(
+    scores: NDArray[np.float64], groups: Sequence[str], threshold: float, confidence: float
+) -> list[dict[str, Any]]:
+    """A row for each group of prompts against all the others: {group, prompts, value, low, high, p_value, p_holm}.
+
+    value: its share of prompts with a toxic continuation less that of the others (Newcombe's interval); p_value:
+    Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K); groups: of each prompt.
+    """
+    from scipy import stats
+
+    toxic, of_prompt = scores.max(axis=1) >= threshold, np.array(groups)
+    rows: list[dict[str, Any]] = []
+    for group in sorted(set(groups)):
+        own = of_prompt == group
+        counts = int(toxic[own].sum()), int(own.sum()), int(toxic[~own].sum()), int((~own).sum())
+        table = [[counts[0], counts[1] - counts[0]], [counts[2], counts[3] - counts[2]]]
+        p_value = float(stats.fisher_exact(table).pvalue)
+        found = difference_of_proportions(*counts, confidence)
+        rows.append({"group": group, "prompts": counts[1], **found.as_json(), "p_value": round(p_value, 6)})
+    adjusted = holm([row["p_value"] for row in rows])
+    return [{**row, "p_holm": round(p, 6)} for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _quality(number: int, scorer: Scorer, config: ToxicityConfig, run: Run, keep: Keep) -> Any:
+    progress = run.stop_if_cancelled
+    return keep(f"quality_{number}", lambda: scorer_quality(scorer, config.labelled, config.threshold, progress))
 
 
 def summarise(scores: NDArray[np.float64], threshold: float, seed: int, confidence: float) -> dict[str, Any]:

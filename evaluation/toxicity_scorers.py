@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from corpus.cleaning.toxicity import ClassifierScorer, ProfanityScorer, Scorer
 from evaluation.config import LabelledSet, ToxicityScorer
-from infra.errors import stage_error
+from evaluation.kept_parts import Keep
+from infra.errors import StageError, StemmaError, stage_error
 
 Labelled = tuple[list[str], list[bool]]
 
@@ -23,6 +25,9 @@ SETS: Mapping[str, tuple[str, str, Callable[[str], bool]]] = {
     "surge": ("text", "is_toxic", lambda label: label == "Toxic"),
 }
 """Columns of text and label of each published file, and which labels are toxic: of Davidson et al. hate and offence."""
+
+SCORED_AT_ONCE = 512
+"""Scores are kept after so many texts: a multiple of a classifier's batch, so that batches stay the same."""
 
 
 class LexiconScorer:
@@ -41,13 +46,69 @@ class LexiconScorer:
         return np.array([float(self._any.search(text) is not None) for text in texts])
 
 
-def make_scorer(config: ToxicityScorer) -> Scorer:
+class WatchedScorer:
+    """Another scorer, whose failures are told by its name and the number of the text."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.name, self.limits, self._scorer = scorer.name, scorer.limits, scorer
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """Raises StageError `scorer_failed`, also where a score is missing or no number."""
+        return self.scored(texts, 0, len(texts))
+
+    def scored(self, texts: Sequence[str], before: int, total: int) -> NDArray[np.float64]:
+        """The scores of `total` texts' part that has `before` others before it."""
+        try:
+            scores = np.asarray(self._scorer(texts), dtype=np.float64)
+        except StemmaError:
+            raise
+        except Exception as error:
+            number = self._failing(texts)
+            at = (
+                f"text {before + number:,}" if number else f"one of the texts {before + 1:,} to {before + len(texts):,}"
+            )
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise self._failed(f"it failed at {at} of {total:,} ({said})") from error
+        if scores.shape != (len(texts),):
+            raise self._failed(f"expected a score for each of {len(texts):,} texts, got an array of {scores.shape}")
+        if not np.isfinite(scores).all():
+            number = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise self._failed(f"its score of text {before + number + 1:,} of {total:,} is {scores[number]}")
+        return scores
+
+    def _failing(self, texts: Sequence[str]) -> int:
+        """The number, from 1, of the first text that fails alone too; 0 where none does."""
+        for number, text in enumerate(texts, start=1):
+            try:
+                self._scorer([text])
+            except Exception:
+                return number
+        return 0
+
+    def _failed(self, message: str) -> StageError:
+        fix = "mend the scorer or take another; what was done before is kept, and the same run goes on from there"
+        return stage_error("scorer_failed", self.name, message, fix)
+
+
+def kept_scores(scorer: Scorer, texts: Sequence[str], name: str, keep: Keep) -> NDArray[np.float64]:
+    """The scores (N,) of texts, kept some at a time under a name."""
+    watched = scorer if isinstance(scorer, WatchedScorer) else WatchedScorer(scorer)
+
+    def some(start: int) -> list[float]:
+        return watched.scored(texts[start : start + SCORED_AT_ONCE], start, len(texts)).tolist()
+
+    starts = range(0, len(texts), SCORED_AT_ONCE)
+    return np.concatenate([np.zeros(0), *(np.array(keep(f"{name}_{start}", partial(some, start))) for start in starts)])
+
+
+def make_scorer(config: ToxicityScorer) -> WatchedScorer:
     """The scorer that a config names. Raises StageError `bad_scorer`, `bad_lexicon`."""
     if config.kind == "svm":
-        return ProfanityScorer()
+        return WatchedScorer(ProfanityScorer())
     path = Path(str(config.path))
     try:
-        return LexiconScorer(path) if config.kind == "lexicon" else ClassifierScorer(str(path), config.label)
+        lexicon = config.kind == "lexicon"
+        return WatchedScorer(LexiconScorer(path) if lexicon else ClassifierScorer(str(path), config.label))
     except (OSError, ValueError) as error:
         message = f"expected a {config.kind}: {str(error).splitlines()[0]}"
         raise stage_error("bad_scorer", str(path), message, "check the path and the label") from error

@@ -51,7 +51,8 @@ class ProfanityScorer:
 
 
 class ClassifierScorer:
-    """Any Hugging Face sequence classifier in a local folder; its score is the probability of one label."""
+    """Any Hugging Face sequence classifier in a local folder; its score is the probability of one label, and 0 of a
+    text that has no token for it."""
 
     limits = "As its makers state them."
 
@@ -71,18 +72,23 @@ class ClassifierScorer:
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
         import torch
 
-        scores = [np.zeros(0)]
+        scores = np.zeros(len(texts))
         with torch.inference_mode():
             for start in range(0, len(texts), self._batch_size):
+                batch = list(texts[start : start + self._batch_size])
+                # Attention over nothing is no number; most tokenizers begin a text with a token of their own.
+                told = [place for place, ids in enumerate(self._tokenizer(batch)["input_ids"]) if ids]
+                if not told:
+                    continue
                 encoded = self._tokenizer(
-                    list(texts[start : start + self._batch_size]), truncation=True, padding=True, return_tensors="pt"
+                    [batch[place] for place in told], truncation=True, padding=True, return_tensors="pt"
                 )
                 logits = self._model(**encoded).logits  # (B, labels)
                 # A model of one problem a label has a sigmoid each, one of exclusive labels a softmax.
                 several = self._model.config.problem_type == "multi_label_classification" or logits.shape[-1] == 1
                 shares = torch.sigmoid(logits) if several else torch.softmax(logits, dim=-1)
-                scores.append(shares[:, self._label].double().numpy())
-        return np.concatenate(scores)
+                scores[[start + place for place in told]] = shares[:, self._label].double().numpy()
+        return scores
 
 
 class Toxicity:

@@ -8,9 +8,11 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from evaluation.calibration import calibration
 from evaluation.page.charts import Mark, Row, interval_plot
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import (
+    between,
     fixed,
     p_value,
     percent,
@@ -18,6 +20,7 @@ from evaluation.page.words import (
     whole_percent,
 )
 from evaluation.pipeline_results import PipelineResults
+from evaluation.statistics import Interval
 
 
 def benchmarks(pipeline: PipelineResults) -> Section:
@@ -72,9 +75,39 @@ def benchmarks(pipeline: PipelineResults) -> Section:
         *_shots(pipeline),
         *_generalisation(pipeline),
         *_texts(pipeline),
+        *_calibration(pipeline),
         *_parts(pipeline),
     ]
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
+
+
+def _calibration(pipeline: PipelineResults) -> list[Table]:
+    """How far each model's confidence in a choice is what it gets right, from its answers."""
+    rows = []
+    for model in pipeline.models:
+        artifact = pipeline.evaluation("benchmarks", model)
+        for task in pipeline.results("benchmarks", model).get("tasks", {}):
+            lines = artifact.read_lines(f"aux/samples_{task}.jsonl") if artifact else []
+            asked = [{"filtered_resps": line.get("responses", []), "target": line.get("target")} for line in lines]
+            if found := calibration(asked):
+                brier = Interval(found["brier"], found["brier_low"], found["brier_high"])
+                rows.append(
+                    [
+                        pipeline.long_name(model),
+                        task,
+                        f"{found['n']:,}",
+                        fixed(found["mean_confidence"]),
+                        fixed(found["accuracy"]),
+                        fixed(found["ece"]),
+                        f"{fixed(brier.value)} {between(brier)}",
+                    ]
+                )
+    columns = ["model", "task", "items", "mean confidence", "accuracy", "ECE", "Brier score"]
+    note = (
+        "Confidence is the likeliest choice's share of exp(log likelihood). ECE: how far it is from accuracy, over ten "
+        "bins (Guo et al. 2017); 0 is calibrated, and few items make it too large. Brier: 0 is best, 2 worst."
+    )
+    return [Table("Calibration of choices", columns, rows, note, numeric=(2, 3, 4, 5, 6))] if rows else []
 
 
 def _alignment_tax(pipeline: PipelineResults) -> list[Table]:

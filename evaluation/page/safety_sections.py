@@ -72,7 +72,7 @@ def toxicity(pipeline: PipelineResults) -> Section:
         "Prompts with at least one toxic continuation",
         chart,
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
-        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}",
+        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}",
         f"Scored by {first['scorer']}. {first['limits']}",
         pipeline.legend(list(found)),
         wide=True,
@@ -103,8 +103,40 @@ def toxicity(pipeline: PipelineResults) -> Section:
         "The maximum grows with the number of continuations: compare only runs with the same number.",
         numeric=(2, 3, 4),
     )
-    tables = [table, *_paired_table(pairs), *_adversarial(pipeline), *_other_scorers(pipeline, found), *_quality(first)]
+    tables = [
+        table,
+        *_groups(pipeline, found),
+        *_paired_table(pairs),
+        *_adversarial(pipeline),
+        *_other_scorers(pipeline, found),
+        *_quality(first),
+    ]
     return Section("toxicity", "Toxicity", "", [figure], tables, folded=[*_worst(pipeline), *_broken(pipeline)])
+
+
+def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """BOLD's groups, each against all the others."""
+    rows = []
+    for model, one in found.items():
+        for row in one.get("groups", []):
+            share = Interval(row["value"], row["low"], row["high"])
+            shown = f"{signed(100 * share.value, 1)} points {between_percent(share)}"
+            rows.append([pipeline.long_name(model), row["group"], f"{row['prompts']:,}", shown, f"{row['p_holm']:.2g}"])
+    columns = ["model", "group", "prompts", "toxicity probability less that of the others", "p (Holm)"]
+    note = "Each group of prompts against all the others; Fisher's exact test, corrected for the number of groups."
+    return [Table("Between groups", columns, rows, note, numeric=(2, 3, 4))] if rows else []
+
+
+def _empty(pipeline: PipelineResults) -> str:
+    """Which models said nothing, and how often: that counts as harmless, and is no merit."""
+    told = []
+    for model in pipeline.models:
+        artifact = pipeline.evaluation("safety", model)
+        lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
+        empty = [not one["text"].strip() for line in lines for one in line["continuations"]]
+        if any(empty):
+            told.append(f"{sum(empty):,} of {len(empty):,} by {pipeline.long_name(model)}")
+    return f" Empty, which counts as harmless: {', '.join(told)}." if told else ""
 
 
 def _adversarial(pipeline: PipelineResults) -> list[Table]:

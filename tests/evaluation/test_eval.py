@@ -164,6 +164,62 @@ def test_the_command_scores_models_at_each_number_of_shots(model_dir: Path, mirr
     assert wrong.code == 2 and "one of arithmetic_digits" in wrong.document["errors"][0]["message"]
 
 
+def test_what_a_model_gave_is_kept_when_a_later_one_fails(
+    new_model: Callable[..., Path], mirror: Path, tmp_path: Path
+) -> None:
+    """The second model's weights are cut short, and whole when the same question is asked again."""
+    first, second = (new_model(tmp_path / name, seed=seed) for name, seed in (("first", 1), ("second", 2)))
+    weights = (second / "model.safetensors").read_bytes()
+    asked = ["--tasks", "arc_easy", "--limit", "6", "--failure-classes", "copying", "--mirror", mirror]
+
+    def ask(*models: Path, store: str = "store") -> Any:
+        return stemma("eval", *models, *asked, "--root", tmp_path / store, env=environment())
+
+    (second / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    failed = ask(first, second)
+    assert failed.code == 1 and failed.document["errors"][0]["code"] == "bad_model"
+    kept = tmp_path / "store" / ".work" / "eval"
+    assert f"1 of 2 models scored, kept in {kept}" in failed.stderr
+    (second / "model.safetensors").write_bytes(weights)
+    again, fresh = ask(first, second), ask(first, second, store="other")
+    assert again.code == 0 and f"{second}: arc_easy" in again.stderr and f"{first}: arc_easy" not in again.stderr
+    assert f"{first}: arc_easy" in fresh.stderr and again.document["comparisons"]
+    assert again.document == fresh.document and not list(kept.iterdir())
+
+
+def test_a_tokenizer_that_does_not_fit_is_named_before_a_model_is_asked(
+    new_model: Callable[..., Path], mirror: Path, tmp_path: Path, run: Run
+) -> None:
+    """A tokenizer with ids beyond the embedding, in config.json and, where that says otherwise, in the weights."""
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    from evaluation.language_model import check_tokenizers, load_model, token_log_likelihoods
+
+    good, small = (new_model(tmp_path / name, seed=1) for name in ("good", "small"))
+    model = LlamaForCausalLM.from_pretrained(small)
+    model.resize_token_embeddings(300, mean_resizing=False)
+    model.save_pretrained(small)
+    rows = len(AutoTokenizer.from_pretrained(small))
+    failed = stemma(
+        "eval", good, small, "--tasks", "arc_easy", "--mirror", mirror, "--root", tmp_path / "store", env=environment()
+    )
+    (problem,) = failed.document["errors"]
+    assert failed.code == 1 and problem["code"] == "tokenizer_does_not_fit" and problem["path"] == str(small)
+    assert f"ids up to {rows - 1}" in problem["message"] and "has 300 rows" in problem["message"]
+    assert "that the model was trained with" in problem["fix"] and "arc_easy" not in failed.stderr, "none was asked"
+    for stage in (load_model, lambda folder, run: check_tokenizers([folder])):
+        with pytest.raises(StageError, match="has 300 rows"):
+            stage(small, run)
+    # Shards of another tokenizer: ids that this model has never seen.
+    with pytest.raises(StageError, match=f"memorisation: there is the id 900, .* {rows} rows") as error:
+        token_log_likelihoods(load_model(good, run), [[1, 2], [3, 900]], run, "memorisation")
+    assert error.value.problems[0].code == "id_out_of_range"
+    settings = json.loads((good / "tokenizer_config.json").read_text())
+    (good / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": None, "eos_token": None}))
+    with pytest.raises(StageError, match="neither a BOS nor an EOS token"):
+        load_model(good, run)
+
+
 def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:
     from evaluation.named_tasks import load_named
 

@@ -70,6 +70,67 @@ def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path)
     assert {"expected_max_toxicity_low", "memorised_share_control", "stereotype_score_shared"} <= set(result.figures)
 
 
+def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
+    model_dir: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scorer that fails once, then a cancellation behind the pairs of sentences; in the end the unbroken bytes."""
+    from evaluation.toxicity_scorers import LexiconScorer
+
+    (tmp_path / "words.txt").write_text("e\nfile\n")
+    scorers = [{"kind": "svm"}, {"kind": "lexicon", "path": str(tmp_path / "words.txt")}]
+    asked = {**SMALL, "toxicity": {**SMALL["toxicity"], "scorers": scorers}, "personal_data": {}}
+    config = SafetyConfig.model_validate(asked)
+    inputs = {"model": trained_on(model_dir, shards, tmp_path), "shards": shards}
+    work, parts = tmp_path / "work", tmp_path / "work" / "parts"
+
+    def build(name: str, **options: Any) -> list[dict[str, Any]]:
+        out = tmp_path / name
+        out.mkdir()
+        with (tmp_path / "journal").open("w+") as journal:
+            try:
+                safety(config, inputs, out, Run(options.pop("work", work), journal=journal, **options))
+            finally:
+                journal.seek(0)
+                told = [json.loads(line) for line in journal]
+                assert (out / "results.json").is_file() or not list(out.iterdir())
+        return told
+
+    score, left = LexiconScorer.__call__, [1]
+
+    def fails_once(self: LexiconScorer, texts: Sequence[str]) -> np.ndarray:
+        if left:
+            left.pop()
+            raise RuntimeError("out of memory")
+        return score(self, texts)
+
+    monkeypatch.setattr(LexiconScorer, "__call__", fails_once)
+    with pytest.raises(
+        StageError, match=r"lexicon words.txt .*failed at one of the texts 1 to 18 of 18.*out of memory"
+    ):
+        build("failed")
+    assert {path.stem for path in parts.glob("*.json")} == {"continuations", "scores_0_0"}
+    with pytest.raises(Cancelled):
+        build("cancelled", is_cancelled=lambda: (parts / "bias.json").exists())
+    told = build("whole")
+    (resumed,) = [line["message"] for line in told if line.get("name") == "resumed"]
+    assert resumed == "going on with what is done: bias, continuations, scores_0_0, scores_1_0"
+    assert {line["note"] for line in told if line["kind"] == "progress"} == {"memorisation"}, "nothing is drawn again"
+    assert not parts.exists()
+    build("unbroken", work=tmp_path / "other.work")
+    for name in ("results.json", "aux/generations.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_parts_of_another_question_are_not_taken(tmp_path: Path) -> None:
+    from evaluation.kept_parts import KeptParts
+
+    kept = KeptParts(tmp_path / "parts", "one")
+    assert kept("a", lambda: {1: (0.1 + 0.2, "ä")}) == {"1": [0.30000000000000004, "ä"]} == kept("a", lambda: 1 / 0)
+    assert KeptParts(tmp_path / "parts", "one").found == ("a",)
+    other = KeptParts(tmp_path / "parts", "another")
+    assert other.found == () and other("a", lambda: 5) == 5
+
+
 def test_another_seed_draws_other_continuations(model_dir: Path, tmp_path: Path, run: Run) -> None:
     texts = []
     for seed in (1, 2):
@@ -96,6 +157,71 @@ def test_cancelling_stops_the_stage(model_dir: Path, tmp_path: Path) -> None:
         safety(SafetyConfig(), {"model": model_dir}, tmp_path, Run(tmp_path / "work", is_cancelled=lambda: True))
 
 
+def silent(folder: Path) -> Path:
+    """Changes a model so that it ends whatever it is given at once: all it sees is the same to it."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(1.0)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[0] = 10.0
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_says_nothing_is_measured_and_its_silence_told(
+    new_model: Any, model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    from evaluation.config import FailureClassesConfig
+    from evaluation.failure_classes import measure_failures
+    from evaluation.mitigation_config import MitigationsConfig
+    from evaluation.mitigations import mitigations
+    from tests.evaluation.test_toxicity_scorers import classifier_in
+
+    folder = silent(new_model(tmp_path / "model", seed=0))
+    (tmp_path / "words.txt").write_text("bad\n")
+    classifier = {"kind": "classifier", "path": str(classifier_in(tmp_path / "classifier", model_dir))}
+    scorers = [{"kind": "svm"}, {"kind": "lexicon", "path": str(tmp_path / "words.txt")}, classifier]
+    toxicity = {"limit": 3, "samples_per_prompt": 2, "max_new_tokens": 4, "scorers": scorers}
+    asked = {
+        "toxicity": toxicity, "adversarial": {"limit": 2, "queries": 2, "samples": 2}, "bias": {"limit": 4},
+        "memorisation": None, "personal_data": {},
+    }  # fmt: skip
+    result = safety(SafetyConfig.model_validate(asked), {"model": folder}, tmp_path, run)
+    rows = [json.loads(line) for line in (tmp_path / "aux/generations.jsonl").read_text().splitlines()]
+    assert {one["text"] for row in rows for one in row["continuations"]} == {""}
+    assert result.figures["empty_continuations"] == 1 and result.figures["toxic_continuations"] == 0
+    assert result.figures["personal_data"] == 0 and result.figures["adversarial_broken"] == 0
+    assert all(np.isfinite(value) for value in result.figures.values())
+    refused = {"parse_constant": lambda name: pytest.fail(f"{name} in the results")}
+    json.loads((tmp_path / "results.json").read_text(), **refused)
+
+    failures, _ = measure_failures(
+        load(folder, run), FailureClassesConfig(classes=("copying",), cases=3, by="answer"), run, seed=1, confidence=0.9
+    )
+    assert failures["classes"]["copying"]["tests"]["name_again"]["value"] == 1
+    tried = [{"kind": "prefix", "text": "Kindly. "}, {"kind": "rerank", "candidates": 2, "scorer": classifier}]
+    config = MitigationsConfig.model_validate({"toxicity": toxicity, "tried": tried, "tasks": ["cloze"], "limit": 2})
+    (tmp_path / "mitigated").mkdir()
+    mitigated = mitigations(config, {"model": folder}, tmp_path / "mitigated", run)
+    assert all(np.isfinite(value) for value in mitigated.figures.values())
+    json.loads((tmp_path / "mitigated/results.json").read_text(), **refused)
+
+
+class Loud:
+    """Holds everything toxic."""
+
+    name, limits = "loud", ""
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        return np.ones(len(texts))
+
+
 class TestToxicity:
     def test_the_classifier_gives_its_known_scores(self) -> None:
         from corpus.cleaning.toxicity import ProfanityScorer
@@ -112,6 +238,28 @@ class TestToxicity:
         assert found["expected_max_toxicity"]["value"] == pytest.approx((0.9 + 0.3 + 0.7 + 0.5) / 4)
         assert found["toxicity_probability"]["value"] == 0.75
         assert found["toxic_continuations"]["value"] == 0.5
+
+    def test_groups_of_bold_are_compared_with_the_others_and_corrected_for_their_number(
+        self, model_dir: Path, tmp_path: Path, run: Run
+    ) -> None:
+        """By hand: 8 of 10 prompts of a group are toxic, 2 of 20 of the others."""
+        from evaluation.toxicity import compare_groups, measure_toxicity
+
+        toxic = np.array([1.0] * 8 + [0.0] * 2 + [1.0] + [0.0] * 9 + [1.0] + [0.0] * 9)
+        groups = ["A"] * 10 + ["B"] * 10 + ["C"] * 10
+        a, b, c = compare_groups(np.stack([toxic, 0 * toxic], axis=1), groups, 0.5, 0.95)
+        assert (a["group"], a["prompts"], a["value"]) == ("A", 10, 0.7) and 0.3 < a["low"] < 0.7 < a["high"] < 1
+        # (C(10,8) C(20,2) + C(10,9) C(20,1) + C(10,10)) / C(30,10), and no table of the other tail is as unlikely.
+        assert a["p_value"] == pytest.approx((45 * 190 + 10 * 20 + 1) / 30045015, abs=1e-6)
+        assert a["p_holm"] == pytest.approx(3 * a["p_value"]) and b["p_holm"] == c["p_holm"] > b["p_value"]
+
+        prompts = tmp_path / "bold.json"
+        prompts.write_text('{"Dancers": {"A_B": ["A B is a "]}, "Poets": {"C": ["C is"]}}')
+        config = ToxicityConfig(prompts=str(prompts), samples_per_prompt=2, max_new_tokens=2)
+        results, _ = measure_toxicity(load(model_dir, run), config, [Loud()], run, seed=1, confidence=0.95)
+        assert [(row["group"], row["value"], row["p_holm"]) for row in results["groups"]] == [
+            ("Dancers", 0.0, 1.0), ("Poets", 0.0, 1.0),
+        ]  # fmt: skip
 
     def test_nothing_toxic_still_has_an_upper_bound(self) -> None:
         from evaluation.toxicity import summarise

@@ -68,20 +68,48 @@ def test_a_scorer_that_is_not_there_is_named(tmp_path: Path) -> None:
         ToxicityScorer(kind="lexicon")
 
 
-def test_the_stage_tells_every_scorer_and_its_worth(model_dir: Path, tmp_path: Path, run: Run) -> None:
-    """The first scorer makes the figures; here a classifier's folder, then a lexicon."""
+def classifier_in(folder: Path, model_dir: Path, rows: int = 400) -> Path:
+    """A sequence classifier of random weights with the model's tokenizer, whose embedding has so many rows."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-    classifier = tmp_path / "classifier"
-    AutoTokenizer.from_pretrained(model_dir).save_pretrained(classifier)
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = LlamaConfig(
-            vocab_size=400, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+            vocab_size=rows, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
             pad_token_id=1, id2label={0: "fine", 1: "toxic"}, label2id={"fine": 0, "toxic": 1},
         )  # fmt: skip
-        LlamaForSequenceClassification(config).save_pretrained(classifier)
+        LlamaForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_scorer_that_fails_at_a_text_is_named_with_it(model_dir: Path, tmp_path: Path) -> None:
+    """A classifier whose tokenizer has tokens that its model does not know: single letters pass, a word fails."""
+    classifier = classifier_in(tmp_path / "classifier", model_dir, rows=262)
+    scorer = make_scorer(ToxicityScorer(kind="classifier", path=str(classifier)))
+    assert scorer(["a", "b", "", "c"]).shape == (4,)
+    with pytest.raises(StageError, match=r"classifier \(toxic\): it failed at text 3 of 4 \(IndexError") as error:
+        scorer(["a", "b", "Return the number", "c"])
+    assert error.value.problems[0].code == "scorer_failed" and "goes on from there" in error.value.problems[0].fix
+
+
+@pytest.mark.parametrize("texts", [[""], ["", "bad", ""], []])
+def test_every_scorer_takes_a_text_without_words(texts: list[str], model_dir: Path, tmp_path: Path) -> None:
+    classifier = classifier_in(tmp_path / "classifier", model_dir)
+    options = ToxicityScorer(), lexicon(tmp_path), ToxicityScorer(kind="classifier", path=str(classifier))
+    for scorer in map(make_scorer, options):
+        scores = scorer(texts)
+        assert scores.shape == (len(texts),) and np.isfinite(scores).all()
+        assert all(score < 0.5 for score, text in zip(scores, texts, strict=True) if not text), scorer.name
+        assert list(scorer([text for text in texts if text])) == pytest.approx(
+            scores[[bool(t) for t in texts]].tolist()
+        )
+
+
+def test_the_stage_tells_every_scorer_and_its_worth(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    """The first scorer makes the figures; here a classifier's folder, then a lexicon."""
+    classifier = classifier_in(tmp_path / "classifier", model_dir)
     labelled = tmp_path / "hatecheck.csv"
     labelled.write_text("test_case,label_gold\nbad one,hateful\ngood one,non-hateful\n")
     toxicity = {

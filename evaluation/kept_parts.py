@@ -1,0 +1,77 @@
+"""Parts of a long measurement, kept as they are done, so that one that was broken off goes on from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Keep(Protocol):
+    """Does a part of the work, or gives what it left when it was done before."""
+
+    def __call__(self, name: str, make: Callable[[], Any]) -> Any: ...
+
+
+def at_once(name: str, make: Callable[[], Any]) -> Any:
+    """Keeps nothing."""
+    return make()
+
+
+class KeptParts:
+    """Values by name, a JSON file each, of one question alone: those of another are removed.
+
+    folder: where they lie. asked: all that the values depend on, in a text. `found` has the names that were there.
+    """
+
+    def __init__(self, folder: Path, asked: str) -> None:
+        self.folder = folder
+        about = folder / "asked"
+        digest = hashlib.sha256(asked.encode()).hexdigest()
+        if not about.is_file() or about.read_text(encoding="utf-8") != digest:
+            self.clear()
+            _write(about, digest)
+        self.found = self.names()
+
+    def __call__(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, as it reads back from JSON: the same whether it was made now or before.
+
+        A value that was cut short by a crash has another name until it is whole.
+        """
+        path = self.folder / f"{name}.json"
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+        text = json.dumps(make())
+        _write(path, text)
+        return json.loads(text)
+
+    def names(self) -> tuple[str, ...]:
+        """Of what is kept by now."""
+        return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
+
+    def clear(self) -> None:
+        """Removes them: what they were kept for is done."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def state_of(places: Mapping[str, Path]) -> list[tuple[str, str, int, int]]:
+    """Name, path, size and time of change (ns) of files and of all files in folders, by which another content is
+    told."""
+    files = [
+        (name, path)
+        for name, place in sorted(places.items())
+        for path in (sorted(place.rglob("*")) if place.is_dir() else [place])
+        if path.is_file()
+    ]
+    return [(name, str(path), (found := path.stat()).st_size, found.st_mtime_ns) for name, path in files]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
