@@ -97,6 +97,7 @@ class PipelineRun:
         self.nodes: Graph = graph(config, f"stemma run {self.config_path}")
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
+        self.refused: dict[str, GateRefused] = {}
         self.unreached: set[str] = set()
         self.page = RunPage(config.name, flow_run.get_id() or "", flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
@@ -132,6 +133,7 @@ class PipelineRun:
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
+            self._look_for_refused()
             self._run_stages(chosen)
             upstream = {name: node.upstream for name, node in self.nodes.items()}
             status, problems = verdict(self.journal.rows, self.errors, upstream, self.stop.is_set())
@@ -139,6 +141,12 @@ class PipelineRun:
             failure = self.crashed(self.config.name, error)
             status, problems = failure.status, failure.problems
         return self._end(status, problems, time.time() - begun)
+
+    def _look_for_refused(self) -> None:
+        """Of what earlier runs left: no error of this run, unless one of its stages waits for it."""
+        for name, manifest in self.manifests.items():
+            if self.nodes[name].stage.registers and (reasons := refused_by(self.store.path(manifest))):
+                self.refused[name] = GateRefused(*reasons)
 
     def _run_stages(self, chosen: list[str]) -> None:
         futures: dict[str, Any] = {}
@@ -183,9 +191,7 @@ class PipelineRun:
         tells of such a model all the same."""
         is_page = self.nodes[name].stage.makes == "page"
         return [
-            up
-            for up in self.nodes[name].upstream
-            if up not in self.manifests or (not is_page and isinstance(self.errors.get(up), GateRefused))
+            up for up in self.nodes[name].upstream if up not in self.manifests or (not is_page and up in self.refused)
         ]
 
     def forced(self, name: str) -> bool:
@@ -202,7 +208,7 @@ class PipelineRun:
     def done(self, name: str, done: Done) -> None:
         self.manifests[name] = done.manifest
         if self.nodes[name].stage.registers and (reasons := refused_by(done.path)):
-            self.errors[name] = GateRefused(*reasons)
+            self.errors[name] = self.refused[name] = GateRefused(*reasons)
         self.journal.row(
             StageRow(
                 name,
@@ -232,6 +238,7 @@ class PipelineRun:
 
     def skipped(self, name: str, blockers: list[str]) -> None:
         self.unreached.add(name)
+        self.errors.update({up: self.refused[up] for up in blockers if up in self.refused})
         self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
 
     def crashed(self, name: str, error: BaseException) -> StemmaError:

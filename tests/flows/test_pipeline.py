@@ -165,6 +165,17 @@ def test_a_step_learns_from_the_pairs_themselves_and_its_model_is_gated_reported
     rows = answer.rows()
     page = (Path(rows["report"]["path"]) / "report.html").read_text()
     assert "Alignment by DPO" in page and "chosen is likelier" in page and "judge&#39;s score" in page
+    # Nothing takes a refused model: not in the run that finds it so, and not in one that finds it there.
+    waiting = {**tuning, "uses": "preference_tuning", "inputs": {**inputs, "model": "dpo"}, "requires": ["release"]}
+    waiting["duration"] = "1 batches"
+    content = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**content, "steps": {**steps, "onwards": waiting}}))
+    for selected in ("--until", "--only"):
+        after = run("run", config, "--root", store, selected, "onwards")
+        row = after.rows()["onwards"]
+        assert after.code == 3 and after.document["status"] == "refused", after.document
+        assert row["status"] == "skipped" and row["headline"] == "waits for release"
+        assert "kl_to_reference" in json.dumps(after.document["errors"])
     told = run("chat", rows["dpo"]["path"], "--prompt", "What does `numpy.sort(a)` do?", "--max-new-tokens", "5")
     assert told.code == 0 and told.document["messages"][-1]["role"] == "assistant"
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from infra.errors import ConfigError, GateRefused, StageError
 from infra.lineage.outbox import Outbox
 from infra.store.promotions import Promotions
 from infra.store.store import Store
+from tests.command import environment, stemma
 from tests.evaluation.pipeline import write_pipeline
 
 REASON = {"code": "gate_refused", "path": "register.gates.0", "message": "a.b is 1, expected at most 0", "fix": ""}
@@ -87,6 +89,27 @@ def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wante
     assert forced.now.registration == f"register/{worse.name}" and any(row["worse"] for row in forced.compared)
     # The other way round there is nothing to refuse, and a rollback puts the earlier one in force.
     assert rollback(store, "demo").now.registration == taken
+
+
+def test_the_commands_promote_refuse_and_take_back(store: Store) -> None:
+    def asked(*words: str) -> Any:
+        return stemma(*words, "--root", store.root, env=environment() | {RELAY: "off"})
+
+    taken, later = f"register/{_taken(store)}", f"register/{'f' * 16}"
+    refused = asked("promote", later, "--force")
+    assert refused.code == 3 and refused.document["status"] == "refused"
+    assert refused.document["errors"][0]["code"] == "rejected" and REASON["message"] in str(refused.document["errors"])
+    done = asked("promote", taken)
+    assert done.code == 0 and done.document["promoted"]["registration"] == taken and done.document["before"] is None
+    alone = asked("rollback", "demo")
+    assert alone.code == 1 and "no earlier promotion" in alone.document["errors"][0]["message"]
+    assert Promotions(store.root).promoted("demo").registration == taken  # type: ignore[union-attr]
+    record = {"name": "demo", "status": "registered", "reasons": []}
+    (store.root / later / "registration.json").write_text(json.dumps(record))
+    assert asked("promote").document["promoted"]["registration"] == later, "the newest where none is named"
+    back = asked("rollback")
+    assert back.code == 0 and back.document["promoted"]["registration"] == taken
+    assert Promotions(store.root).promoted("demo").registration == taken  # type: ignore[union-attr]
 
 
 def _taken(store: Store) -> str:
