@@ -2,7 +2,8 @@
 
 An answer's draws follow from the seed and its prompt's number alone, so neither batches nor ranks show in it but by
 rounding. Prompts of a batch that are the same are read once; each answer then goes on from a copy of their keys and
-values.
+values. In fp32 on a CPU `evaluation/decoding.py` does it, where the model bears that: keys and values stay in place,
+and the next prompts take the slots of answers that have ended.
 
 Answers that have ended leave the batch, which the proven families (`training/families.py`) are known to bear. Any
 other answers by `evaluation/generation.py`, slower: some of them keep a recurrent state or count positions in their own
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from evaluation.decoding import Decoder, slots_in_memory
 from evaluation.generation import Sampling, generate
 from training.families import FAMILIES
 from training.hardware import Hardware
@@ -49,6 +51,11 @@ def sample(
         with hardware.autocast():
             found = generate(model, prompts, Sampling(max_new_tokens, temperature, seed=seed), stops, on_batch)
         return [found[number] for number in wanted]
+    if _in_slots(model, [prompts[number] for number in wanted], max_new_tokens, hardware):
+        return _by_slots(
+            [prompts[number] for number in wanted], model, max_new_tokens, temperature, stops, batch_size, on_batch,
+            draws_of(wanted, max_new_tokens, seed) if temperature else None,
+        )  # fmt: skip
     answers: dict[int, list[int]] = {number: [] for number in wanted}
     order = sorted(wanted, key=lambda number: (len(prompts[number]), number))
     for start in range(0, len(order), batch_size):
@@ -60,6 +67,54 @@ def sample(
             answers[chosen[row]].append(token)
         on_batch(start + len(chosen))
     return list(answers.values())
+
+
+def _in_slots(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, hardware: Hardware
+) -> bool:
+    """Whether `Decoder` answers these. It was tried in fp32 on CPUs alone."""
+    if not prompts or hardware.device.type != "cpu" or hardware.compute != torch.float32:
+        return False
+    was_training = model.training
+    model.eval()
+    try:
+        return Decoder(model, 1).usable(prompts, max_new_tokens)
+    finally:
+        model.train(was_training)
+
+
+def _by_slots(
+    prompts: Sequence[Sequence[int]],
+    model: PreTrainedModel,
+    max_new_tokens: int,
+    temperature: float,
+    stops: set[int],
+    batch_size: int,
+    on_batch: Callable[[int], None],
+    draws: Tensor | None,
+) -> list[list[int]]:
+    """The new ids of each prompt. draws: of `draws_of` for these prompts."""
+    unused = torch.tensor(unused_ids(model), dtype=torch.long)
+    steps = torch.zeros(len(prompts), dtype=torch.long)
+
+    def pick(logits: Tensor, numbers: Sequence[int]) -> Tensor:
+        rows = torch.tensor(numbers)
+        tokens = choose(
+            logits.index_fill(1, unused, -torch.inf), temperature, None if draws is None else draws[rows, steps[rows]]
+        )
+        steps[rows] += 1
+        return tokens
+
+    longest = max(map(len, prompts)) + max_new_tokens
+    decoder = Decoder(model, min(batch_size, slots_in_memory(model, longest)))
+    was_training = model.training
+    model.eval()
+    try:
+        answers = decoder.answer(prompts, max_new_tokens, pick, lambda _, answer: answer[-1] in stops, on_batch)
+    finally:
+        model.train(was_training)
+    on_batch(len(prompts))
+    return answers
 
 
 def stream(

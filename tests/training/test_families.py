@@ -196,6 +196,8 @@ def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(
     twice = [*prompts, prompts[0], prompts[2]]  # which are read once
     ours = sample(network, twice, max_new_tokens=8, temperature=0, stops={stop}, hardware=CPU)
     assert ours == [*until(stop), until(stop)[0], until(stop)[2]]
+    monkeypatch.setattr(Decoder, "usable", lambda *_: False)
+    assert sample(network, twice, max_new_tokens=8, temperature=0, stops={stop}, hardware=CPU) == ours
     assert len({len(answer) for answer in ours}) > 1
 
 
