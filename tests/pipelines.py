@@ -46,6 +46,25 @@ def short_config(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in data_config(folder).items() if key != "validate"}
 
 
+BIAS_ROWS = Path(__file__).parent / "bias_rows"
+"""Rows of our own in the files of published bias sets."""
+
+
+def bias_sets() -> list[dict[str, Any]]:
+    """Every kind of bias set, on a few rows."""
+    kinds = {"winobias": "winobias", "winogender": "winogender", "bbq": "bbq.jsonl", "stereoset": "stereoset.json"}
+    return [
+        *({"kind": kind, "path": str(BIAS_ROWS / name)} for kind, name in kinds.items()),
+        {
+            "kind": "honest",
+            "path": str(BIAS_ROWS / "honest.tsv"),
+            "lexicon": str(BIAS_ROWS / "lexicon.tsv"),
+            "top_k": 2,
+        },
+        {"kind": "bec_pro", "path": str(BIAS_ROWS / "bec_pro.tsv")},
+    ]
+
+
 def full_config(docstring_packages: tuple[str, ...] = ("numpy", "scipy")) -> dict[str, Any]:
     """Every stage of the DAG, each as small as it can be and still be itself.
 

@@ -145,13 +145,33 @@ def test_scores_on_published_sets_are_those_of_lm_evals_command_line(
         assert row["value"] == theirs[row["task"]][f"{row['metric']},{row['filter']}"], row
 
 
-def test_the_command_scores_models_at_each_number_of_shots(model_dir: Path, mirror: Path, tmp_path: Path) -> None:
+def test_the_command_scores_models_at_each_number_of_shots_and_compares_them(
+    new_model: Callable[..., Path], model_dir: Path, mirror: Path, tmp_path: Path
+) -> None:
+    """Truthfulness too, as before and after alignment: mc2, a share of likelihoods, differs between any two models."""
+    other = new_model(tmp_path / "other", seed=3)
     answer = stemma(
-        "eval", model_dir, "--tasks", "arc_easy", "--num-fewshot", "0,2", "--limit", "8", "--mirror", mirror,
-        "--failure-classes", "negation", "--root", tmp_path / "store", env=environment(),
+        "eval", model_dir, other, "--tasks", "arc_easy,truthfulqa_mc1,truthfulqa_mc2", "--num-fewshot", "0,2",
+        "--limit", "8", "--mirror", mirror, "--failure-classes", "negation", "--root", tmp_path / "store",
+        env=environment(),
     )  # fmt: skip
     assert answer.code == 0 and answer.document["status"] == "done", answer.stderr
-    (model,) = answer.document["models"]
+    model, second = answer.document["models"]
+    values = [
+        {(row["task"], row["metric"], row["num_fewshot"]): row["value"] for row in one["results"]}
+        for one in (model, second)
+    ]
+    compared = answer.document["comparisons"]
+    asked = {(row["task"], row["metric"], row["num_fewshot"]) for row in compared}
+    # A task whose YAML says 0 keeps 0 shots.
+    assert asked == values[0].keys() == values[1].keys() >= {("truthfulqa_mc1", "acc", 0), ("truthfulqa_mc2", "acc", 0)}
+    for row in compared:
+        key = (row["task"], row["metric"], row["num_fewshot"])
+        assert (row["first"], row["second"]) == (str(model_dir), str(other))
+        assert row["difference"] == pytest.approx(values[1][key] - values[0][key], abs=1e-6)
+        assert row["low"] <= row["difference"] <= row["high"] and 0 <= row["p_value"] <= row["p_holm"] <= 1
+        assert row["significant"] is (row["p_holm"] < 0.05)
+    assert values[0]["truthfulqa_mc2", "acc", 0] != values[1]["truthfulqa_mc2", "acc", 0]
     assert model["model"] == str(model_dir)
     rows = {(row["metric"], row["num_fewshot"]): row for row in model["results"] if row["task"] == "arc_easy"}
     assert rows.keys() == {("acc", 0), ("acc", 2), ("acc_norm", 0), ("acc_norm", 2)}

@@ -131,6 +131,28 @@ def test_parts_of_another_question_are_not_taken(tmp_path: Path) -> None:
     assert other.found == () and other("a", lambda: 5) == 5
 
 
+def test_the_stage_tells_copies_membership_and_a_search(
+    model_dir: Path, shards: Path, tmp_path: Path, run: Run
+) -> None:
+    asked = {
+        **SMALL,
+        "adversarial": {"limit": 1, "queries": 1, "samples": 1},
+        "memorisation": {**SMALL["memorisation"], "copies": True, "membership": True},
+    }
+    out = tmp_path / "out"
+    out.mkdir()
+    model = trained_on(model_dir, shards, tmp_path)
+    figures = safety(SafetyConfig.model_validate(asked), {"model": model, "shards": shards}, out, run).figures
+    found = json.loads((out / "results.json").read_text())
+    # Random tokens: no document is there twice, and those too short for prefix and continuation are left out.
+    (once,) = found["memorisation"]["by_copies"]
+    assert (once["at_least"], once["at_most"], once["documents"], once["sequences"]) == (1, 1, 18, 6)
+    told = found["memorisation"]["membership_inference"]
+    assert figures["membership_auc"] == told["value"] and 0 <= told["low"] <= told["value"] <= told["high"] <= 1
+    assert figures["adversarial_broken"] == found["adversarial"]["broken"]["value"]
+    assert found["adversarial"]["prompts"] == 1 and (out / "aux/adversarial.jsonl").is_file()
+
+
 def test_another_seed_draws_other_continuations(model_dir: Path, tmp_path: Path, run: Run) -> None:
     texts = []
     for seed in (1, 2):
