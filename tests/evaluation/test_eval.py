@@ -240,6 +240,36 @@ def test_a_tokenizer_that_does_not_fit_is_named_before_a_model_is_asked(
         load_model(good, run)
 
 
+def test_a_mirror_that_the_command_fills_serves_the_benchmarks_of_a_pipeline(
+    model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    """With the scores of `stemma eval`, and the number of shots that the config says."""
+    from evaluation.benchmarks import benchmarks
+    from evaluation.config import BenchmarksConfig
+    from evaluation.evaluate import EvalOptions, evaluate_models
+
+    mirror, out = tmp_path / "mirror", tmp_path / "out"
+    config = {"tasks": ["arc_easy"], "tasks_mirror": str(mirror), "limit": 6, "num_fewshot": 2, "seed": 5}
+    with pytest.raises(StageError, match="arc_easy reads the dataset allenai/ai2_arc") as missing:
+        benchmarks(BenchmarksConfig.model_validate(config), {"model": model_dir}, out, run)
+    assert missing.value.problems[0].code == "missing_task_data"
+    source = write_rows(tmp_path / "arc_easy.jsonl", ARC)
+    answer = stemma("mirror", "arc_easy", source, "--mirror", mirror, "--shots", "4", env=environment())
+    assert answer.code == 0, answer.stderr
+    told = answer.document
+    assert told["mirror"] == str(mirror) and told["scored_split"] == "test" and told["put_aside"] == 4
+    assert told["splits"] == {"test": 20, "train": 4}
+    benchmarks(BenchmarksConfig.model_validate(config), {"model": model_dir}, out, run)
+    found = json.loads((out / "results.json").read_text())["tasks"]["arc_easy"]
+    options = EvalOptions(("arc_easy",), shots=(2,), limit=6, mirror=mirror, seed=5)
+    (theirs,) = evaluate_models({"m": model_dir}, options, run).models
+    for row in theirs.results:
+        assert found[row["metric"]]["value"] == pytest.approx(row["value"], abs=1e-6)
+    assert found["acc"]["n"] == 6 and found.keys() == {"acc", "acc_norm"}
+    unknown = stemma("mirror", "arc_esy", source, "--mirror", mirror, env=environment())
+    assert unknown.code == 2 and unknown.document["errors"][0]["code"] == "unknown_task"
+
+
 def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:
     from evaluation.named_tasks import load_named
 
