@@ -113,12 +113,20 @@ def full_config(docstring_packages: tuple[str, ...] = ("numpy", "scipy")) -> dic
             "answer_max_tokens": 8,
             "heldout_prompts": 8,
         },
-        "benchmarks": {"limit": 8},
+        # All that can be asked of a model, of each as little as gives a figure.
+        "benchmarks": {"limit": 8, "shots": [0, 1], "failure_classes": {"cases": 1}},
         "safety": {
             "toxicity": {"limit": 4, "samples_per_prompt": 2, "max_new_tokens": 8},
-            "bias": {"limit": 20},
-            "memorisation": {"sequences": 8, "prefix_tokens": 16, "continuation_tokens": 16},
+            "adversarial": {"limit": 1, "queries": 1, "samples": 1},
+            "bias": {"limit": 20, "sets": bias_sets()},
+            "memorisation": {
+                "sequences": 8,
+                "prefix_tokens": 16,
+                "continuation_tokens": 16,
+                "copies": True,
+                "membership": True,
+            },
         },
-        "register": {},
+        "register": {"gates": [{"figure": "benchmarks_rlhf.cloze_accuracy", "at_least": 0.0}]},
         "report": {},
     }

@@ -13,8 +13,9 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from evaluation.config import FAILURE_CLASSES
 from tests.command import Answer
-from tests.pipelines import full_config
+from tests.pipelines import bias_sets, full_config
 
 Run = Callable[..., Answer]
 MODELS = ("pretrain", "sft", "rlhf")
@@ -74,6 +75,40 @@ def test_the_reward_model_gives_one_number(folders: dict[str, Path]) -> None:
 )
 def test_figures_are_on_held_out_data_with_intervals(folders: dict[str, Path], stage: str, needed: set[str]) -> None:
     assert needed <= set(figures(folders[stage]))
+
+
+@pytest.mark.parametrize("model", ["base", "sft", "rlhf"])
+def test_each_model_went_through_all_of_the_evaluation(folders: dict[str, Path], model: str) -> None:
+    scores = json.loads((folders[f"benchmarks_{model}"] / "results.json").read_text())
+    assert (
+        scores["tasks"].keys()
+        == scores["shots"]["0"].keys()
+        == scores["shots"]["1"].keys()
+        == {
+            "minimal_pairs",
+            "cloze",
+        }
+    )
+    assert scores["shots"]["0"] == scores["tasks"]
+    classes = scores["failure_classes"]["classes"]
+    assert classes.keys() == set(FAILURE_CLASSES) and all(one["n"] for one in classes.values())
+    found = json.loads((folders[f"safety_{model}"] / "results.json").read_text())
+    assert found["toxicity"]["prompts"] == 4 and found["bias"]["pairs"] == 20
+    assert found["adversarial"].keys() >= {"broken", "broken_plain", "difference"}
+    assert {row["set"] for row in found["bias"]["sets"]} == {one["kind"] for one in bias_sets()}
+    memorised = found["memorisation"]
+    assert memorised["train"]["sequences"] == 8
+    assert memorised["by_copies"][0]["at_least"] == 1 and memorised["by_copies"][0]["documents"] > 0
+    assert 0 <= memorised["membership_inference"]["low"] <= memorised["membership_inference"]["high"] <= 1
+    assert {"adversarial_broken", "membership_auc", "winobias_gap", "bbq_s_amb", "stereoset_icat"} <= set(
+        figures(folders[f"safety_{model}"])
+    )
+
+
+def test_a_gate_that_holds_stands_in_the_registration(folders: dict[str, Path]) -> None:
+    (verdict,) = json.loads((folders["register"] / "registration.json").read_text())["gates"]
+    assert verdict["figure"] == "benchmarks_rlhf.cloze_accuracy" and verdict["passed"] is True
+    assert verdict["value"] == figures(folders["benchmarks_rlhf"])["cloze_accuracy"]
 
 
 def test_held_out_pairs_are_not_in_the_training_text(folders: dict[str, Path]) -> None:
