@@ -254,7 +254,7 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "rlhf",
-            about="The instruction-tuned model, aligned by PPO, RLOO or GRPO against rewards.",
+            about="The instruction-tuned model, aligned by PPO, RLOO, GRPO or RAFT against rewards.",
             version=5,
             config=RlhfConfig,
             section=True,

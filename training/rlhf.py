@@ -1,4 +1,4 @@
-"""Aligns an SFT model with rewards by PPO, RLOO or GRPO, kept near the SFT model by a KL penalty.
+"""Aligns an SFT model with rewards by PPO, RLOO, GRPO or RAFT, kept near the SFT model by a KL penalty.
 
 python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR --out DIR
     [--input reward_model=DIR] [--input reward_model_2=DIR …] [--input judge=DIR] [--input shards=DIR]
@@ -49,7 +49,8 @@ class _Ratios(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         parts = {f"rlhf/{name}_loss": loss for name, loss in state.losses.items() if name not in ("total", CLIPPED)}
-        self._run.metrics({f"rlhf/{CLIPPED}": state.losses[CLIPPED], **parts}, state.clock.batch)
+        clipped = {f"rlhf/{CLIPPED}": state.losses[CLIPPED]} if CLIPPED in state.losses else {}
+        self._run.metrics(clipped | parts, state.clock.batch)
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -128,7 +129,7 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             "no_reward_model",
             "rlhf.algorithm",
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
-            "give one, or take algorithm: rloo or grpo",
+            "give one, or take algorithm: rloo, grpo or raft",
         )
     value = copy.deepcopy(ensemble.first) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
@@ -159,7 +160,7 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             "expected the inputs reward_model and judge, whose scores it compares",
             "give a judge: a reward model of another seed or of other pairs, or set it to null",
         )
-    steps = config.epochs * (config.rollout_prompts // config.minibatch_answers)
+    steps = config.epochs * (config.learnt_answers // config.minibatch_answers)
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
     beside: dict[str, Any] = {}

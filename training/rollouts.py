@@ -3,7 +3,7 @@
 Each rank samples and scores its part of a round. Then every rank has the whole round, so that advantages and the KL
 coefficient are those of one process, and learns from its part of each minibatch.
 
-Shapes: B answers, P prompt tokens and T answer tokens after padding, V vocabulary.
+Shapes: B answers, K of them learnt from, P prompt tokens and T answer tokens after padding, V vocabulary.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._hardware = hardware
         self._run = run
         self._watch = DivergenceWatch(config.stop_on_divergence, run)
-        self._batches = config.epochs * (config.rollout_prompts // config.minibatch_answers)
+        self._batches = config.epochs * (config.learnt_answers // config.minibatch_answers)
         self.times = RoundTimes(run, self._batches)
         self._round = 0
         self._rows: dict[str, Tensor] | None = None
@@ -148,8 +148,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         )
         asked = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt)]
         seed = int(random.integers(2**62))
-        count = config.rollout_prompts // config.minibatch_answers
-        parts = [part for _ in range(config.epochs) for part in np.split(random.permutation(len(asked)), count)]
+        learnt, count = config.learnt_answers, config.learnt_answers // config.minibatch_answers
+        parts = [part for _ in range(config.epochs) for part in np.split(random.permutation(learnt), count)]
         if self._rows is None:
             self._rows = self._sampled(asked, seed)
         first, self._read = self._read // config.minibatch_answers, 0
@@ -197,21 +197,23 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         return self._experience(answers, asked, self._round)
 
     def _experience(self, answers: Completions, asked: Sequence[Asked], round_number: int) -> dict[str, Tensor]:
-        """Everything the loss needs, by name, each (B, …) on the CPU."""
+        """Everything the loss needs of the answers that are learnt from, by name, each (K, …) on the CPU."""
         config, batch = self._config, Batch.of(answers, self._chat.pad)
         rewarded = self._rewards.of(answers, asked)
         told = rewarded.metrics
         logprobs, reference, entropies, values = self._look(batch)
         coefficient = float(self._scale.kl_coef)
         sampled = Sampled(rewarded.scores, logprobs, reference, batch.mask, values, coefficient)
-        learning = self._algorithm.learn(sampled)
+        learning, kept = self._algorithm.learn(sampled), self._algorithm.kept(sampled)
+        if len(kept) < len(sampled.scores):
+            told = {**told, "rlhf/kept_reward": float(sampled.scores[kept].mean())}
         kl = float((kl_k1(logprobs, reference) * batch.mask).sum(1).mean())
         if config.kl_target is not None:
             adapted = adapted_kl_coef(coefficient, kl, config.kl_target, config.rollout_prompts)
             self._scale.kl_coef.fill_(adapted)
         self._run.metrics(
             {
-                **rewarded.metrics,
+                **told,
                 "rlhf/kl": kl,
                 "rlhf/kl_coef": coefficient,
                 "rlhf/entropy": float(masked_mean(entropies, batch.mask)),
@@ -222,7 +224,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         )
         if "rlhf/judge" in told and "rlhf/reward" in told:
             self._watch.look(round_number, told["rlhf/reward"], told["rlhf/judge"], rewarded.judge_error)
-        return {
+        columns = {
             "ids": batch.ids,
             "places": batch.places,
             "tokens": batch.tokens,
@@ -230,6 +232,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             "logprobs": logprobs,
             **learning,
         }
+        return {name: value[kept] for name, value in columns.items()}
 
     def _look(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Log-probabilities under policy and reference, the policy's entropies, and values if any, each (B, T)."""

@@ -1,4 +1,4 @@
-"""Rewards, advantages and losses of PPO, RLOO and GRPO by themselves; best of n; a bandit that each solves."""
+"""Rewards, advantages and losses of PPO, RLOO, GRPO and RAFT by themselves; best of n; a bandit that each solves."""
 
 from __future__ import annotations
 
@@ -86,6 +86,8 @@ def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None
     [
         ({"algorithm": "ppo", "answers_per_prompt": 2}, "answers_per_prompt: 1 for algorithm ppo"),
         ({"algorithm": "grpo"}, "answers_per_prompt: at least 2 for algorithm grpo"),
+        ({"algorithm": "raft"}, "answers_per_prompt: at least 2 for algorithm raft"),
+        ({"algorithm": "raft", "answers_per_prompt": 16}, "minibatch_answers to divide the 32 answers of a round"),
         ({"reward_functions": {"os.getcwd()": 1.0}}, "expected package.module:name"),
     ],
 )
@@ -124,6 +126,19 @@ def test_grpo_is_deepseekmath_s_equations_in_numpy() -> None:
     assert algorithm.weight(batch) == 6
     assert float(group_advantages(torch.ones(4), 4).abs().max()) == 0, "answers of one reward teach nothing"
     assert float(kl_k3(torch.zeros(1), torch.zeros(1))) == 0
+
+
+def test_raft_keeps_the_answer_of_the_highest_reward_less_its_kl_penalty_of_each_prompt() -> None:
+    """By numpy; equal ones: the first."""
+    for kl_coef in (0.0, 5.0):
+        sampled, numbers = _sampled(kl_coef=kl_coef)
+        settings = {"algorithm": "raft", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 2}
+        algorithm = algorithm_of(RlhfConfig.model_validate(settings))
+        penalty = ((numbers["logprobs"] - numbers["reference"]) * numbers["mask"]).sum(1)
+        best = (numbers["scores"] - kl_coef * penalty).reshape(2, 3).argmax(1)
+        assert algorithm.kept(sampled).tolist() == [best[0], 3 + best[1]]
+        even, _ = _sampled(scores=torch.tensor([0.0, 1.0, 1.0, 2.0, 2.0, 2.0]).double(), kl_coef=0.0)
+        assert algorithm.kept(even).tolist() == [1, 3]
 
 
 def test_the_best_of_n_is_the_mean_over_all_draws_of_n() -> None:
@@ -172,11 +187,11 @@ def optimum(kl_coef: float) -> torch.Tensor:
     return (PAYS / kl_coef).softmax(-1)
 
 
-@pytest.mark.parametrize("name", ["ppo", "rloo", "grpo"])
+@pytest.mark.parametrize("name", ["ppo", "rloo", "grpo", "raft"])
 def test_a_bandit_s_best_arm_is_found_by_sampling(name: str) -> None:
-    """With a KL penalty PPO and RLOO end at the known optimum; GRPO scales rewards, so that its own lies elsewhere."""
+    """With a KL penalty all end at the known optimum but GRPO, which scales rewards, so that its own lies elsewhere."""
     generator, group, kl_coef = torch.Generator().manual_seed(3), 1 if name == "ppo" else 8, 0.3
-    settings = {"algorithm": name, "answers_per_prompt": group, "rollout_prompts": 64, "minibatch_answers": 64}
+    settings = {"algorithm": name, "answers_per_prompt": group, "rollout_prompts": 64, "minibatch_answers": 8}
     algorithm = algorithm_of(RlhfConfig.model_validate(settings | {"value_coef": 1.0, "clip_value": 10.0}))
     bandit = Bandit()
     optimizer, mask = torch.optim.Adam(bandit.parameters(), lr=0.05), torch.ones(64, 1)
@@ -186,9 +201,12 @@ def test_a_bandit_s_best_arm_is_found_by_sampling(name: str) -> None:
             arms = torch.multinomial(bandit.logits.softmax(-1), 64, replacement=True, generator=generator)
             old, values = bandit.logprobs(arms)[:, None], bandit.value.expand(64, 1)
         sampled = Sampled(PAYS[arms], old, reference, mask, values if algorithm.has_values else None, kl_coef)
-        batch = {**algorithm.learn(sampled), "mask": mask, "logprobs": old}
+        kept = algorithm.kept(sampled)
+        batch = {name: column[kept] for name, column in algorithm.learn(sampled).items()}
+        batch |= {"mask": mask[kept], "logprobs": old[kept]}
         optimizer.zero_grad()
-        algorithm.loss(bandit.logprobs(arms)[:, None], bandit.value.expand(64, 1), batch)["total"].backward()
+        now = bandit.logprobs(arms[kept])[:, None], bandit.value.expand(len(kept), 1)
+        algorithm.loss(*now, batch)["total"].backward()
         optimizer.step()
     found = bandit.logits.detach().softmax(-1)
     assert int(found.argmax()) == BEST

@@ -387,6 +387,31 @@ def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     assert rewards == sorted(rewards) and best["best_of_4_kl"] == pytest.approx(math.log(4) - 0.75)
 
 
+def test_raft_learns_the_best_of_its_answers_and_continues_within_a_round_with_the_same_weights(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
+) -> None:
+    """From a function and no reward model; a round keeps 8 of 32 answers, which are four batches in two epochs. Stopped
+    after one of the second round's, and after two more."""
+    function = "tests.training.test_grading:brevity"
+    settings = {"algorithm": "raft", "answers_per_prompt": 4, "rollout_prompts": 32, "minibatch_answers": 4}
+    settings |= {"reward_functions": {function: 1.0}, "unfinished_penalty": 0.0, "rollouts": 6}
+    config = RlhfConfig.model_validate(RLHF | settings | {"optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}})
+    inputs = {name: prompts[name] for name in ("model", "prompts")}
+    unbroken = rlhf(config, inputs, tmp_path / "unbroken", Run(tmp_path / "other", run.launch, journal=journal))
+    figures, told = unbroken.figures, journal.metric(f"rlhf/function/{function}")
+    assert figures["batches"] == 24 and figures["functions_gain"] > 0 and sum(told[-3:]) > sum(told[:3])
+    kept = journal.metric("rlhf/kept_reward")
+    assert len(kept) == 6 and all(best > mean for best, mean in zip(kept, told, strict=True))
+    assert len(journal.metric("rlhf/policy_loss")) == 24 and not journal.metric("rlhf/clip_share")
+    for batch in (5, 7):
+        with pytest.raises(Cancelled):
+            rlhf(config, inputs, tmp_path / "stopped", StoppedAt(batch, run))
+    rlhf(config, inputs, tmp_path / "continued", run)
+    assert any(message.startswith("continuing rlhf at batch 7 of") for message in journal.events())
+    first, second = weights(tmp_path / "unbroken"), weights(tmp_path / "continued")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_ppo_runs_in_fp16_and_logs_its_loss_scale(prompts: dict[str, Path], tmp_path: Path, journal: Any) -> None:
     launch = LaunchConfig(device="cpu", threads=1, precision="fp16")
     config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "heldout_prompts": 2})

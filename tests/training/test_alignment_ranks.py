@@ -104,6 +104,7 @@ SHARDINGS = ("zero1", "zero2", "fsdp", "hsdp")
 ENSEMBLE = RLHF | {"ensemble": "lower_bound", "stop_on_divergence": 9, "answers_per_prompt": 4}
 """Two reward models and a judge."""
 GRPO = RLHF | {"answers_per_prompt": 4, "algorithm": "grpo", "reward_functions": {f"{__name__}:words": 0.5}}
+RAFT = RLHF | {"answers_per_prompt": 2, "algorithm": "raft", "minibatch_answers": 4}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,7 @@ def _inputs(rl_inputs: dict[str, Path], settings: dict[str, Any]) -> dict[str, P
     [
         pytest.param(PPO, "ddp", id="ppo-ddp"),
         pytest.param(GRPO, "fsdp", id="grpo-fsdp"),
+        pytest.param(RAFT, "fsdp", id="raft-fsdp", marks=pytest.mark.long),
         pytest.param(ENSEMBLE, "ddp", id="ensemble-ddp", marks=pytest.mark.long),
         pytest.param(ENSEMBLE, "fsdp", id="ensemble-fsdp", marks=pytest.mark.long),
         *(
@@ -145,7 +147,8 @@ def test_a_policy_learns_in_ranks_what_it_learns_in_one_process(
     inputs = _inputs(rl_inputs, settings)
     one = train_in_ranks("rlhf", 1, settings, inputs, tmp_path / "one")
     two = train_in_ranks("rlhf", 2, settings, inputs, tmp_path / "two", launch={"sharding": sharding})
-    for name in ("rlhf/kl_coef", "rlhf/kl", "rlhf/reward", "rlhf/answer_tokens", "train/loss", "rlhf/clip_share"):
+    own = "rlhf/kept_reward" if settings.get("algorithm") == "raft" else "rlhf/clip_share"
+    for name in ("rlhf/kl_coef", "rlhf/kl", "rlhf/reward", "rlhf/answer_tokens", "train/loss", own):
         points = [[line["values"][name] for line in lines if name in line.get("values", {})] for lines in (one, two)]
         assert points[0] and points[1] == pytest.approx(points[0], rel=1e-3, abs=1e-4), name
     assert (tmp_path / "one" / "aux" / "samples.jsonl").read_bytes() == (
@@ -167,7 +170,7 @@ def _dies_at(batch: int, rank: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("settings", [PPO, GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize("settings", [PPO, GRPO, RAFT], ids=["ppo", "grpo", "raft"])
 def test_ranks_killed_three_times_within_rounds_end_with_the_same_bits(
     settings: dict[str, Any], rl_inputs: dict[str, Path], tmp_path: Path
 ) -> None:

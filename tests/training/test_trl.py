@@ -1,5 +1,5 @@
 """Losses and gradients of every alignment stage against trl's on the same batch, to 1e-5: SFT, reward model, DPO, IPO,
-KTO, ORPO, GRPO.
+KTO, ORPO, GRPO; RAFT's against transformers' own.
 
 Its trainers compute them on a copy of the model, as far as they can be made without a training; else their loss
 functions.
@@ -193,6 +193,25 @@ def test_sft_and_its_gradients_are_those_of_trl_s_batch(policy: PreTrainedModel,
     ).loss
     batch = chat.response_batch(talks)
     _same(model.loss(model(batch), batch), theirs, policy, copied)
+
+
+def test_raft_is_transformers_cross_entropy_on_the_best_answer_to_each_prompt(
+    policy: PreTrainedModel, chat: Chat
+) -> None:
+    """Two prompts with three answers each, of which the second and the last have the highest scores."""
+    texts = [*CHOSEN, *REJECTED]
+    talks = chat.conversations([PROMPTS[number // 3] for number in range(6)], texts)
+    answers = Completions([one.prompt for one in talks], [one.response for one in talks], torch.ones(6))
+    settings = {"algorithm": "raft", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 2}
+    algorithm, columns = algorithm_of(RlhfConfig.model_validate(settings)), vars(Batch.of(answers, chat.pad))
+    nothing = torch.zeros_like(columns["mask"])
+    scores = torch.tensor([0.5, 2.0, -1.0, 0.25, 0.0, 3.0])
+    kept = algorithm.kept(Sampled(scores, nothing, nothing, columns["mask"], None, 0.3))
+    copied, model = copy.deepcopy(policy), PolicyAndValue(policy, None, RewardScale(0.3), algorithm, 1.0, CPU)
+    minibatch = {name: column[kept] for name, column in columns.items()}
+    ids, attention, completion = _padded([talks[1], talks[5]], chat)
+    theirs = copied(input_ids=ids, attention_mask=attention, labels=ids.masked_fill(completion == 0, -100)).loss
+    _same(model.loss(model(minibatch), minibatch)["total"], theirs, policy, copied)
 
 
 def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair], chat: Chat) -> None:

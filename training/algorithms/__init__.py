@@ -9,10 +9,11 @@ from __future__ import annotations
 from training.algorithms.base import CLIPPED, Algorithm, Sampled
 from training.algorithms.grpo import Grpo
 from training.algorithms.ppo import Ppo
+from training.algorithms.raft import Raft
 from training.algorithms.rloo import Rloo
 from training.config import RlhfConfig
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"ppo": Ppo, "rloo": Rloo, "grpo": Grpo}
+ALGORITHMS: dict[str, type[Algorithm]] = {"ppo": Ppo, "rloo": Rloo, "grpo": Grpo, "raft": Raft}
 
 __all__ = ["ALGORITHMS", "CLIPPED", "Algorithm", "Sampled", "algorithm_of"]
 

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from training.config import RlhfConfig
@@ -43,6 +44,10 @@ class Algorithm(ABC):
     def __init__(self, config: RlhfConfig) -> None:
         self.config = config
 
+    def kept(self, sampled: Sampled) -> Tensor:
+        """Which answers are learnt from: their numbers, `RlhfConfig.learnt_answers` of them. All."""
+        return torch.arange(len(sampled.scores))
+
     @abstractmethod
     def learn(self, sampled: Sampled) -> dict[str, Tensor]:
         """What `loss` needs of a round besides ids, tokens, mask and `logprobs`, by name, each (B, …): `advantages`
@@ -50,7 +55,7 @@ class Algorithm(ABC):
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
-        CLIPPED the share of tokens whose ratio was outside the clip.
+        CLIPPED, where anything is clipped, the share of tokens whose ratio was outside the clip.
 
         logprobs, values (B, T): of the policy and the value function as they are now.
         """

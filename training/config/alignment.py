@@ -204,21 +204,23 @@ class PreferenceTuningConfig(TrainerConfig):
 
 
 class RlhfConfig(TrainerConfig):
-    """PPO, RLOO or GRPO against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT, section
-    3.5)."""
+    """PPO, RLOO, GRPO or RAFT against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT,
+    section 3.5)."""
 
     rollouts: int = Field(100, ge=1)
     """Rounds of sampling answers and learning from them."""
     rollout_prompts: int = Field(512, ge=1)
     """Answers sampled in each round; batch size 512 in InstructGPT, appendix C.4."""
-    algorithm: Literal["ppo", "rloo", "grpo"] | None = None
+    algorithm: Literal["ppo", "rloo", "grpo", "raft"] | None = None
     """ppo: with a value function (Schulman et al. 2017). rloo: an answer is held against the mean reward of the others
     to its prompt, without a value function; the ratio stays clipped (Ahmadian et al. 2024, "Back to Basics", section
     3.2). grpo: the same in standard deviations of these rewards, with the KL penalty in the loss (DeepSeekMath, Shao et
-    al. 2024). By default ppo with one answer to a prompt, rloo with several."""
+    al. 2024). raft: of each prompt's answers the best is learnt by cross entropy, the others are left (Dong et al.
+    2023, "RAFT"; Llama 2's rejection sampling, Touvron et al. 2023, section 3.2.3, with kl_coef: 0). By default ppo
+    with one answer to a prompt, rloo with several."""
     answers_per_prompt: int = Field(1, ge=1)
     """Of each round, how many answers are to the same prompt: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in
-    DeepSeekMath."""
+    DeepSeekMath, 8 to 32 in Dong et al. 2023."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
     """Functions that reward answers, `package.module:name`, with their weights: they are called with the prompts, the
     answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.
@@ -245,7 +247,7 @@ class RlhfConfig(TrainerConfig):
     minibatch reads as many beginnings of documents as it has answers, each as long as the longest prompt with its
     answer."""
     minibatch_answers: int = Field(64, ge=1)
-    """Answers of one optimizer step; 64 in InstructGPT, appendix C.4."""
+    """Answers of one optimizer step; 64 in InstructGPT, appendix C.4. Of raft answers that were kept."""
     epochs: int = Field(1, ge=1)
     """Passes over each round's answers; 1 in InstructGPT, appendix C.4, 4 in Ziegler et al. 2019."""
     max_prompt_tokens: int = Field(512, ge=4)
@@ -297,9 +299,14 @@ class RlhfConfig(TrainerConfig):
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
 
     @property
-    def chosen_algorithm(self) -> Literal["ppo", "rloo", "grpo"]:
+    def chosen_algorithm(self) -> Literal["ppo", "rloo", "grpo", "raft"]:
         """The algorithm, where none is named the one that goes with `answers_per_prompt`."""
         return self.algorithm or ("ppo" if self.answers_per_prompt == 1 else "rloo")
+
+    @property
+    def learnt_answers(self) -> int:
+        """Answers of a round that are learnt from: all, of raft one to each prompt."""
+        return self.rollout_prompts // (self.answers_per_prompt if self.chosen_algorithm == "raft" else 1)
 
     def sources(self) -> list[Source]:
         """The files of the reward functions, as far as they are found: another function makes another model."""
@@ -342,4 +349,9 @@ class RlhfConfig(TrainerConfig):
                 raise ValueError(
                     f"expected {key} to divide rollout_prompts: {part} does not divide {self.rollout_prompts}"
                 )
+        if self.learnt_answers % self.minibatch_answers:
+            raise ValueError(
+                f"expected minibatch_answers to divide the {self.learnt_answers} answers of a round that raft keeps, "
+                f"one to each prompt: {self.minibatch_answers} does not"
+            )
         return self

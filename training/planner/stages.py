@@ -200,7 +200,8 @@ def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
             return 2 * config.global_batch_pairs, 0, 4 / 3
         case RlhfConfig():
             # Sampling with scoring by four models comes to about one pass more, the value function to another.
-            return config.minibatch_answers, 3, config.epochs + 2
+            learnt = config.learnt_answers / config.rollout_prompts
+            return config.minibatch_answers, 3, config.epochs * learnt + 2
         case _:
             raise TypeError(type(config))
 
