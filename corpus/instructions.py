@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from corpus.readers.config import FileInstructions
 from corpus.readers.json_lines import read_records, wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
 from corpus.references import unusable_reference
+from corpus.templates import check_fields, exchange_of
 from infra.run import Result, Run
 from infra.sources import Place
 
@@ -92,6 +93,9 @@ def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> I
 
 
 def _check_fields(record: Record, source: FileInstructions, key: str) -> None:
+    if source.templates:
+        check_fields(record, source.templates, f"{key}.templates")
+        return
     if _form_of(record, source) == "turns":
         return
     asked, answer = prompt_field(record, source, ASKED), _response_field(record, source)
@@ -117,18 +121,28 @@ def _response_field(record: Record, source: FileInstructions) -> str | None:
 
 def _pair(record: Record, source: FileInstructions) -> Pair:
     """Raises Unreadable where a record is no pair."""
+    if source.templates:
+        found = exchange_of(record, source.templates, source.template_seed)
+        return _checked(record, source, found.prompt, found.answer, found.group)
     turns = list(_turns(record, source))
     system = record.value.get("system")
     if isinstance(system, str) and system.strip() and (not turns or turns[0].role != "system"):
         turns.insert(0, Turn("system", system.strip()))
     if turns and turns[0] == ("system", ""):
         turns.pop(0)
-    found = exchange_of_turns(turns)
-    fields = {"prompt": found.prompt, "response": found.response}
+    said = exchange_of_turns(turns)
+    return _checked(record, source, said.prompt, said.response, said.first_turn, said.history)
+
+
+def _checked(
+    record: Record, source: FileInstructions, prompt: str, response: str, group: str, history: Sequence[Turn] = ()
+) -> Pair:
+    """The pair with its rule. Raises Unreadable where the rule has no use for what it is to hold answers against."""
     reference = _reference(record.value, source.reference_field) if source.reference_field else ""
-    if source.verify and (why := unusable_reference(source.verify, reference or found.response)):
+    if source.verify and (why := unusable_reference(source.verify, reference or response)):
         raise Unreadable(f"verify: {source.verify} has no use for this reference: {why}")
-    pair = Pair(fields, record.file.name, found.first_turn, source.verify, found.history, source.weight)
+    fields = {"prompt": prompt, "response": response}
+    pair = Pair(fields, record.file.name, group, source.verify, history, source.weight)
     return pair._replace(reference=reference)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Literal, Self, TypeVar
+from collections.abc import Mapping
+from string import Formatter
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from infra.config import Config, outside_identity
 from infra.sources import Place, Source, SourceDataset, SourceLocation, expand, expand_objects
@@ -158,6 +161,71 @@ class PairFiles(FileSelection):
     """Records to take from the start of these files, held-out ones included; null takes all."""
 
 
+OPTIONS = "options"
+"""What stands in a template for the words of all choices."""
+
+
+def fields_of(template: str) -> list[str]:
+    """The fields that stand in braces in a text. Raises ValueError where braces hold something else."""
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"expected fields in braces, and {{{{ or }}}} for a brace itself ({error})") from error
+    if wrong := [one for one in pieces if one[1] is not None and (not one[1].strip() or one[2] or one[3])]:
+        raise ValueError(f"expected only the name of a field in braces, found {{{wrong[0][1]}…}}")
+    return [field for _, field, _, _ in pieces if field is not None]
+
+
+def _has_field(template: str) -> str:
+    if not fields_of(template):
+        raise ValueError("expected at least one field in braces, e.g. {premise}")
+    return template
+
+
+def _labels_as_text(choices: Any) -> Any:
+    """YAML and JSON have numbers and booleans as labels; a word that is one was not put in quotes."""
+    if not isinstance(choices, Mapping):
+        return choices
+    if wrong := [word for word in choices.values() if not isinstance(word, str)]:
+        raise ValueError(f"expected words in quotes, found {json.dumps(wrong[0])}: YAML takes yes and no for booleans")
+    return {label if isinstance(label, str) else json.dumps(label): word for label, word in choices.items()}
+
+
+Choices = Annotated[dict[str, str], BeforeValidator(_labels_as_text), Field(min_length=1)]
+
+
+class InstructionTemplate(Config):
+    """One phrasing of a task: how the fields of a record become a prompt and its answer. A field stands in braces, of
+    nested ones dotted, {choices.0} for the first of a list; {{ and }} are braces."""
+
+    prompt: Annotated[str, AfterValidator(_has_field)]
+    """The prompt, e.g. "{premise} Does it follow that {hypothesis}?". {options} stands for the words of all `choices`
+    of the answer, a line each, as in FLAN (Wei et al. 2022, section 2.3)."""
+    answer: Annotated[str, AfterValidator(_has_field)]
+    """The response, e.g. "{label}"."""
+    choices: dict[str, Choices] = Field(default_factory=dict)
+    """Of a field the words that stand for each of its values, e.g. {label: {0: "yes", 1: "perhaps", 2: "no"}}, as the
+    answer choices of T0 (Sanh et al. 2022, section 4). Words may name fields too: {gold: {0: "{choices.0}", 1:
+    "{choices.1}"}}. A record with another value is put aside."""
+
+    @property
+    def answered(self) -> str:
+        """The field whose choices are the options."""
+        return next(field for field in fields_of(self.answer) if field in self.choices)
+
+    @model_validator(mode="after")
+    def _names_its_choices(self) -> Self:
+        asked, answered = fields_of(self.prompt), fields_of(self.answer)
+        if unused := [field for field in self.choices if field not in (*asked, *answered)]:
+            raise ValueError(f"choices: expected {{{unused[0]}}} in prompt or answer, which there is not")
+        for words in self.choices.values():
+            for word in words.values():
+                fields_of(word)
+        if self.choices and OPTIONS in asked and len([one for one in answered if one in self.choices]) != 1:
+            raise ValueError("prompt: expected one field of choices in the answer, since {options} are its words")
+        return self
+
+
 class FileInstructions(PairFiles):
     """Prompts with responses, or conversations of several turns. Their form is seen from the records: instruction,
     input and output as in Alpaca, with `history` and `system` where they are there; a prompt with a completion (or
@@ -167,6 +235,12 @@ class FileInstructions(PairFiles):
 
     response_field: str = "output"
     """JSON key of the response."""
+    templates: tuple[InstructionTemplate, ...] = ()
+    """Phrasings of a task, by which the records of a data set become instructions (T0, Sanh et al. 2022; FLAN, Wei et
+    al. 2022, which has ten a data set). One is drawn for each record by what it holds. Every record must have all
+    fields that any of them names; other fields are not read. (): the form is seen from the records."""
+    template_seed: int = 17
+    """Decides, with what the record holds, which template each record gets."""
     weight: float = Field(1.0, gt=0)
     """How often each of its training pairs is seen in an epoch of `sft`: 2 is twice, 0.5 is every second pair, chosen
     by their ids."""
@@ -188,6 +262,11 @@ class FileInstructions(PairFiles):
     def _is_used(self) -> Self:
         if self.reference_field and not self.verify:
             raise ValueError("reference_field: expected a rule beside it (verify), which there is not")
+        unread = ("prompt_field", "input_field", "response_field") if self.templates else ("template_seed",)
+        for key in unread:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                wanted = "none beside templates, which name their fields" if self.templates else "templates beside it"
+                raise ValueError(f"{key}: expected {wanted}")
         return self
 
 

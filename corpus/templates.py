@@ -1,0 +1,121 @@
+"""A data set's records as prompts and answers, by one of several templates drawn for each (T0, FLAN)."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from string import Formatter
+from typing import Any, NamedTuple
+
+from corpus.readers.config import OPTIONS, InstructionTemplate, fields_of
+from corpus.readers.record import MISSING, Record, Unreadable, field_names, pick
+from infra.errors import stage_error
+
+
+class Exchange(NamedTuple):
+    """What a template makes of a record. group: the same for records that ask the same, whatever their phrasing."""
+
+    prompt: str
+    answer: str
+    group: str
+
+
+def exchange_of(record: Record, templates: Sequence[InstructionTemplate], seed: int) -> Exchange:
+    """By one of the templates, drawn by the record's content and the seed alone. Raises Unreadable where the record
+    lacks a field that a prompt or the drawn template names, or has a label without words."""
+    drawn = _exchange(record, templates[_number_of(record, seed) % len(templates)])
+    asked = sorted({field for template in templates for field in _fields_asked(template)})
+    group = "\0".join(f"{field}\0{_text(record, field)}" for field in asked)
+    return Exchange(*drawn, group)
+
+
+def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: str) -> None:
+    """Raises StageError `wrong_field` where the record lacks a field that a template names. key: of the templates."""
+    for number, template in enumerate(templates):
+        wanted = {"prompt": fields_of(template.prompt), "answer": fields_of(template.answer)}
+        wanted["choices"] = [*template.choices]
+        for part, fields in wanted.items():
+            for field in fields:
+                if (field == OPTIONS and template.choices) or _found(record, field) is not MISSING:
+                    continue
+                near = difflib.get_close_matches(field, _leaves(record), n=1, cutoff=0.5)
+                raise stage_error(
+                    "wrong_field",
+                    record.place,
+                    f"expected the field {field}, there are: {field_names(record.value)}",
+                    f"name {near[0] if near else 'one of these'} in {key}.{number}.{part}",
+                )
+
+
+def _number_of(record: Record, seed: int) -> int:
+    content = json.dumps([seed, record.value], sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
+
+
+def _exchange(record: Record, template: InstructionTemplate) -> tuple[str, str]:
+    def value(field: str) -> str:
+        if field == OPTIONS and template.choices:
+            return _options(record, template)
+        if words := template.choices.get(field):
+            return _word(record, field, words)
+        return _text(record, field)
+
+    return _filled(template.prompt, value), _filled(template.answer, value)
+
+
+def _filled(text: str, value: Callable[[str], str]) -> str:
+    """The text with the values of its fields, whose own braces mean nothing."""
+    pieces = Formatter().parse(text)
+    return "".join(literal + (value(field) if field is not None else "") for literal, field, _, _ in pieces).strip()
+
+
+def _word(record: Record, field: str, words: dict[str, str]) -> str:
+    label = _text(record, field)
+    if label not in words:
+        raise Unreadable(f"choices.{field} has no words for {label[:40]!r}, only for {', '.join(words)}")
+    return _filled(words[label], lambda name: _text(record, name))
+
+
+def _options(record: Record, template: InstructionTemplate) -> str:
+    """The words of all labels, a line each, as in FLAN, but for places that this record's list does not have."""
+    found: dict[str, None] = {}
+    for words in template.choices[template.answered].values():
+        if all(_found(record, name) is not MISSING for name in fields_of(words)):
+            found[_filled(words, lambda name: _text(record, name))] = None
+    return "\n".join(f"- {word}" for word in found)
+
+
+def _fields_asked(template: InstructionTemplate) -> list[str]:
+    """Fields of a record that stand in its prompt as they are."""
+    return [name for name in fields_of(template.prompt) if not (template.choices and name == OPTIONS)]
+
+
+def _found(record: Record, field: str) -> Any:
+    """The value behind a dotted field, whose last part may be a place in a list, from 0."""
+    found = pick(record.value, field)
+    if found is MISSING and "." in field:
+        before, _, place = field.rpartition(".")
+        items = pick(record.value, before)
+        if isinstance(items, list) and place.isdigit() and int(place) < len(items):
+            return items[int(place)]
+    return found
+
+
+def _text(record: Record, field: str) -> str:
+    """A value as a template takes it: texts and numbers as they are, of a list of texts its lines."""
+    found = _found(record, field)
+    if found is MISSING:
+        raise Unreadable(f"no field {field}")
+    if isinstance(found, list) and found and all(isinstance(one, str) for one in found):
+        return "\n".join(found).strip()
+    if isinstance(found, str) and found.strip():
+        return found.strip()
+    if isinstance(found, bool | int | float):
+        return json.dumps(found)
+    raise Unreadable(f"the field {field} is no text or number, or empty")
+
+
+def _leaves(record: Record) -> list[str]:
+    return field_names(record.value).split(", ")
