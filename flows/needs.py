@@ -16,6 +16,7 @@ from infra.errors import ConfigError, Problem, StageError
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.families import sequences_problem, split_problem
+from training.pipeline_cut import pipeline_problem
 from training.planner.architecture import Architecture
 from training.planner.devices import DEVICES
 from training.planner.here import device_at_hand
@@ -76,9 +77,10 @@ def _refuse_place(place: str) -> None:
 
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:
-    """What is wrong with `launch.hardware`, `launch.tensor_parallel` and `launch.context_parallel`."""
+    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel` and `pipeline_parallel`."""
     found = [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
     found += _unshareable(config)
+    found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
         return found
     from flows.problems import nearest
@@ -134,6 +136,33 @@ def _unshareable(config: PipelineConfig) -> list[Problem]:
             section.objective,
             length,
             section.model.transformers or {} if fresh else {},
+        )
+        if wrong and wrong not in found:
+            found.append(wrong)
+    return found
+
+
+def _no_pipelines(config: PipelineConfig) -> list[Problem]:
+    """Why ranks cannot be pipelines in pretrainings; a model that is loaded is looked at when the training begins."""
+    launch, nodes = config.launch, graph(config)
+    found = []
+    for node in nodes.values():
+        if not isinstance(section := node.config, PretrainConfig):
+            continue
+        fresh = "model" not in node.inputs
+        sizes = of_model(section.model, None) if fresh else None
+        shards = nodes.get(node.inputs.get("shards", ""))
+        sequences = None
+        if shards and isinstance(shards.config, ShardConfig):
+            smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
+            sequences = smallest // shards.config.sequence_length // (launch.ranks // launch.pipeline_parallel)
+        wrong = pipeline_problem(
+            launch.pipeline_parallel,
+            launch.pipeline_pieces,
+            model_type=section.model.architecture() if fresh else None,
+            layers=sizes.layers if sizes else None,
+            sequences=sequences,
+            microbatch=None if launch.microbatch == "auto" else launch.microbatch,
         )
         if wrong and wrong not in found:
             found.append(wrong)

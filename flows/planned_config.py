@@ -17,7 +17,7 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
     """The YAML text for a document of `stemma plan`. Raises ConfigError where no layout that `launch:` knows fits."""
     layout = found["runnable"]
     if layout is None:
-        message = "no layout of data and context parallelism fits, and a plan sets launch: to no other"
+        message = "no layout of data, context and pipeline parallelism fits, and a plan sets launch: to no other"
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
     node = found["devices_of_node"]
     processes, nodes = (found["gpus"], 1) if found["gpus"] <= node else (node, -(-found["gpus"] // node))
@@ -70,6 +70,12 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
                 if layout["cp"] > 1
                 else []
             ),
+            *(
+                [f"  pipeline_parallel: {layout['pp']} # these hold some of the layers each", "  trainer: native"]
+                if layout["pp"] > 1
+                else []
+            ),
+            *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
             f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
             f"  recompute: {layout['recompute']}",
             f"  microbatch: {layout['microbatch']}",

@@ -198,6 +198,8 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
     ours = {
         name: tuple(value.shape) for name, value in tensors_of(model, optimizer).items() if name.startswith(WEIGHTS)
     }
+    if ranks.pipeline_parallel() > 1:
+        ours = {name: shape for part in ranks.gather(ours) for name, shape in part.items()}
     if saved == ours:
         return
     name = min(name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name))

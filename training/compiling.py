@@ -47,7 +47,7 @@ def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: 
     """
     if launch.compile != "auto":
         return launch.compile == "on"
-    in_groups = launch.tensor_parallel > 1 or launch.context_parallel > 1
+    in_groups = max(launch.shares_of_examples) > 1
     if launch.shards_weights or in_groups or (hardware.device.type == "cpu" and not _has_compiler()):
         return False
     rate = _UNCOMPILED_FLOPS[hardware.device.type] * launch.ranks

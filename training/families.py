@@ -23,6 +23,7 @@ class Family:
     router: whether it is a mixture of experts, whose balancing loss belongs to its training.
     tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
     context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
+    pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
     """
 
     windows: Literal["none", "one", "by_layer"] = "none"
@@ -31,6 +32,7 @@ class Family:
     router: bool = False
     tensor_parallel: bool = False
     context_parallel: bool = True
+    pipeline_parallel: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -43,8 +45,8 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(varlen=False),
     "gpt_neox": Family(),
     "granite": Family(plain_head=False),
-    "llama": Family(tensor_parallel=True),
-    "mistral": Family("one", tensor_parallel=True),
+    "llama": Family(tensor_parallel=True, pipeline_parallel=True),
+    "mistral": Family("one", tensor_parallel=True, pipeline_parallel=True),
     "mixtral": Family("one", router=True, context_parallel=False),
     "olmo": Family(),
     "olmo2": Family(),
@@ -53,8 +55,8 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(varlen=False),
     "phi": Family(plain_head=False),
     "phi3": Family("one"),
-    "qwen2": Family("by_layer", tensor_parallel=True),
-    "qwen3": Family("by_layer", tensor_parallel=True),
+    "qwen2": Family("by_layer", tensor_parallel=True, pipeline_parallel=True),
+    "qwen3": Family("by_layer", tensor_parallel=True, pipeline_parallel=True),
     "qwen3_moe": Family("one", router=True, context_parallel=False),
     "smollm3": Family("by_layer"),
     "stablelm": Family(varlen=False, context_parallel=False),

@@ -23,6 +23,7 @@ from infra.errors import StageError, stage_error
 from infra.run import Run
 from training import ranks
 from training.hardware import Hardware
+from training.pipeline_cut import microbatch_of
 from training.train_state import Loader, Trainable
 
 # Copies of a weight besides itself and its gradient: AdamW's two moments, and DDP's bucket.
@@ -34,9 +35,12 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
 
     On a CPU all of them, since running out of memory cannot be caught there. No more than what an earlier try of the
     same work left as its limit. Where weights are sharded, or ranks share layers or sequences, it is tried with whole
-    ones, which is cautious: one at once where they do not fit. Else raises StageError where not even one fits.
+    ones, which is cautious: one at once where they do not fit. Else raises StageError where not even one fits. In a
+    pipeline as many as training/pipeline_cut.py says.
     """
     limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)
+    if ranks.pipeline_parallel() > 1:
+        return _in_pipeline(batch_size, limit, run)
     if run.launch.microbatch != "auto":
         return min(limit, run.launch.microbatch)
     dataset: Any = loader.dataloader.dataset
@@ -65,6 +69,15 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     if found < batch_size:
         run.event("microbatch", f"{found} of {batch_size} examples at once fit the memory of each device")
     return found
+
+
+def _in_pipeline(sequences: int, limit: int, run: Run) -> int:
+    """Of a batch that passes a pipeline in equal microbatches. Nothing is tried: no device may hold the whole model."""
+    given = run.launch.microbatch
+    if given != "auto" and given <= limit:
+        return given
+    count, pieces = run.launch.pipeline_parallel, run.launch.pipeline_pieces
+    return microbatch_of(sequences, count, pieces, limit) or 1
 
 
 def can_be_tried(device: torch.device) -> bool:

@@ -213,6 +213,8 @@ class LanguageModel(Trainable):
     def forward(self, batch: Batch) -> Outputs:
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
         mixture of experts with the balancing loss of its routers."""
+        if self.pipeline is not None:
+            raise RuntimeError("expected a whole model: one in a pipeline computes by Pipeline.train and measure")
         compute = self._compiled if self._compiled and self.training else self._outputs
         if self.sequences is not None:
             return compute({**self.sequences.parts(batch), **self._attention(batch)})
@@ -222,6 +224,17 @@ class LanguageModel(Trainable):
         outputs = compute({**whole, **self._attention(whole)})
         assert isinstance(outputs, Tensor)
         return outputs[:, :length]
+
+    def through(self, layers: PreTrainedModel, batch: Batch, hidden: Tensor | None) -> Tensor:
+        """What some of the layers of a model make of a batch (B, T, D). hidden: what those before them gave, None
+        before the first."""
+        inputs = self._inputs({**batch, **self._attention(batch)})
+        if hidden is not None:
+            ids = inputs.pop("input_ids")
+            inputs["inputs_embeds"] = hidden.reshape(*ids.shape, -1)
+        with self._hardware.autocast():
+            outputs: Tensor = layers(**inputs).last_hidden_state
+        return outputs.view(*batch["input_ids"].shape, -1)
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
         """What keeps attention within documents and windows, in the form that the model's attention takes; made outside
@@ -281,18 +294,22 @@ class LanguageModel(Trainable):
         """The positions that this rank computes of sequences (B, T) that ranks share."""
         return None if self.sequences is None else self.sequences.places(tokens.shape[1], tokens.device)
 
-    def _outputs(self, batch: Batch) -> Outputs:
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
+        """What a model of transformers is given."""
         inputs = {name: batch[name] for name in _MODEL_INPUTS if name in batch}
-        if self._both is not None:
-            self._both.set(batch, self._hardware.compute)
         if not self._encoder:
             inputs["use_cache"] = False
-        rows, flat = len(batch["input_ids"]), "cu_seq_lens_q" in batch
-        if flat:
+        if "cu_seq_lens_q" in batch:
             # A flash kernel finds its documents in one row of tokens alone.
             inputs |= {name: inputs[name].reshape(1, -1) for name in ("input_ids", "position_ids")}
         if self._router:
             inputs["output_router_logits"] = True
+        return inputs
+
+    def _outputs(self, batch: Batch) -> Outputs:
+        inputs = self._inputs(batch)
+        if self._both is not None:
+            self._both.set(batch, self._hardware.compute)
         with self._hardware.autocast():
             if not self._plain_head:
                 found = self.model(**inputs)
@@ -300,8 +317,8 @@ class LanguageModel(Trainable):
             else:
                 found = decoder(self.model)(**inputs)
                 outputs = found.last_hidden_state.to(self._hardware.compute)
-        if flat:
-            outputs = outputs.view(rows, -1, outputs.shape[-1])
+        if "cu_seq_lens_q" in batch:
+            outputs = outputs.view(len(batch["input_ids"]), -1, outputs.shape[-1])
         if not self._router:
             return outputs
         return outputs, self._balancing(found.router_logits, batch["labels"])
@@ -348,13 +365,23 @@ class LanguageModel(Trainable):
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
         """Cross-entropy (B, T) in nats of each labelled token, 0 elsewhere."""
+        if self.pipeline is not None:
+            last = self.pipeline.measure(dict(batch))
+            return self.pipeline.from_last(
+                None if last is None else self._token_losses(last, batch["labels"]), batch["labels"]
+            )
         found = self._token_losses(self.forward(batch), self._own(batch["labels"]))
         return found if self.sequences is None else self.sequences.whole(found)
 
     @torch.no_grad()
-    def example_losses(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Each sequence's summed cross-entropy (B,) and labelled tokens (B,), from what `forward` gave."""
+    def example_losses(self, outputs: Outputs | None, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Each sequence's summed cross-entropy (B,) and labelled tokens (B,), from what `forward` gave; in a pipeline
+        from what its last rank has and the others have not."""
         labels = batch["labels"]
+        if self.pipeline is not None:
+            own = None if outputs is None else self._token_losses(outputs, labels).sum(1)
+            return self.pipeline.from_last(own, labels[:, 0]), (labels != IGNORE).sum(1)
+        assert outputs is not None
         found = self._token_losses(outputs, self._own(labels)).sum(1)
         return found if self.sequences is None else self.sequences.sum(found), (labels != IGNORE).sum(1)
 

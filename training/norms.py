@@ -43,6 +43,8 @@ def _clipped(model: nn.Module, limit: float) -> float:
     """Cuts gradients to a global norm of `limit` over all ranks; the norm before."""
     if ranks.tensor_parallel() > 1:
         return clip(model, limit)
+    if isinstance(model, Trainable) and model.pipeline is not None:
+        return model.pipeline.clip(limit)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -65,15 +67,26 @@ class ActivationNorm(Callback):
     def after_forward(self, state: TrainState) -> None:
         if self._of_outputs:
             outputs = state.outputs
+            if outputs is None:
+                return  # other ranks of a pipeline compute them
             # A router's figures stand beside the hidden states.
             self._keep(outputs[0] if isinstance(outputs, tuple) else outputs)
 
     def batch_end(self, state: TrainState) -> None:
+        if ranks.pipeline_parallel() > 1:
+            self._of_pipelines(state.device)
+            return
         if not self._lengths:
             self.norm = None
             return
         mean = torch.stack(self._lengths).mean()
         self.norm = float(ranks.all_reduce(mean)) / ranks.world_size()
+
+    def _of_pipelines(self, device: torch.device) -> None:
+        """The mean over the ranks that compute the last hidden states."""
+        own = torch.stack(self._lengths).mean() if self._lengths else torch.zeros((), device=device)
+        mean, count = ranks.all_reduce(torch.stack([own, own.new_tensor(float(bool(self._lengths)))])).tolist()
+        self.norm = mean / count if count else None
 
     def _keep(self, hidden: Tensor) -> None:
         if torch.is_grad_enabled():  # a policy also writes answers with the same layers

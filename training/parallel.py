@@ -30,6 +30,7 @@ from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import context_parallel, ranks
 from training.hardware import Hardware
+from training.pipeline_parallel import Pipeline, is_cut, join_stages
 from training.tensor_parallel import split
 from training.zero import ShardedOptimizer
 
@@ -46,11 +47,18 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `sharding` and `offload` in
-    place, before the optimizer is made. Raises StageError for a model or a number of ranks that does not fit them."""
+    """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
+    `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or a number of ranks
+    that does not fit them."""
+    if ranks.pipeline_parallel() > 1:
+        cuttable: Any = model  # training.models.LanguageModel, which imports more than this
+        cuttable.pipeline = Pipeline(
+            cuttable.model, launch.pipeline_pieces, hardware.device, hardware.compute, cuttable.through
+        )
+        return
     sharded = launch.shards_weights and (ranks.gradient_ranks() > 1 or launch.offload)
     if ranks.context_parallel() > 1:
-        sharing: Any = model  # training.models.LanguageModel, which imports more than this
+        sharing: Any = model  # as above
         sharing.sequences = context_parallel.share(sharing.model, hardware.device)
     if ranks.tensor_parallel() == 1 and not sharded:
         model.to(hardware.device)
@@ -211,7 +219,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
         if key not in gathered:
             gathered[key] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().float()
         whole[name] = gathered[key]
-    return whole
+    return join_stages(whole) if is_cut(model) else whole
 
 
 def settle_buckets(model: nn.Module) -> None:

@@ -66,6 +66,7 @@ from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Bigram, Unigram
 from training.objectives import objective_of
 from training.objectives.base import Objective
+from training.pipeline_cut import pipeline_problem
 from training.schedules import Schedule
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
@@ -110,7 +111,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     epoch_batches = train_sequences // batch_size
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
     # What ranks cannot share is refused before they meet.
-    ranks.share_examples(run.launch.tensor_parallel, run.launch.context_parallel)
+    ranks.share_examples(*run.launch.shares_of_examples)
     rampup = _rampup(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch, shares_examples=True)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
@@ -134,6 +135,15 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         run.launch.context_parallel, network.config.model_type, config.objective, length, network.config.to_dict()
     ):
         raise StageError(wrong)
+    if wrong := pipeline_problem(
+        run.launch.pipeline_parallel,
+        run.launch.pipeline_pieces,
+        model_type=network.config.model_type,
+        layers=network.config.num_hidden_layers,
+        sequences=(rampup.first if rampup else batch_size) // ranks.data_ranks(),
+        microbatch=run.launch.microbatch if isinstance(run.launch.microbatch, int) else None,
+    ):
+        raise StageError(wrong)
     choose_attention(
         network,
         hardware,
@@ -145,6 +155,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     # PaLM's formula is of models in which every token passes every layer.
     whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
     flops = flops_per_token(network, length) if whole else 0.0
+    parameters = sum(weight.numel() for weight in network.parameters())
     plan = Plan(
         batches(config.duration, **scale, rampup=rampup),
         batch_size,
@@ -266,7 +277,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         **{f"{name}_loss": value for name, value in found.baselines.items()},
         **(_mixed(train, plan, done, inputs, out_dir, run) if isinstance(train, MixedShards) else {}),
         "validation_tokens": float(len(numbers) * length),
-        "parameters": float(sum(weight.numel() for weight in network.parameters())),
+        "parameters": float(parameters),
         "batches": float(done.batches),
         **done.guard_figures(),
         "tokens": float(done.tokens),

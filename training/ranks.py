@@ -44,14 +44,19 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-_tensor_parallel = _context_parallel = 1
+_tensor_parallel = _context_parallel = _pipeline_parallel = 1
 
 
-def share_examples(tensor_parallel: int, context_parallel: int) -> None:
-    """Has each so many ranks that are next to each other share every layer of a model, or every sequence, one of the
-    two; these get the same examples. Raises StageError if they do not divide the ranks."""
-    global _tensor_parallel, _context_parallel
-    for key, count in (("tensor_parallel", tensor_parallel), ("context_parallel", context_parallel)):
+def share_examples(tensor_parallel: int, context_parallel: int, pipeline_parallel: int) -> None:
+    """Has each so many ranks that are next to each other share every layer of a model, or every sequence, or hold some
+    of its layers each, one of the three; these get the same examples. Raises StageError if they do not divide the
+    ranks."""
+    global _tensor_parallel, _context_parallel, _pipeline_parallel
+    for key, count in (
+        ("tensor_parallel", tensor_parallel),
+        ("context_parallel", context_parallel),
+        ("pipeline_parallel", pipeline_parallel),
+    ):
         if world_size() % count:
             raise stage_error(
                 "not_divisible",
@@ -59,7 +64,7 @@ def share_examples(tensor_parallel: int, context_parallel: int) -> None:
                 f"expected a divisor of the {world_size()} ranks, not {count}",
                 "set it to one, such as the devices of a node",
             )
-    _tensor_parallel, _context_parallel = tensor_parallel, context_parallel
+    _tensor_parallel, _context_parallel, _pipeline_parallel = tensor_parallel, context_parallel, pipeline_parallel
 
 
 def tensor_parallel() -> int:
@@ -72,9 +77,14 @@ def context_parallel() -> int:
     return _context_parallel
 
 
+def pipeline_parallel() -> int:
+    """Ranks that each hold some of a model's layers."""
+    return _pipeline_parallel
+
+
 def group_size() -> int:
     """Ranks, next to each other, that get the same examples."""
-    return _tensor_parallel * _context_parallel
+    return _tensor_parallel * _context_parallel * _pipeline_parallel
 
 
 def data_rank() -> int:
@@ -88,8 +98,9 @@ def data_ranks() -> int:
 
 
 def gradient_ranks() -> int:
-    """Ranks over which gradients are averaged and weights sharded: all, where those that share layers count as one."""
-    return world_size() // _tensor_parallel
+    """Ranks over which gradients are averaged and weights sharded: all, where those that share layers or hold some each
+    count as one."""
+    return world_size() // (_tensor_parallel * _pipeline_parallel)
 
 
 def is_first() -> bool:

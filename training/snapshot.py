@@ -132,7 +132,11 @@ def write_rank(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
 def _is_writer(tensor: Tensor, place: int) -> bool:
     """Whether this rank writes its part of a tensor: of ranks that hold the same, one does, by the tensor's place."""
     if not isinstance(tensor, DTensor):
-        return place % ranks.world_size() == ranks.rank()
+        # Ranks of a pipeline hold other tensors each.
+        alike, own = ranks.world_size(), ranks.rank()
+        if ranks.pipeline_parallel() > 1:
+            alike, own = ranks.data_ranks(), ranks.data_rank()
+        return place % alike == own
     if 0 not in tensor.device_mesh.mesh:
         return False  # ranks of another group hold the same as the first one
     mine, copies = 0, 1

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from training.callbacks import Callbacks
+    from training.pipeline_parallel import Pipeline
 
 Batch = dict[str, Tensor]
 """Named tensors, each (B, …)."""
@@ -81,6 +82,9 @@ def split_batch(batch: Batch, size: int) -> Sequence[Batch]:
 class Trainable(nn.Module, ABC):
     """A network with its loss."""
 
+    pipeline: Pipeline | None = None
+    """Where ranks hold some of its layers each, by what it is trained: `forward` is of a whole network alone."""
+
     @abstractmethod
     def forward(self, batch: Any) -> Any:
         """What `loss` needs."""
@@ -138,8 +142,10 @@ class TrainState:
     device: what it computes on; offloaded weights lie elsewhere.
     seed: this rank's.
     batch: the whole one of this rank; between before_forward and before_backward the microbatch. May be replaced
-        until batch_start is over.
-    outputs, loss: of the last microbatch. The loss may be changed in place in before_backward.
+        until batch_start is over. In a pipeline it is the whole one throughout.
+    outputs, loss: of the last microbatch. The loss may be changed in place in before_backward. In a pipeline
+        after_forward comes once a batch, and outputs are of all of it, None on ranks that do not compute the last
+        layers; before_backward comes to those that do.
     losses: of the last batch over all ranks, by name; `total` is the one that is learnt by.
     batch_tokens: of the last batch, over all ranks.
     """

@@ -75,6 +75,15 @@ class LaunchConfig(Config):
     other stages every rank has its own part of a batch. Each computes its tokens, and attention gathers the keys and
     values of all (Grattafiori et al. 2024, section 3.3.2). For sequences whose activations one device does not hold.
     Goes with any sharding; needs trainer: native."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Ranks, next to each other, that hold a run of a model's layers each (Narayanan et al. 2021, section 2.2), in
+    pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own part of a batch and the whole
+    model. Microbatches pass them one behind the other, by the schedule 1F1B. For models that no device holds, over
+    links that are too slow for tensor_parallel or sharding. Needs trainer: native and sharding: ddp."""
+    pipeline_pieces: int = Field(1, ge=1)
+    """Runs of layers that each rank of a pipeline holds, by the schedule interleaved 1F1B (Narayanan et al. 2021,
+    section 2.2): ranks wait for each other so many times less, and send so many times more. Needs a multiple of
+    pipeline_parallel microbatches."""
     offload: bool = False
     """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
     hsdp."""
@@ -148,6 +157,11 @@ class LaunchConfig(Config):
         return self.processes * self.nodes
 
     @property
+    def shares_of_examples(self) -> tuple[int, int, int]:
+        """Ranks that share layers, that share sequences, and that hold some of a model's layers each."""
+        return self.tensor_parallel, self.context_parallel, self.pipeline_parallel
+
+    @property
     def shards_weights(self) -> bool:
         """Whether each rank holds its part of the weights alone between batches."""
         return self.sharding in ("zero2", "fsdp", "hsdp")
@@ -194,6 +208,29 @@ class LaunchConfig(Config):
             wrong.append(f"attention: auto, sdpa or causal_blocks, not {self.attention}")
         if wrong:
             raise ValueError("expected with context_parallel " + "; ".join(wrong))
+        return self
+
+    @model_validator(mode="after")
+    def _pipeline_parallel_fits(self) -> Self:
+        if self.pipeline_parallel == 1:
+            if self.pipeline_pieces > 1:
+                raise ValueError("expected pipeline_parallel: 2 or more with pipeline_pieces")
+            return self
+        wrong = []
+        if self.trainer != "native":
+            wrong.append("trainer: native, since Composer's loop does not know it")
+        if self.ranks % self.pipeline_parallel:
+            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.pipeline_parallel}")
+        if self.tensor_parallel > 1:
+            wrong.append("tensor_parallel: 1, since the two do not go together")
+        if self.context_parallel > 1:
+            wrong.append("context_parallel: 1, since the two do not go together")
+        if self.sharding != "ddp":
+            wrong.append(f"sharding: ddp, not {self.sharding}")
+        if self.compile == "on":
+            wrong.append("compile: auto or off")
+        if wrong:
+            raise ValueError("expected with pipeline_parallel " + "; ".join(wrong))
         return self
 
     @model_validator(mode="after")

@@ -90,6 +90,34 @@ def test_sequences_that_ranks_cannot_share_are_refused() -> None:
         problems(**{"launch.trainer": "composer"})
 
 
+def test_models_and_batches_that_are_no_pipeline_are_refused() -> None:
+    def problems(**settings: str) -> list[tuple[str, str, str, str]]:
+        llama = {"pretrain.model.preset": "llama-3.2-1b", "shard.sequence_length": "2048", "pretrain.recipe": "null"}
+        given = {
+            "launch.trainer": "native",
+            "launch.processes": "8",
+            "launch.pipeline_parallel": "4",
+            **llama,
+            **settings,
+        }
+        return [(one.code, one.path, one.message, one.fix) for one in check_hardware(load(CONFIG, given))]
+
+    assert not problems()
+    ((code, path, message, _),) = problems(**{"pretrain.model.preset": "gpt-1.3b"})
+    assert (code, path) == ("no_pipeline_parallel", "launch.pipeline_parallel") and "not gpt2" in message
+    ((code, _, message, fix),) = problems(**{"launch.pipeline_pieces": "8"})
+    assert code == "too_few_layers" and "32 parts" in message and "launch.pipeline_pieces" in fix
+    batch = {"pretrain.global_batch_tokens": str(24 * 2048), "pretrain.batch_warmup": "null"}
+    ((code, path, message, fix),) = problems(**batch, **{"launch.microbatch": "4"})
+    assert (code, path) == ("not_divisible", "launch.microbatch") and "at least 4, of the 12 sequences" in message
+    assert "launch.microbatch: 1" in fix
+    assert not problems(**batch, **{"launch.microbatch": "3"})
+    ((code, _, message, _),) = problems(**batch | {"pretrain.global_batch_tokens": str(6 * 2048)})
+    assert code == "not_divisible" and "at least 4 sequences" in message
+    with pytest.raises(ConfigError, match="trainer: native"):
+        problems(**{"launch.trainer": "composer"})
+
+
 def test_the_command_tells_it_and_the_nearest_of_unknown_hardware(tmp_path: Path) -> None:
     settings = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
     settings["launch"] = {"hardware": "h100", "processes": 8}

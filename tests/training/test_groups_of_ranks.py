@@ -1,5 +1,6 @@
-"""Groups of ranks that share layers (tensor parallelism) or sequences (context parallelism), and shard their weights
-beside it: a training of one process, which goes on in any other layout."""
+"""Groups of ranks that share layers (tensor parallelism) or sequences (context parallelism), or hold some layers each
+(pipeline parallelism), and shard their weights beside it: a training of one process, which goes on in any other
+layout."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.ranked import pretrain_in_ranks
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 SETTINGS: dict[str, Any] = {
-    "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
+    "model": {"family": "llama", "layers": 4, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
     "duration": "12 batches",
     "global_batch_tokens": 256,
     "optimizer": {"learning_rate": 1.0e-2, "muon": {}},
@@ -25,6 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 LAYERS: dict[str, Any] = {"trainer": "native", "tensor_parallel": 2}
 SEQUENCES: dict[str, Any] = {"trainer": "native", "context_parallel": 2}
+STAGES: dict[str, Any] = {"trainer": "native", "pipeline_parallel": 2}
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {"trainer": "native"}),
     "layers": (2, LAYERS),
@@ -37,6 +39,9 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "sequences-zero1": (2, SEQUENCES | {"sharding": "zero1"}),
     "sequences-zero2": (2, SEQUENCES | {"sharding": "zero2"}),
     "sequences-hsdp": (4, SEQUENCES | {"sharding": "hsdp", "shard_ranks": 2}),
+    "stages": (2, STAGES),
+    "stages-ddp": (4, STAGES | {"recompute": "full"}),
+    "pieces": (2, STAGES | {"pipeline_pieces": 2}),
 }
 """Ranks, and their launch section."""
 
@@ -69,7 +74,7 @@ def _close(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor])
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("way", ["layers", "sequences"])
+@pytest.mark.parametrize("way", ["layers", "sequences", "stages"])
 def test_two_ranks_train_as_one_process_which_then_goes_on(
     way: str, one: tuple[Path, list[dict[str, Any]]], inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
@@ -99,6 +104,12 @@ def test_two_ranks_train_as_one_process_which_then_goes_on(
         ("sequences-zero2", "sequences-zero1"),
         ("one", "sequences"),
         ("layers", "sequences"),
+        ("stages", "stages-ddp"),
+        ("pieces", "stages"),
+        ("stages", "pieces"),
+        ("stages-ddp", "layers-fsdp"),
+        ("one", "stages"),
+        ("sequences-zero1", "stages"),
     ],
 )
 def test_each_way_goes_on_to_the_bit_and_into_any_other(

@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from evaluation.random_state import seed_all
 from training import ranks
 from training.callbacks import Event
+from training.loss import IGNORE
 from training.parallel import settle_buckets
+from training.pipeline_parallel import Pipeline
 from training.tensor_parallel import sum_gradients
 from training.train_state import Batch, TrainState, count_examples, split_batch
 
@@ -32,7 +34,7 @@ class Native:
         self._microbatch = microbatch
         seed_all(state.seed)
         self._model: nn.Module = state.model
-        if ranks.gradient_ranks() > 1 and not isinstance(state.model, FSDPModule):
+        if ranks.gradient_ranks() > 1 and not (isinstance(state.model, FSDPModule) or state.model.pipeline):
             self._model = DistributedDataParallel(state.model)
             settle_buckets(self._model)
 
@@ -98,6 +100,8 @@ class Native:
         """
         state, whole = self._state, self._state.batch
         state.optimizer.zero_grad(set_to_none=True)
+        if state.model.pipeline:
+            return self._through(state.model.pipeline)
         parts = split_batch(whole, self._microbatch)
         labelled = [state.loader.count_tokens(part).labelled for part in parts]
         everyone = int(ranks.all_reduce(torch.tensor(sum(labelled), device=state.device)))
@@ -112,6 +116,29 @@ class Native:
             sum_gradients(state.model)
         state.batch, state.outputs, state.loss = whole, None, None
         return losses
+
+    def _through(self, pipeline: Pipeline) -> dict[str, Tensor]:
+        """The same by a pipeline, whose last rank has all of its losses."""
+        state, whole = self._state, self._state.batch
+        labelled = state.loader.count_tokens(whole).labelled
+        everyone = int(ranks.all_reduce(torch.tensor(labelled, device=state.device)))
+        total = torch.zeros(1, device=state.device)
+
+        def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
+            state.loss = state.model.loss(outputs, {"labels": labels})
+            assert isinstance(state.loss, Tensor)
+            self._tell(Event.BEFORE_BACKWARD)
+            share = (labels != IGNORE).sum() / (everyone / ranks.world_size()) if everyone else 0.0
+            total.add_(state.loss.detach() * share)
+            return state.loss * share
+
+        batch = {name: value.to(state.device, non_blocking=True) for name, value in whole.items()}
+        state.outputs, state.batch = pipeline.train(
+            batch, self._microbatch, loss_of, lambda: self._tell(Event.BEFORE_FORWARD)
+        )
+        self._tell(Event.AFTER_FORWARD)
+        state.batch, state.outputs, state.loss = whole, None, None
+        return {"total": total * ranks.pipeline_parallel()}
 
     def _backward(self, share: float) -> dict[str, Tensor]:
         """Forward and backward pass of one microbatch; its losses by name."""

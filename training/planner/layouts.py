@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from training.families import FAMILIES
+from training.pipeline_cut import passes
 from training.planner.devices import GIB
 from training.planner.memory import Memory, memory
 from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Training, step_time
+from training.presets import PRESETS
 
 _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3", "hsdp")
 
@@ -83,17 +86,26 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
         if not fits:
             full.add(key)
         found.append(Choice(layout, step_time(job, layout), needs, fits))
-    return sorted(found, key=lambda one: (not one.fits, _cost(one) if one.fits else one.memory.total))
+    return sorted(found, key=lambda one: (not one.fits, _cost(one, job) if one.fits else one.memory.total))
 
 
-def runs_here(layout: Layout) -> bool:
-    """Whether a plan's config can set `launch:` to it: data and context parallelism, with any sharding."""
-    return layout.tp * layout.pp * layout.ep == 1
+def runs_here(layout: Layout, job: Training) -> bool:
+    """Whether a plan's config can set `launch:` to it: data and context parallelism, with any sharding, or a pipeline
+    beside data parallelism, of a model and a batch that can be one."""
+    if layout.tp * layout.ep > 1:
+        return False
+    if layout.pp == 1:
+        return True
+    # A model that is no preset is written as a Llama (flows/planned_config.py).
+    family = PRESETS[job.arch.name].family if job.arch.name in PRESETS else "llama"
+    able = family in FAMILIES and FAMILIES[family].pipeline_parallel
+    goes = passes(job.batch // layout.dp, layout.microbatch, layout.pp, layout.interleave)
+    return able and goes and layout.cp == 1 and layout.sharding == "ddp"
 
 
-def _cost(one: Choice) -> float:
+def _cost(one: Choice, job: Training) -> float:
     """Seconds; what cannot be run here must be faster by two in a hundred to be worth another system."""
-    return one.time.total * (1.0 if runs_here(one.layout) else 1.02)
+    return one.time.total * (1.0 if runs_here(one.layout, job) else 1.02)
 
 
 def describe(layout: Layout) -> str:

@@ -303,7 +303,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
             "checkpoint_every_batches": max(1, round(halts.every_s / best.time.total)),
             "time_lost": halts.lost,
         },
-        "runs_here": runs_here(layout),
+        "runs_here": runs_here(layout, found.job),
         "runnable": _runnable(found),
         "batches": max(1, round(tokens / (found.job.batch * request.length))),
         "devices_of_node": request.device.node,
@@ -340,8 +340,8 @@ def _runners_up(found: Estimate) -> list[Choice]:
 def _runnable(found: Estimate) -> dict[str, Any] | None:
     """The fastest layout that `launch:` can be set to; None where none fits."""
     for one in found.choices:
-        if one.fits and runs_here(one.layout):
-            keys = ("dp", "cp", "microbatch", "recompute", "sharding")
+        if one.fits and runs_here(one.layout, found.job):
+            keys = ("dp", "pp", "cp", "microbatch", "recompute", "sharding", "interleave")
             return {**{key: getattr(one.layout, key) for key in keys}, "step_s": one.time.total}
     return None
 

@@ -20,6 +20,7 @@ from training.config import (
 )
 from training.config.trainer import KeepEvery
 from training.duration import parse_duration
+from training.pipeline_cut import microbatch_of
 from training.planner.architecture import VOCABULARY, Architecture, of_shape
 from training.planner.devices import DEVICES, GIB, Device
 from training.planner.kernels import KERNELS
@@ -104,18 +105,26 @@ def device_of(launch: LaunchConfig) -> Device | None:
     return DEVICES.get(launch.hardware) if launch.hardware else None
 
 
-def layout_of(launch: LaunchConfig, microbatch: int, tensor_parallel: int = 1, context_parallel: int = 1) -> Layout:
+def layout_of(
+    launch: LaunchConfig,
+    microbatch: int,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> Layout:
     """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
     if launch.ranks > tensor_parallel:
         sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
     return Layout(
-        launch.ranks // (tensor_parallel * context_parallel),
+        launch.ranks // (tensor_parallel * context_parallel * pipeline_parallel),
         tensor_parallel,
-        cp=context_parallel,
+        pipeline_parallel,
+        context_parallel,
         microbatch=microbatch,
         recompute=launch.recompute,
         sharding=sharding,
+        interleave=launch.pipeline_pieces if pipeline_parallel > 1 else 1,
         shard_ranks=launch.shard_ranks or max(1, launch.processes // tensor_parallel),
     )
 
@@ -132,10 +141,10 @@ def needs(
 
     length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known.
     """
-    ranks, tensor, context = launch.ranks, 1, 1
+    ranks, tensor, context, pipeline = launch.ranks, 1, 1, 1
     if isinstance(config, PretrainConfig):  # in other stages every rank has a part of a batch
-        tensor, context = launch.tensor_parallel, launch.context_parallel
-    parts = ranks // (tensor * context)
+        tensor, context, pipeline = launch.shares_of_examples
+    parts = ranks // (tensor * context * pipeline)
     sequences, copies, passes = _batch(config, length)
     precision = "fp32" if launch.precision == "fp32" else "bf16"
     kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
@@ -147,8 +156,10 @@ def needs(
     tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
     if isinstance(launch.microbatch, int):
         tried = [min(share, launch.microbatch)]
+    elif pipeline > 1:
+        tried = [microbatch_of(share, pipeline, launch.pipeline_pieces) or 1]
     for at_once in tried:
-        at = layout_of(launch, at_once, tensor, context)
+        at = layout_of(launch, at_once, tensor, context, pipeline)
         # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
         beside = copies * _WEIGHT_BYTES * arch.parameters
         total = memory(job, at).total + beside

@@ -24,8 +24,9 @@ def job(arch: Architecture, length: int = 2048, batch: int = 512) -> Training:
 
 
 def test_a_small_model_is_spread_by_data_and_a_large_one_by_tensors_and_stages() -> None:
-    small = search(job(of_preset("gpt-125m")), 8)[0]
-    assert small.fits and small.layout.dp == 8 and runs_here(small.layout)
+    one = job(of_preset("gpt-125m"))
+    small = search(one, 8)[0]
+    assert small.fits and small.layout.dp == 8 and runs_here(small.layout, one)
     large = search(job(of_preset("gpt-175b"), batch=1536), 512)[0]
     assert large.fits and large.layout.tp > 1 and large.layout.pp > 1
     assert large.layout.devices == 512

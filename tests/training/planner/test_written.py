@@ -29,14 +29,16 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
         {"money": 3000, "gpu": "h100", "gpus": 8},
         {"parameters": 5e6, "gpu": "l40s", "gpus": 1},
         {"parameters": 1.3e9, "tokens": 2e10, "gpu": "h100", "gpus": 16, "length": 65_536},
+        {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "l40s", "gpus": 16},
     ],
-    ids=["preset", "budget", "small", "context"],
+    ids=["preset", "budget", "small", "context", "stages"],
 )
 def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, tmp_path: Path) -> None:
     found = plan(request(**wishes))
     write_config(found, tmp_path / "planned.yaml")
     config = load(tmp_path / "planned.yaml")
     assert not check_hardware(config) and config.launch.context_parallel == found["layout"]["cp"]
+    assert config.launch.pipeline_parallel == found["layout"]["pp"]
     nodes = graph(config)
     needed = stage_needs(config, nodes, would(nodes, Store(tmp_path / "store", reading=True)))["pretrain"]
     assert needed.fits and needed.hours == pytest.approx(found["hours"], rel=0.05)

@@ -1,0 +1,343 @@
+"""Pipeline parallelism: ranks that each hold some of a model's layers, for decoders whose parts bear Llama's names.
+
+A batch is cut into microbatches, which pass the stages one behind the other by the schedules of
+torch.distributed.pipelining: 1F1B, or interleaved 1F1B where a rank holds several pieces of the model (Narayanan et al.
+2021, section 2.2). The first stage has the embedding too, the last one the last norm, the output layer and the loss.
+Ranks that are next to each other make a pipeline, and get the same examples. Weights keep the names that they have in
+the whole model.
+
+Shapes: B sequences of a pipeline's batch, b of a microbatch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    schedules,
+)
+from transformers import PreTrainedModel
+
+from training import ranks
+from training.loss import IGNORE
+from training.pipeline_cut import layers_of
+from training.train_state import Batch, count_examples
+
+Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor | None], Tensor]
+"""(layers, microbatch, what the layers before gave (b, T, D) or None before the first) → (b, T, D)."""
+LossOf = Callable[[Tensor, Tensor], Tensor]
+"""(last hidden states (b, T, D), labels (b, T)) → what a microbatch adds to the loss of this pipeline's batch."""
+
+# Gradients are summed over pipelines together up to so many numbers (256 MB in fp32).
+_AT_ONCE = 1 << 26
+# Microbatches a rank into which a batch that is measured is cut, where it has so many sequences.
+_MEASURED = 4
+
+
+class OtherRanks(nn.Module):
+    """Stands where a layer of other ranks stood, and gives what it gets."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        if hasattr(layer, "attention_type"):
+            self.attention_type = layer.attention_type  # by which some families choose a layer's mask
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden
+
+
+class _Stage(nn.Module):
+    """Some layers in a row, as torch's pipelining calls them. `started` is called before each of their passes."""
+
+    def __init__(self, layers: PreTrainedModel, compute: Compute, gives: torch.dtype) -> None:
+        super().__init__()
+        self._layers, self._compute, self.gives = layers, compute, gives
+        self.started: Callable[[], None] = lambda: None
+
+    def forward(self, *hidden: Tensor, **microbatch: Tensor) -> Tensor:
+        self.started()
+        return self._compute(self._layers, microbatch, hidden[0] if hidden else None).to(self.gives)
+
+
+class Pipeline:
+    """This rank's stages of a model, and what passes between them and those of other ranks.
+
+    Every rank of a pipeline must call each method, with the same batch.
+    """
+
+    def __init__(
+        self, network: PreTrainedModel, pieces: int, device: torch.device, computes_in: torch.dtype, compute: Compute
+    ) -> None:
+        """Cuts a model in place, of which each rank has all, and puts this rank's part on `device`; all must call.
+
+        pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
+        """
+        self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
+        sizes = {"data": ranks.data_ranks(), "pipe": self._count}
+        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self._pipe, self._data = mesh["pipe"].get_group(), mesh["data"].get_group()
+        self._members = distributed.get_process_group_ranks(self._pipe)
+        self._replicas = distributed.get_process_group_ranks(self._data)
+        self._width = int(network.config.hidden_size)
+        self._total = self._count * pieces
+        place = self._members.index(ranks.rank())
+        stack, head = network.base_model, network.get_output_embeddings()
+        tied = head.weight is stack.embed_tokens.weight
+        ends = place in (0, self._count - 1)
+        self._stages: dict[int, _Stage] = {}
+        held: set[int] = set()
+        for stage in range(place, self._total, self._count):
+            run, last = layers_of(stage, self._total, len(stack.layers)), stage == self._total - 1
+            # Under autocast the residual stream has the embeddings' type, fp32, as in one process.
+            gives = computes_in if last else torch.float32
+            self._stages[stage] = _Stage(_piece(stack, run, last=last), compute, gives)
+            held |= set(run)
+        stack.layers = _held(stack.layers, held)
+        if place < self._count - 1:
+            stack.norm = nn.Identity()
+            network.set_output_embeddings(None)
+        if place and not (tied and ends):
+            stack.embed_tokens = None
+        network.to(device)
+        self._weights = list(network.parameters())
+        # With both ends the embedding, where it is the output layer too.
+        self._shared = stack.embed_tokens.weight if tied and ends else None
+        self._ends = _group_of_ends(self._pipe) if tied else None
+        self._counted = [weight for weight in self._weights if not (place and weight is self._shared)]
+        self._begin_alike()
+        self._loss_of: LossOf | None = None
+        self._schedules: dict[bool, tuple[tuple[int, ...], Any]] = {}
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """Gives all pipelines the first one's weights, and both ends what they share: where a model starts from what a
+        GPU has computed, it may differ in the last bits."""
+        for weight in self._weights:
+            distributed.broadcast(weight.data, self._replicas[0], group=self._data)
+        if self._shared is not None:
+            distributed.broadcast(self._shared.data, self._members[0], group=self._ends)
+        # NCCL wants all ranks in the first call of a group, which those of a schedule are not.
+        distributed.all_reduce(torch.zeros(1, device=self._device), group=self._pipe)
+
+    def train(
+        self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]
+    ) -> tuple[Tensor | None, Batch]:
+        """Adds up the gradients of a batch over its microbatches, and makes them the mean of all pipelines'. The last
+        hidden states (B, T, D), None on ranks that do not compute them, and the batch that they are of.
+
+        size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
+        started: is called before each of this rank's forward passes.
+        """
+        batch, size = self._filled(batch, size)
+        for stage in self._stages.values():
+            stage.started = started
+        self._loss_of = loss_of
+        found = self._step(batch, size, train=True)
+        self._loss_of = None
+        self._join_gradients()
+        return None if found is None else found.detach(), batch
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> Tensor | None:
+        """The last hidden states (B, T, D), None on ranks that do not compute them."""
+        rows = count_examples(batch)
+        for stage in self._stages.values():
+            stage.started = lambda: None
+        found = self._step(*self._filled(batch, -(-rows // (_MEASURED * self._count))), train=False)
+        return None if found is None else found[:rows]
+
+    def from_last(self, found: Tensor | None, like: Tensor) -> Tensor:
+        """What the last rank found, on all ranks of a pipeline: in fp32, of the shape of `like`."""
+        whole = torch.empty(like.shape, device=self._device) if found is None else found.float().contiguous()
+        distributed.broadcast(whole, self._members[-1], group=self._pipe)
+        return whole
+
+    def clip(self, limit: float) -> float:
+        """Scales all gradients so that their norm over all stages is at most `limit`; the norm before."""
+        total = torch.zeros((), device=self._device)
+        for weight in self._counted:
+            if weight.grad is not None:
+                total += weight.grad.float().square().sum()
+        norm = float(ranks.all_reduce(total / len(self._replicas))) ** 0.5
+        factor = limit / (norm + 1e-6)
+        if not factor >= 1:  # a norm that is not a number, too, as torch has it
+            for weight in self._weights:
+                if weight.grad is not None:
+                    weight.grad.mul_(factor)
+        return norm
+
+    def _filled(self, batch: Batch, size: int) -> tuple[Batch, int]:
+        """A batch in as many equal microbatches as the schedule wants, and the sequences of one: at most `size`."""
+        rows = count_examples(batch)
+        number = -(-rows // size)
+        if rows % size or number < self._count or (self._pieces > 1 and number % self._count):
+            size = min(size, -(-rows // self._count))
+            number = -(-rows // (size * self._count)) * self._count
+        more = number * size - rows
+        if more:
+            batch = {name: torch.cat([one, one[:1].expand(more, *one.shape[1:])]) for name, one in batch.items()}
+            batch["labels"][rows:] = IGNORE
+        return batch, size
+
+    def _step(self, batch: Batch, size: int, *, train: bool) -> Tensor | None:
+        rows, length = batch["input_ids"].shape
+        schedule = self._schedule(rows // size, size, length, train=train)
+        target = {"target": batch["labels"]} if train else {}
+        try:
+            found: Tensor | None = schedule.step(**target, **batch)
+        except RuntimeError as error:
+            raise _raised_within(error) from error
+        return found
+
+    def _schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
+        """The schedule of a batch of this shape. The last one stays, with its buffers."""
+        key = (number, size, length)
+        if train not in self._schedules or self._schedules[train][0] != key:
+            self._schedules.pop(train, None)
+            self._schedules[train] = key, self._new_schedule(number, size, length, train=train)
+        return self._schedules[train][1]
+
+    def _new_schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
+        hidden = torch.empty(size, length, self._width, device="meta")
+        stages = [
+            PipelineStage(
+                stage,
+                place,
+                self._total,
+                self._device,
+                (hidden,) if place else (),
+                (hidden.to(stage.gives),),
+                group=self._pipe,
+            )
+            for place, stage in self._stages.items()
+        ]
+        loss = self._loss if train else None
+        if self._pieces == 1:
+            return (Schedule1F1B if train else ScheduleGPipe)(stages[0], number, loss, scale_grads=False)
+        schedule = ScheduleInterleaved1F1B(stages, number, loss, scale_grads=False)  # type: ignore[arg-type]
+        if not train:
+            forward = schedules.FORWARD
+            for actions in schedule.pipeline_order.values():
+                actions[:] = [one if one and one.computation_type == forward else None for one in actions]
+        return schedule
+
+    def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        assert self._loss_of is not None
+        return self._loss_of(hidden, labels)
+
+    @torch.no_grad()
+    def _join_gradients(self) -> None:
+        """Has gradients be the mean of all pipelines', and that of an embedding which is the output layer too the sum
+        of both ends'."""
+        if len(self._replicas) > 1:
+            for some in _buckets([weight.grad for weight in self._weights if weight.grad is not None]):
+                flat = torch.cat([gradient.flatten() for gradient in some])
+                distributed.all_reduce(flat, group=self._data)
+                flat /= len(self._replicas)
+                for gradient, part in zip(some, flat.split([one.numel() for one in some]), strict=True):
+                    gradient.copy_(part.view_as(gradient))
+        if self._shared is not None:
+            assert self._shared.grad is not None
+            distributed.all_reduce(self._shared.grad, group=self._ends)
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether other ranks hold some of a model's layers."""
+    return any(isinstance(part, OtherRanks) for part in model.modules())
+
+
+def join_stages(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of all ranks, on the CPU, from this rank's by their names in the whole model; every rank must call.
+    Those that share memory on one rank do afterwards too."""
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    first: dict[int, str] = {}
+    for name, tensor in own.items():
+        first.setdefault(id(tensor), name)
+    whole: dict[str, Tensor] = {}
+    described = {name: (tensor.shape, tensor.dtype, first[id(tensor)]) for name, tensor in own.items()}
+    for rank, names in enumerate(ranks.gather(described)):
+        for name, (shape, dtype, same) in names.items():
+            if name in whole:
+                continue
+            if same in whole:
+                whole[name] = whole[same]
+                continue
+            tensor = own[name].to(device) if rank == ranks.rank() else torch.empty(shape, dtype=dtype, device=device)
+            distributed.broadcast(tensor, rank)
+            whole[name] = tensor.cpu()
+    return whole
+
+
+def _piece(stack: PreTrainedModel, run: Collection[int], *, last: bool) -> PreTrainedModel:
+    """The same model with some of its layers alone, which it shares."""
+    piece = copy.copy(stack)
+    parts = {**stack._modules, "layers": _held(stack.layers, run)}
+    if not last:
+        parts["norm"] = nn.Identity()
+    piece.__dict__["_modules"] = parts
+    return piece
+
+
+def _held(layers: nn.ModuleList, run: Collection[int]) -> nn.ModuleList:
+    return nn.ModuleList(layer if number in run else OtherRanks(layer) for number, layer in enumerate(layers))
+
+
+def _group_of_ends(pipe: Any) -> Any:
+    """The first and the last rank of this pipeline; every rank must call."""
+    count = ranks.pipeline_parallel()
+    if count == 2:
+        return pipe
+    groups = [distributed.new_group([first, first + count - 1]) for first in range(0, ranks.world_size(), count)]
+    return groups[ranks.data_rank()]
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Gradients that are summed together."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        if bucket and sum(one.numel() for one in bucket) + gradient.numel() > _AT_ONCE:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
+
+
+def _raised_within(error: BaseException) -> BaseException:
+    """What a schedule wraps into an error of its own: want of memory has to be known as such."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, torch.OutOfMemoryError):
+            return found
+        found = found.__cause__
+    return error
+
+
+class _AllOf:
+    """Waits for several sendings and receivings."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def _send_and_receive(operations: list[Any], desc: str | None = None) -> _AllOf | None:
+    return _AllOf(distributed.batch_isend_irecv(operations)) if operations else None
+
+
+if not hasattr(schedules, "_wait_batch_p2p"):
+    # torch 2.7 waits for the last operation of a batch alone: enough for NCCL, which makes one of them, and too little
+    # for gloo. Newer versions wait for all.
+    schedules._batch_p2p = _send_and_receive  # type: ignore[assignment]
