@@ -82,8 +82,8 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
 
 def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
     """The ranks by what they share: `replicate` groups that hold the same (hsdp), `shard` ranks over which weights are
-    spread, `tensor` ranks that share a layer, which are next to each other. Dimensions of one rank are left out, but
-    for `shard`.
+    spread, `tensor` ranks that share a layer, or `pipe` ranks that hold other layers each, which are next to each
+    other. Dimensions of one rank are left out, but for `shard`.
 
     Raises StageError for groups that do not divide the ranks.
     """
@@ -98,7 +98,7 @@ def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
             f"expected a divisor of the {total} ranks that weights are sharded over, not {each}",
             "set launch.shard_ranks to one, such as the ranks of a node",
         )
-    sizes = {"replicate": total // each, "shard": each, "tensor": tensor}
+    sizes = {"replicate": total // each, "shard": each, "tensor": tensor, "pipe": ranks.pipeline_parallel()}
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     return init_device_mesh(hardware.device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
@@ -160,9 +160,9 @@ def shard_optimizer(
     optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware
 ) -> torch.optim.Optimizer:
     """One that keeps this rank's part of the state alone, with `launch.sharding: zero1`; else the given one."""
-    if launch.sharding != "zero1" or ranks.world_size() == 1:
+    if launch.sharding != "zero1" or ranks.gradient_ranks() == 1:
         return optimizer
-    return ShardedOptimizer(optimizer, mesh_of(launch, hardware))
+    return ShardedOptimizer(optimizer, mesh_of(launch, hardware)["shard"])
 
 
 def unshard_root(model: nn.Module) -> None:

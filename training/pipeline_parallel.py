@@ -195,7 +195,9 @@ class Pipeline:
         try:
             found: Tensor | None = schedule.step(**target, **batch)
         except RuntimeError as error:
-            raise _raised_within(error) from error
+            if memory := _want_of_memory(error):
+                raise memory from None
+            raise
         return found
 
     def _schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
@@ -312,14 +314,12 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _raised_within(error: BaseException) -> BaseException:
-    """What a schedule wraps into an error of its own: want of memory has to be known as such."""
+def _want_of_memory(error: BaseException) -> BaseException | None:
+    """The error that a device ran out of memory, where a schedule has wrapped one into its own."""
     found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, torch.OutOfMemoryError):
-            return found
+    while found is not None and not isinstance(found, torch.OutOfMemoryError):
         found = found.__cause__
-    return error
+    return found
 
 
 class _AllOf:

@@ -137,7 +137,7 @@ def _is_writer(tensor: Tensor, place: int) -> bool:
         if ranks.pipeline_parallel() > 1:
             alike, own = ranks.data_ranks(), ranks.data_rank()
         return place % alike == own
-    if 0 not in tensor.device_mesh.mesh:
+    if 0 not in tensor.device_mesh.mesh and ranks.pipeline_parallel() == 1:
         return False  # ranks of another group hold the same as the first one
     mine, copies = 0, 1
     coordinate = tensor.device_mesh.get_coordinate()

@@ -79,7 +79,7 @@ class LaunchConfig(Config):
     """Ranks, next to each other, that hold a run of a model's layers each (Narayanan et al. 2021, section 2.2), in
     pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own part of a batch and the whole
     model. Microbatches pass them one behind the other, by the schedule 1F1B. For models that no device holds, over
-    links that are too slow for tensor_parallel or sharding. Needs trainer: native and sharding: ddp."""
+    links that are too slow for tensor_parallel or sharding. Needs trainer: native and sharding: ddp or zero1."""
     pipeline_pieces: int = Field(1, ge=1)
     """Runs of layers that each rank of a pipeline holds, by the schedule interleaved 1F1B (Narayanan et al. 2021,
     section 2.2): ranks wait for each other so many times less, and send so many times more. Needs a multiple of
@@ -225,8 +225,8 @@ class LaunchConfig(Config):
             wrong.append("tensor_parallel: 1, since the two do not go together")
         if self.context_parallel > 1:
             wrong.append("context_parallel: 1, since the two do not go together")
-        if self.sharding != "ddp":
-            wrong.append(f"sharding: ddp, not {self.sharding}")
+        if self.shards_weights:
+            wrong.append(f"sharding: ddp or zero1, not {self.sharding}")
         if self.compile == "on":
             wrong.append("compile: auto or off")
         if wrong:

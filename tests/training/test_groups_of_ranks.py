@@ -41,6 +41,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "sequences-hsdp": (4, SEQUENCES | {"sharding": "hsdp", "shard_ranks": 2}),
     "stages": (2, STAGES),
     "stages-ddp": (4, STAGES | {"recompute": "full"}),
+    "stages-zero1": (4, STAGES | {"sharding": "zero1"}),
     "pieces": (2, STAGES | {"pipeline_pieces": 2}),
 }
 """Ranks, and their launch section."""
@@ -106,6 +107,8 @@ def test_two_ranks_train_as_one_process_which_then_goes_on(
         ("layers", "sequences"),
         ("stages", "stages-ddp"),
         ("pieces", "stages"),
+        ("stages-zero1", "pieces"),
+        ("stages-ddp", "stages-zero1"),
         ("stages", "pieces"),
         ("stages-ddp", "layers-fsdp"),
         ("one", "stages"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
-from tests.training.test_groups_of_ranks import values_of
+from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from tests.training.test_ranks import GUARDED, _NotANumber
 
 LENGTH = 13
@@ -170,11 +170,41 @@ def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(
     assert samples[0].count("\n") == samples[1].count("\n") > 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("launch", "settings", "close"),
+    [
+        ({"precision": "bf16", "pipeline_pieces": 2}, {}, 2e-3),
+        ({"precision": "fp16"}, {}, 2e-3),
+        ({}, {"objective": "prefix", "batch_warmup": {"first_tokens": 128, "over_tokens": 512}}, 1e-4),
+    ],
+    ids=["bf16", "fp16", "prefix and growing batches"],
+)
+def test_what_goes_with_it_trains_as_in_one_process(
+    launch: dict[str, Any],
+    settings: dict[str, Any],
+    close: float,
+    shards_dir: Path,
+    tokenizer_dir: Path,
+    tmp_path: Path,
+) -> None:
+    """The risk: the stream between stages in another type than in one process, a loss scale that only the last stage
+    knows, or a schedule of the first batch's shape."""
+    inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
+    told = {}
+    for name, count, where in (("one", 1, {"precision": launch.get("precision", "fp32")}), ("stages", 2, launch)):
+        where = {"trainer": "native", "pipeline_parallel": count, **where}
+        told[name] = pretrain_in_ranks(count, SETTINGS | settings, inputs, tmp_path / name, launch=where)
+    for metric, within in (("train/loss", close), ("validation/sample_loss", close), ("train/grad_norm", 20 * close)):
+        ours, theirs = (values_of(told[name], metric) for name in ("stages", "one"))
+        assert ours == pytest.approx(theirs, rel=within) and ours, metric
+
+
 def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="expected with pipeline_parallel trainer: native"):
         LaunchConfig(processes=2, pipeline_parallel=2)
     native: dict[str, Any] = {"processes": 4, "trainer": "native", "pipeline_parallel": 2}
-    with pytest.raises(ValidationError, match="sharding: ddp, not fsdp"):
+    with pytest.raises(ValidationError, match="sharding: ddp or zero1, not fsdp"):
         LaunchConfig(**native, sharding="fsdp")
     with pytest.raises(ValidationError, match="a divisor of the 4 ranks, not 3"):
         LaunchConfig(**native | {"pipeline_parallel": 3})

@@ -100,7 +100,7 @@ def runs_here(layout: Layout, job: Training) -> bool:
     family = PRESETS[job.arch.name].family if job.arch.name in PRESETS else "llama"
     able = family in FAMILIES and FAMILIES[family].pipeline_parallel
     goes = passes(job.batch // layout.dp, layout.microbatch, layout.pp, layout.interleave)
-    return able and goes and layout.cp == 1 and layout.sharding == "ddp"
+    return able and goes and layout.cp == 1 and layout.sharding in ("ddp", "zero1")
 
 
 def _cost(one: Choice, job: Training) -> float:

@@ -84,7 +84,7 @@ def _bytes_of_two_steps(case: Case) -> int:
 
     torch.set_num_threads(1)
     launch = LaunchConfig(device="cpu", processes=ranks.world_size(), **case.launch)
-    ranks.share_examples(launch.tensor_parallel, launch.context_parallel)
+    ranks.share_examples(*launch.shares_of_examples)
     hardware = Hardware(torch.device("cpu"), case.bf16, "sdpa")
     ranks.join(hardware.device)
     with counted() as peak:
