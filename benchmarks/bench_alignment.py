@@ -1,7 +1,7 @@
 """Every way to align a model, on real data and from one base model, over several seeds, as three tables.
 
-python -m benchmarks.bench_alignment MODEL OUT [--seeds 17 18 19] [--ways dpo ipo kto orpo ppo rloo grpo] [--threads 1]
-    [--only-finished]
+python -m benchmarks.bench_alignment MODEL OUT [--seeds 17 18 19] [--ways dpo ipo kto orpo ppo rloo grpo raft]
+    [--threads 1] [--only-finished]
 
 MODEL: a Hugging Face folder of a base model with the chat tokens, such as the pretrain artifact of the quickstart. Each
 seed has models of its own:
@@ -80,6 +80,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm": "ppo"},
     "rloo": {"algorithm": "rloo", "answers_per_prompt": 8, "best_of": 16},
     "grpo": {"algorithm": "grpo", "answers_per_prompt": 8},
+    # Of 128 answers it keeps 16.
+    "raft": {"algorithm": "raft", "answers_per_prompt": 8, "minibatch_answers": 16},
 }
 
 

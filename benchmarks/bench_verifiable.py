@@ -1,6 +1,6 @@
-"""Additions that a rule checks: a small model is tuned shortly, then learns from its own answers by GRPO or RLOO.
+"""Additions that a rule checks: a small model is tuned shortly, then learns from its own answers by GRPO, RLOO or RAFT.
 
-python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo] [--rounds 300] [--sft-epochs 20]
+python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo raft] [--rounds 300] [--sft-epochs 20]
 
 Prompts are the 100 additions of one-digit numbers in ten phrasings (`3+4`, `add 3 4`, …), of which a tenth is held out,
 so that a held-out prompt is a known sum in another phrasing. An answer is right if it is the sum and nothing else (rule
@@ -47,6 +47,7 @@ SAMPLING: dict[str, Any] = {
 WAYS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "answers_per_prompt": 8},
     "rloo": {"algorithm": "rloo", "answers_per_prompt": 8},
+    "raft": {"algorithm": "raft", "answers_per_prompt": 8},
 }
 
 

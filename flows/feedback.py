@@ -127,7 +127,7 @@ def _judged_files(folder: Path) -> list[str]:
 def _draw(
     config: PipelineConfig, store: Store, model: str, pairs: int, sampling: tuple[float, int], folder: Path
 ) -> None:
-    from training.candidates import Drawing, held_out_prompts, write_export
+    from training.candidates import Drawing, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
     place = resolve(store, model, models)[0]
@@ -135,7 +135,7 @@ def _draw(
     # Each round asks other prompts.
     drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
     work = Run(store.root / ".work" / FEEDBACK)
-    write_export({model: place}, held_out_prompts(store.root), pairs, drawing, folder, work, **noted)
+    write_export({model: place}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
 
 
 def _tell_judges(folder: Path, config_path: str) -> None:

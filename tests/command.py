@@ -16,7 +16,7 @@ from typing import IO, Any
 import yaml
 
 from infra.forked import ForkServer, NotForkedError
-from tests.forked import CommandServer, ForkedCommand
+from tests.forked import ENGINE, CommandServer, ForkedCommand
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GUARD = str(REPOSITORY / "tests" / "offline_guard")
@@ -108,6 +108,14 @@ def stemma(
 ) -> Answer:
     """Runs `stemma ARGUMENTS --json` to its end."""
     return finish(start(*arguments, env=env, cwd=cwd), timeout_s)
+
+
+def execute(flow_run: str, env: Mapping[str, str]) -> str:
+    """Runs a flow run to its end, or until it is suspended, in the process that Prefect's worker would start for it:
+    forked. What it wrote to stderr. env: one that commands are forked with."""
+    process = _server().start([ENGINE, flow_run], env, None, None)
+    _, stderr = process.communicate(patience_s)
+    return stderr
 
 
 def typed(*words: str, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

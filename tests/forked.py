@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flows.execution import ON_WORKER
 from flows.start import CONSOLE_LEVEL
 from infra.forked import ForkServer, Process
 from infra.process import PARENT_FD, die_with_parent
@@ -38,6 +40,8 @@ forked command whenever they have changed."""
 # What a process can be told after its imports: all else has to be as it was when the server began.
 _TOLD_LATER = ("STEMMA_", "PYTEST_CURRENT_TEST", *_PREFECTS)
 _COMMAND = ["cli.commands", "cli.run", "cli.check", "cli.status", "flows.pipeline", "tests.forked"]
+ENGINE = "prefect.engine"
+"""In place of a command of ours, with the id of a flow run: what Prefect's worker starts for it."""
 _STAGES = "STEMMA_TEST_STAGE_SERVER"
 """In a forked command: a file with the number of the request socket of the server that its stages share, and its
 environment."""
@@ -189,7 +193,12 @@ def main(path: str) -> int:
     sys.argv = ["stemma", *asked["arguments"]]
     with open(asked["stdout"], "wb") as stdout:
         os.dup2(stdout.fileno(), 1)
-    command()
+    if asked["arguments"][0] == ENGINE:
+        sys.argv = asked["arguments"]
+        os.environ[ON_WORKER] = sys.argv[1]
+        runpy.run_module(ENGINE, run_name="__main__", alter_sys=True)
+    else:
+        command()
     return 0
 
 

@@ -45,6 +45,15 @@ def held_out_prompts(root: Path) -> Sequence[str]:
     return prompts_in(resolve(Store(root, reading=True), "instructions", ["instructions"])[0] / "heldout.jsonl")
 
 
+def prompts_of_both_sides(root: Path) -> Sequence[str]:
+    """All of the newest instructions. What is judged of a prompt from files lies on the side of the split that the
+    prompt lies on: labels of held-out prompts alone would all be held out, and nothing would be learnt from them.
+    Raises ConfigError for none."""
+    folder = resolve(Store(root, reading=True), "instructions", ["instructions"])[0]
+    found = [prompt for side in ("train", "heldout") for prompt in prompts_in(folder / f"{side}.jsonl")]
+    return list(dict.fromkeys(found))
+
+
 def write_export(
     models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, out: Path, run: Run, **noted: Any
 ) -> Export:
