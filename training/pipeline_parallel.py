@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +67,49 @@ class _Stage(nn.Module):
     def forward(self, *hidden: Tensor, **microbatch: Tensor) -> Tensor:
         self.started()
         return self._compute(self._layers, microbatch, hidden[0] if hidden else None).to(self.gives)
+
+
+class _UnderWay(PipelineStage):
+    """Holds what it receives and gives for as long as a microbatch is under way: torch's own holds it for all
+    microbatches of a batch, and 1F1B would save no memory."""
+
+    def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
+        with self._without_memory():
+            return super()._prepare_forward_infra(*given, **named)
+
+    def _prepare_backward_infra(self, *given: Any, **named: Any) -> Any:
+        with self._without_memory():
+            return super()._prepare_backward_infra(*given, **named)
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
+
+    def _place(self, received: Sequence[Any], device: torch.device) -> None:
+        """Gives what is received from other ranks memory of a device, or takes it away."""
+        for one in received:
+            if hasattr(one, "buffer"):
+                one.buffer = torch.empty_like(one.buffer, device=device).requires_grad_(one.buffer.requires_grad)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        self._place(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        self._place(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *given, **named)
+        nowhere = torch.device("meta")
+        self._place(self.args_recv_info[bwd_chunk_id], nowhere)
+        self._place(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
+        if not self.is_last:
+            self.output_chunks[bwd_chunk_id] = None
 
 
 class Pipeline:
@@ -211,7 +255,7 @@ class Pipeline:
     def _new_schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
         hidden = torch.empty(size, length, self._width, device="meta")
         stages = [
-            PipelineStage(
+            _UnderWay(
                 stage,
                 place,
                 self._total,
