@@ -74,7 +74,7 @@ def model(tmp_path: Path) -> Path:
     """A small healthy model folder with a tokenizer."""
     folder = tmp_path / "model"
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(folder)
     GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, n_positions=8, vocab_size=4)).save_pretrained(folder)
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -377,7 +378,8 @@ def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     assert sum(told[-3:]) > sum(told[:3]) and not journal.metric("rlhf/reward")
     gain = figures["heldout_functions_rlhf"] - figures["heldout_functions_sft"]
     assert figures["functions_gain"] == pytest.approx(gain) and gain > 0
-    graders = [one for one in psutil.Process().children() if "training.grading" in one.cmdline()]
+    left = [one.info for one in psutil.process_iter(["ppid", "cmdline"]) if one.info["ppid"] == os.getpid()]
+    graders = [one for one in left if "training.grading" in (one["cmdline"] or [])]
     assert not graders
     with pytest.raises(StageError, match="expected the input reward_model for ppo"):
         rlhf(RlhfConfig.model_validate(RLHF), inputs, tmp_path / "ppo", Run(tmp_path / "w", run.launch))
