@@ -36,7 +36,6 @@ from training.rlhf import rlhf
 from training.sft import sft
 
 RASBT = DATA / "rasbt_sft_dpo" / "ch07"
-RASBT = DATA / "rasbt_sft_dpo" / "ch07"
 FILES = {
     "alpaca": DATA / "llama_factory_sft" / "alpaca_en_demo.json",
     "hh_rlhf": DATA / "hh_rlhf" / "test.jsonl.gz",
