@@ -296,7 +296,7 @@ def test_more_shots_than_were_put_aside_are_refused(mirror: Path) -> None:
 
 
 def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) -> None:
-    """Also where choices are one token long, alike, or too long for one row."""
+    """Also where choices are one token long, alike, begin alike, or are too long for one row."""
     import torch
 
     from evaluation.choice_scoring import ChoiceScorer, rows_of
@@ -311,7 +311,13 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
     contexts = [words(length) for length in (9, 30, 5, 60)]
     requests = [(("", ""), context, words(size)) for context in contexts for size in (1, 1, 4, 7, 25)]
     requests.append(requests[3])
+    # One is the beginning of others, two part at their last token, and one goes another way early.
+    stem = words(6)
+    endings = [stem, [*stem, 7], [*stem, 8], [*stem, *words(5)], [*stem[:2], *words(9)], stem[:1]]
+    requests += [(("", ""), contexts[0], ending) for ending in endings]
     rows, alone = rows_of(requests, 90)
+    alike = next(row for row in rows if stem in row.choices)
+    assert alike.length < len(alike.context) + sum(len(choice) - 1 for choice in alike.choices)
     assert len(rows) > len(contexts) - 1 and not [row for row in rows if row.length > 90]
     scorer = ChoiceScorer(lm.model, lm.device)
     assert scorer.usable(rows[0]) and scorer.way == "hidden"
