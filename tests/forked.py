@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flows.execution import ON_WORKER
 from flows.start import CONSOLE_LEVEL
 from infra.forked import ForkServer, Process
 from infra.process import PARENT_FD, die_with_parent
@@ -194,6 +193,8 @@ def main(path: str) -> int:
     with open(asked["stdout"], "wb") as stdout:
         os.dup2(stdout.fileno(), 1)
     if asked["arguments"][0] == ENGINE:
+        from flows.execution import ON_WORKER
+
         sys.argv = asked["arguments"]
         os.environ[ON_WORKER] = sys.argv[1]
         runpy.run_module(ENGINE, run_name="__main__", alter_sys=True)
