@@ -172,10 +172,15 @@ def _print(scored: Mapping[tuple[str, int], Path], seeds: Sequence[int], shots: 
                 values.append([fmean(share((one, seed), count, name) for one in others) for seed in seeds])
             for title, value in zip(titles, values, strict=True):
                 means[title].append(value)
-            told = [f"{value[0]:.3g}" if len(value) == 1 else spread(value) for value in values]
+            told = [_cell(value) for value in values]
             print(f"| {kind} | {name} | {cell['n']} | {100 * cell['chance']:.3g} | {' | '.join(told)} |")
-    told = [spread([fmean(seed) for seed in zip(*rows, strict=True)]) for rows in means.values()]
+    told = [_cell([fmean(seed) for seed in zip(*rows, strict=True)]) for rows in means.values()]
     print(f"| all | mean | | | {' | '.join(told)} |")
+
+
+def _cell(values: list[float]) -> str:
+    """Mean and standard deviation of several seeds; of one value nothing but that."""
+    return f"{values[0]:.3g}" if len(values) == 1 else spread(values)
 
 
 if __name__ == "__main__":
