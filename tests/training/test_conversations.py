@@ -13,18 +13,17 @@ from transformers import AutoTokenizer
 
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from infra.errors import StageError
-from infra.launch.config import LaunchConfig
 from infra.run import Run
 from training.chat import Chat
 from training.config import RewardModelConfig, SftConfig
 from training.conversations import by_weight, fitted, packed_batch, packs
-from training.hardware import prepare
+from training.hardware import Hardware
 from training.loss import IGNORE
 from training.models import LanguageModel, load
 from training.reward_model import reward_model
 from training.sft import sft
 
-CPU = prepare(LaunchConfig(device="cpu", threads=1))
+CPU = Hardware(torch.device("cpu"), bf16=False)
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 

@@ -17,13 +17,13 @@ from infra.run import Run
 from tests.ranked import train_in_ranks
 from training.chat import Chat
 from training.config import LoraConfig, SftConfig
-from training.hardware import prepare
+from training.hardware import Hardware
 from training.lora import add_adapters, merged
 from training.models import LanguageModel, load
 from training.parallel import whole_weights
 from training.sft import sft
 
-CPU = prepare(LaunchConfig(device="cpu", threads=1))
+CPU = Hardware(torch.device("cpu"), bf16=False)
 SETTINGS: dict[str, Any] = {
     "duration": "6 batches",
     "global_batch_examples": 8,
@@ -72,9 +72,10 @@ def test_loss_gradients_and_merged_weights_are_peft_s(base_dir: Path, targets: t
 
 
 def test_sft_with_adapters_makes_a_model_like_any_other(
-    base_dir: Path, instructions_dir: Path, tmp_path: Path, run: Run, weights: Any
+    base_dir: Path, instructions_dir: Path, tmp_path: Path, weights: Any
 ) -> None:
     """On two ranks that share the weights, the same."""
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1, precision="fp32"))
     inputs = {"model": base_dir, "instructions": instructions_dir}
     result = sft(SftConfig.model_validate(SETTINGS), inputs, tmp_path / "out", run)
     assert result.figures["improvement_low"] > 0
