@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 python=.venv-newer/bin/python
 [ -x "$python" ] || .venv/bin/uv venv --quiet --python .venv/bin/python .venv-newer
 .venv/bin/uv pip install --quiet --python "$python" --override infra/newer.txt --editable . \
-  'pytest>=8.3' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'hypothesis>=6.130' 'trl>=1.16' 'peft>=0.21' 'moto[server]>=5.1'
+  'pytest>=8.3' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'hypothesis>=6.130' 'trl>=1.16' 'peft>=0.21' 'moto[server]>=5.1' \
+  'playwright>=1.50'
 .venv/bin/uv pip list --quiet --python "$python" | grep -E '^(torch|torchvision|transformers|mosaicml|mosaicml-streaming|numpy) '
 STEMMA_TEST_TRAINER="${STEMMA_TEST_TRAINER:-native}" "$python" -m pytest -m "not long" "${@:-tests/training}"

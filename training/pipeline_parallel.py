@@ -26,6 +26,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     schedules,
 )
+from torch.distributed.pipelining.stage import _RecvInfo
 from transformers import PreTrainedModel
 
 from training import ranks
@@ -70,8 +71,8 @@ class _Stage(nn.Module):
 
 
 class _UnderWay(PipelineStage):
-    """Holds what it receives and gives for as long as a microbatch is under way: torch's own holds it for all
-    microbatches of a batch, and 1F1B would save no memory."""
+    """Holds what it receives and gives for as long as a microbatch is under way: in torch 2.7 torch's own stage holds
+    it for all microbatches of a batch, and 1F1B would save no memory."""
 
     def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
         with self._without_memory():
@@ -253,15 +254,17 @@ class Pipeline:
         return self._schedules[train][1]
 
     def _new_schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
-        hidden = torch.empty(size, length, self._width, device="meta")
+        hidden = torch.empty(size, length, self._width, device="meta", requires_grad=train)
+        # Newer versions of torch have memory for what they receive only while it is needed.
+        stage_class = PipelineStage if hasattr(_RecvInfo, "allocate_buffer") else _UnderWay
         stages = [
-            _UnderWay(
+            stage_class(
                 stage,
                 place,
                 self._total,
                 self._device,
                 (hidden,) if place else (),
-                (hidden.to(stage.gives),),
+                (torch.empty_like(hidden, dtype=stage.gives, requires_grad=train),),
                 group=self._pipe,
             )
             for place, stage in self._stages.items()

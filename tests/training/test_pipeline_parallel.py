@@ -202,7 +202,7 @@ def test_what_goes_with_it_trains_as_in_one_process(
 
 def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="expected with pipeline_parallel trainer: native"):
-        LaunchConfig(processes=2, pipeline_parallel=2)
+        LaunchConfig(processes=2, pipeline_parallel=2, trainer="composer")
     native: dict[str, Any] = {"processes": 4, "trainer": "native", "pipeline_parallel": 2}
     with pytest.raises(ValidationError, match="sharding: ddp or zero1, not fsdp"):
         LaunchConfig(**native, sharding="fsdp")

@@ -98,6 +98,6 @@ def test_a_split_model_has_loss_and_gradients_of_the_whole(family: str) -> None:
 
 def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="expected with tensor_parallel trainer: native"):
-        LaunchConfig(processes=2, tensor_parallel=2)
+        LaunchConfig(processes=2, tensor_parallel=2, trainer="composer")
     with pytest.raises(ValidationError, match="sharding: zero2, fsdp or hsdp for more than 2 ranks, not zero1"):
         LaunchConfig(processes=4, tensor_parallel=2, trainer="native", sharding="zero1")
