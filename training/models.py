@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from corpus.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
 from training.attention import ADDED_MASKS, FLEX, is_flash
+from training.balancing import Routed, balancing_loss
 from training.config import ModelConfig
 from training.context_parallel import SharedSequences
 from training.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
@@ -34,7 +34,7 @@ from training.tensor_parallel import padded
 from training.train_state import Trainable
 
 Batch = Mapping[str, Any]
-Outputs = Tensor | tuple[Tensor, Tensor]
+Outputs = Tensor | Routed
 _MODEL_INPUTS = (
     "input_ids", "position_ids", "decoder_input_ids", "attention_mask",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
@@ -197,7 +197,8 @@ class LanguageModel(Trainable):
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
         self._windows = windows(model.config)
         family = FAMILIES.get(model.config.model_type)
-        self._router = family is not None and family.router
+        self.router = family is not None and family.router
+        """Whether it is a mixture of experts."""
         self._plain_head = (
             family is not None and family.plain_head and getattr(model.get_output_embeddings(), "bias", None) is None
         )
@@ -302,7 +303,7 @@ class LanguageModel(Trainable):
         if "cu_seq_lens_q" in batch:
             # A flash kernel finds its documents in one row of tokens alone.
             inputs |= {name: inputs[name].reshape(1, -1) for name in ("input_ids", "position_ids")}
-        if self._router:
+        if self.router:
             inputs["output_router_logits"] = True
         return inputs
 
@@ -319,23 +320,19 @@ class LanguageModel(Trainable):
                 outputs = found.last_hidden_state.to(self._hardware.compute)
         if "cu_seq_lens_q" in batch:
             outputs = outputs.view(len(batch["input_ids"]), -1, outputs.shape[-1])
-        if not self._router:
+        if not self.router:
             return outputs
-        return outputs, self._balancing(found.router_logits, batch["labels"])
+        return Routed(outputs, *self._balancing(found.router_logits, batch["labels"]))
 
-    def _balancing(self, router_logits: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-        """The balancing loss of all routers (Fedus et al. 2021, equation 4) over the tokens that are no padding, which
-        lies on the right: those up to the one after the last label."""
-        config = self.model.config
-        experts = getattr(config, "num_local_experts", None) or config.num_experts
+    def _balancing(self, router_logits: tuple[Tensor, ...], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The balancing loss of all routers over the tokens of a microbatch that are no padding, which lies on the
+        right: those up to the one after the last label; and how many of them each expert saw."""
         labelled = (labels != IGNORE).flip(1).cummax(1).values.flip(1)
         real = torch.cat([torch.ones_like(labelled[:, :1]), labelled[:, :-1]], 1)
-        logits = tuple(one.float() for one in router_logits)
-        found: Tensor = load_balancing_loss_func(logits, experts, config.num_experts_per_tok, real.long())
-        return config.router_aux_loss_coef * found
+        return balancing_loss(router_logits, self.model.config.num_experts_per_tok, real.long().flatten())
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        states, balancing = outputs if isinstance(outputs, tuple) else (outputs, None)
+        states = outputs.states if isinstance(outputs, Routed) else outputs
         flat, labels = states.flatten(0, 1), self._own(batch["labels"]).flatten()
         count: Tensor | float = (batch["labels"] != IGNORE).sum().clamp(min=1)
         if self.sequences is not None:
@@ -348,12 +345,14 @@ class LanguageModel(Trainable):
                 total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled is not None)
         else:
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
-        return total / count if balancing is None else total / count + balancing
+        if not isinstance(outputs, Routed):
+            return total / count
+        return total / count + self.model.config.router_aux_loss_coef * outputs.balancing
 
     def sequence_logprobs(self, outputs: Outputs, labels: Tensor) -> Tensor:
         """Summed log-probabilities (B,) of each sequence's labelled tokens, with their gradients, from what `forward`
         gave; logits are held for labelled tokens alone."""
-        states = outputs[0] if isinstance(outputs, tuple) else outputs
+        states = outputs.states if isinstance(outputs, Routed) else outputs
         labelled = labels != IGNORE
         scores = states[labelled]
         if self._plain_head:
@@ -390,7 +389,7 @@ class LanguageModel(Trainable):
         return labels if self.sequences is None else self.sequences.part(labels)
 
     def _token_losses(self, outputs: Outputs, labels: Tensor) -> Tensor:
-        flat = (outputs[0] if isinstance(outputs, tuple) else outputs).detach().flatten(0, 1)
+        flat = (outputs.states if isinstance(outputs, Routed) else outputs).detach().flatten(0, 1)
         if self._plain_head:
             weight = self.model.get_output_embeddings().weight
             of_tokens = split_losses if isinstance(weight, DTensor) else token_losses

@@ -26,6 +26,7 @@ from infra.run import Result, Run
 from infra.store.states import kept_states
 from training import ranks
 from training.attention import choose_attention
+from training.balancing import ExpertLoad
 from training.batch_size import BatchSizeRampup
 from training.bigram_start import start_from_bigrams
 from training.callbacks import Callback
@@ -197,13 +198,13 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         looked_at = spread(held, max(1, config.evaluate_tokens // length))
         watched = read_packed(shards / "validation", cache, looked_at, with_sources=bool(sources), limit_gb=limit)
         at_once = rampup.first if rampup else None
-        watches: list[Callback] = []
+        watches: list[Callback] = [ExpertLoad(run)] if model.router else []
         if causal and config.guard.enabled:
             first = _first(meta, shards, mixture, config.seed, max(1, _SAMPLE_TOKENS // length))
             sample = read_packed(shards / "train", cache, first, limit_gb=limit).tokens
             warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, epoch_batches, rampup).warmup
             usual = float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean())
-            watches = [Stuck(usual, warmup, run)]
+            watches.append(Stuck(usual, warmup, run))
         split = shards / "train"
         options: dict[str, Any] = {"read_at_once": at_once, "limit_gb": limit}
         train = (

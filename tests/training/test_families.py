@@ -41,7 +41,7 @@ _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
-def _values(name: str) -> dict[str, Any]:
+def values_of_family(name: str) -> dict[str, Any]:
     """A small config of a family, with windows and experts where it has them."""
     family = FAMILIES[name]
     values = dict(_GPT2 if name == "gpt2" else _SIZES)
@@ -58,7 +58,7 @@ def _values(name: str) -> dict[str, Any]:
 @cache
 def _network(name: str) -> PreTrainedModel:
     """With weights so wide that what a token sees tells in its logits."""
-    network = build(hf_config(ModelConfig(transformers=_values(name)), 320, SPECIAL), 1, "plain", 0.2)
+    network = build(hf_config(ModelConfig(transformers=values_of_family(name)), 320, SPECIAL), 1, "plain", 0.2)
     return network.eval()
 
 
@@ -71,7 +71,7 @@ def _model(name: str, kernel: str) -> LanguageModel:
     return LanguageModel(network, CPU).eval()
 
 
-def _tokens() -> np.ndarray[Any, np.dtype[np.int64]]:
+def tokens_of_two_rows() -> np.ndarray[Any, np.dtype[np.int64]]:
     tokens = np.random.default_rng(3).integers(4, 320, (2, LENGTH))
     for row, starts in zip(tokens, STARTS, strict=True):
         row[starts[1:] - 1] = END
@@ -154,7 +154,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: th
 @pytest.mark.usefixtures("flash_stand_in")
 def test_packed_documents_give_the_logits_of_each_document_alone(name: str) -> None:
     """By every kernel here, whole windows and experts among them; a flash kernel by a stand-in of its contract."""
-    tokens = _tokens()
+    tokens = tokens_of_two_rows()
     expected = _alone(_network(name), tokens)
     for kernel in ("eager", "sdpa", *([FLASH] if FAMILIES[name].varlen else [])):
         found = _logits(_model(name, kernel), next_token_batch(tokens, STARTS))
@@ -166,7 +166,7 @@ def test_packed_documents_give_the_logits_of_each_document_alone(name: str) -> N
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whole_sequences_give_transformers_logits_windows_and_all(name: str) -> None:
-    tokens = _tokens()
+    tokens = tokens_of_two_rows()
     network = _network(name)
     for kernel in ("eager", "sdpa"):
         model = _model(name, kernel)
@@ -251,27 +251,6 @@ def test_a_family_that_is_not_proven_answers_as_generate_has_it(model_type: str)
         assert list(one) == answer
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.router])
-def test_the_balancing_loss_is_that_of_transformers(name: str) -> None:
-    """On packed sequences, and where rows end in padding that is not counted."""
-    network, tokens = _network(name), _tokens()
-    model = _model(name, "eager")
-    plain, padded = next_token_batch(tokens), next_token_batch(tokens)
-    padded["labels"][0, 14:] = -100
-    seen = torch.ones(2, LENGTH, dtype=torch.long)
-    seen[0, 15:] = 0
-    for batch, mask in ((plain, torch.ones_like(seen)), (padded, seen)):
-        given = torch.from_numpy(tokens).masked_fill(mask == 0, -100)
-        theirs = network(
-            torch.from_numpy(tokens), attention_mask=mask, labels=given, output_router_logits=True, use_cache=False
-        )
-        torch.testing.assert_close(model.loss(model(batch), batch), theirs.loss, rtol=1e-4, atol=1e-4)
-        assert float(theirs.aux_loss.detach()) > 0.1
-        with torch.no_grad():
-            counted = model.losses(batch).sum() / (batch["labels"] != -100).sum()
-        assert float(counted) == pytest.approx(float(theirs.loss.detach() - 0.5 * theirs.aux_loss.detach()), rel=1e-4)
-
-
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("window", [None, WINDOW])
 def test_flex_attention_s_mask_is_the_dense_one(window: int | None, prefix: bool) -> None:
@@ -287,7 +266,7 @@ def test_flex_attention_s_mask_is_the_dense_one(window: int | None, prefix: bool
 @pytest.mark.parametrize("name", ["gpt2", "gemma3_text"])
 def test_flex_attention_gives_the_logits_of_each_document_alone(name: str) -> None:
     """Uncompiled: this torch compiles its flex attention on a GPU alone."""
-    tokens = _tokens()
+    tokens = tokens_of_two_rows()
     expected = _alone(_network(name), tokens)
     with torch.compiler.set_stance("force_eager"):
         found = _logits(_model(name, FLEX), next_token_batch(tokens, STARTS))
@@ -306,12 +285,12 @@ def test_kernels_of_a_gpu_give_the_loss_and_gradient_of_the_dense_mask(name: str
     gpu = torch.device("cuda")
     results = []
     for wanted in ("sdpa", kernel):
-        network = build(hf_config(ModelConfig(transformers=_values(name)), 320, SPECIAL), 1).to(gpu)
+        network = build(hf_config(ModelConfig(transformers=values_of_family(name)), 320, SPECIAL), 1).to(gpu)
         hardware = Hardware(gpu, bf16=True, attention=wanted)
         choose_attention(network, hardware, LENGTH, documents=True)
         assert wanted == "sdpa" or network.config._attn_implementation != "sdpa"
         model = LanguageModel(network, hardware)
-        batch = {key: value.to(gpu) for key, value in next_token_batch(_tokens(), STARTS).items()}
+        batch = {key: value.to(gpu) for key, value in next_token_batch(tokens_of_two_rows(), STARTS).items()}
         loss = model.loss(model(batch), batch)
         loss.backward()
         results.append((float(loss), network.get_input_embeddings().weight.grad.float()))

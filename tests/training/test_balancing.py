@@ -1,0 +1,117 @@
+"""The balancing loss of a mixture of experts: transformers' own, with its gradients, and what it does to a training."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from tests.ranked import pretrain_in_ranks
+from tests.training.test_families import CPU, LENGTH, SPECIAL, tokens_of_two_rows, values_of_family
+from tests.training.test_groups_of_ranks import SETTINGS, values_of
+from training.balancing import balancing_loss
+from training.config import ModelConfig
+from training.families import FAMILIES
+from training.loaders import next_token_batch
+from training.models import LanguageModel, build, hf_config
+from training.parallel import checkpoint_activations
+
+EXPERTS: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_it_is_transformers_function_to_the_bit_and_counts_the_tokens_of_each_expert(k: int) -> None:
+    torch.manual_seed(k)
+    logits = tuple(torch.randn(2 * LENGTH, 5) + torch.arange(5) for _ in range(3))
+    seen = torch.ones(2, LENGTH, dtype=torch.long)
+    seen[1, 9:] = 0
+    loss, chosen = balancing_loss(logits, k, seen.flatten())
+    assert torch.equal(loss, load_balancing_loss_func(logits, 5, k, seen))
+    for layer, found in zip(logits, chosen, strict=True):
+        choices = layer[seen.flatten().bool()].topk(k).indices
+        assert found.tolist() == torch.bincount(choices.flatten(), minlength=5).tolist()
+    even, _ = balancing_loss((torch.eye(5).repeat(4, 1) * 50,), 1, torch.ones(20))
+    assert float(even) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.router])
+def test_loss_and_gradients_are_those_of_transformers_with_its_router_logits(name: str, recompute: str) -> None:
+    """On packed sequences, and where rows end in padding that is not counted."""
+    values = ModelConfig(transformers=values_of_family(name))
+    ours, theirs = (build(hf_config(values, 320, SPECIAL), 1, "plain", 0.2) for _ in range(2))
+    for network in (ours, theirs):
+        network.set_attn_implementation("eager")
+    model = LanguageModel(ours, CPU)
+    checkpoint_activations(model, recompute)
+    tokens = tokens_of_two_rows()
+    plain, padded = next_token_batch(tokens), next_token_batch(tokens)
+    padded["labels"][0, 14:] = -100
+    seen = torch.ones(2, LENGTH, dtype=torch.long)
+    seen[0, 15:] = 0
+    for batch, mask in ((plain, torch.ones_like(seen)), (padded, seen)):
+        given = torch.from_numpy(tokens).masked_fill(mask == 0, -100)
+        told = theirs(
+            torch.from_numpy(tokens), attention_mask=mask, labels=given, output_router_logits=True, use_cache=False
+        )
+        loss = model.loss(model(batch), batch)
+        torch.testing.assert_close(loss, told.loss, rtol=1e-5, atol=1e-5)
+        assert float(told.aux_loss.detach()) > 0.1
+        for one in (told.loss, loss):
+            one.backward()
+        gradients = {key: weight.grad for key, weight in theirs.named_parameters()}
+        for key, weight in ours.named_parameters():
+            torch.testing.assert_close(weight.grad, gradients[key], rtol=1e-5, atol=1e-5)
+        # The check can fail: the routers learn from the balancing loss.
+        router = next(key for key in gradients if key.endswith("gate.weight"))
+        (with_it,) = torch.autograd.grad(model.loss(model(batch), batch), ours.get_parameter(router))
+        ours.config.router_aux_loss_coef = 0.0
+        (without,) = torch.autograd.grad(model.loss(model(batch), batch), ours.get_parameter(router))
+        ours.config.router_aux_loss_coef = theirs.config.router_aux_loss_coef
+        assert float((with_it - without).abs().max()) > 1e-3
+        with torch.no_grad():
+            counted = model.losses(batch).sum() / (batch["labels"] != -100).sum()
+        assert float(counted) == pytest.approx(float(told.loss.detach() - 0.5 * told.aux_loss.detach()), rel=1e-4)
+        for network in (ours, theirs):
+            network.zero_grad()
+
+
+def test_a_training_learns_by_it_and_tells_how_tokens_are_spread(
+    shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    model = {"transformers": EXPERTS | {"router_aux_loss_coef": 0.5}}
+    settings = SETTINGS | {"model": model, "duration": "3 batches"}
+    told = pretrain_in_ranks(
+        1, settings, {"shards": shards_dir, "tokenizer": tokenizer_dir}, tmp_path / "model", launch={"microbatch": 2}
+    )
+    shares = np.array([values_of(told, f"train/expert_share/{number}") for number in range(4)])
+    assert shares.shape == (4, 3) and shares.sum(0) == pytest.approx(np.ones(3))
+    assert (np.array(values_of(told, "train/expert_most")) >= 4 * shares.max(0) - 1e-9).all()
+    assert (np.array(values_of(told, "train/expert_least")) <= 4 * shares.min(0) + 1e-9).all()
+    balancing = values_of(told, "train/balancing_loss")
+    assert len(balancing) == 3 and min(balancing) > 1.9
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    guessed = math.log(config["vocab_size"])
+    assert values_of(told, "train/loss")[0] == pytest.approx(guessed + 0.5 * balancing[0], abs=0.1)
+    assert config["router_aux_loss_coef"] == 0.5
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids = torch.arange(4, 20)[None]
+    found = loaded(ids, labels=ids, output_router_logits=True)
+    assert torch.isfinite(found.loss) and 1.9 < float(found.aux_loss.detach()) < 4
