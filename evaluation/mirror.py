@@ -17,6 +17,8 @@ from typing import Any
 
 import datasets
 
+from evaluation import checker_data
+
 _FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text"})
 """What a task's `dataset_path` says when it names local files itself."""
 
@@ -43,6 +45,7 @@ def mirrored(mirror: Path | None) -> Iterator[None]:
 
     Loading a task whose data are missing raises DataMissing.
     """
+    checker_data.offer()
     load = datasets.load_dataset
 
     def from_mirror(path: str, name: str | None = None, **options: Any) -> Any:

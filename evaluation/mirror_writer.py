@@ -33,13 +33,17 @@ PUT_ASIDE, PUT_ASIDE_SHARE = ROWS_FOR_SHOTS, SHARE
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a task gets its questions: the hub's dataset, its config, the scored split, and that of the shots."""
+    """Where a task gets its questions: the hub's dataset, its config, the scored split, and that of the shots.
+
+    takes_shots: False where its YAML says 0, which lm-eval keeps.
+    """
 
     task: str
     dataset: str
     config: str | None
     scored: str
     shots: str | None
+    takes_shots: bool = True
 
 
 def definition(task: str) -> Definition:
@@ -59,7 +63,8 @@ def definition(task: str) -> Definition:
     shots = found.get("fewshot_split") or found.get("training_split")
     if shots is None and found.get("validation_split") not in (None, scored):
         shots = found["validation_split"]
-    return Definition(task, found["dataset_path"], found.get("dataset_name"), scored, shots)
+    takes_shots = found.get("num_fewshot") != 0
+    return Definition(task, found["dataset_path"], found.get("dataset_name"), scored, shots, takes_shots)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,8 @@ def mirror_task(
     """Puts a task's data into the mirror.
 
     source: a file or a folder. splits: files by split, beside or instead of it. shots: rows that are taken from the end
-    of the scored split for its shots; by default up to 20 where the task's own split of them is not there.
+    of the scored split for its shots; by default up to 20 where the task takes shots and its own split of them is not
+    there.
     Nothing is written unless the task could make a prompt and an answer of every row. Raises ConfigError
     `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`, `bad_task`.
     """
@@ -137,7 +143,8 @@ def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots:
     if target == wanted.scored:
         target = "train"
     if shots is None:
-        shots = 0 if rows.get(target) else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
+        needed = wanted.takes_shots and not rows.get(target)
+        shots = 0 if not needed else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
     if not shots:
         return 0
     if shots >= len(scored):

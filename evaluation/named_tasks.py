@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
+from evaluation import checker_data
 from evaluation.lm_tasks import known_tasks, tasks_dir, unknown_name
 from evaluation.mirror import DataMissing, mirrored
 from infra.errors import ConfigError, Problem, StageError
@@ -49,6 +50,7 @@ def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks")
             problems.append(_unreadable(name, path, error, mirror))
     if problems:
         raise StageError(*problems)
+    checker_data.seed_language_detection()
     return found
 
 
