@@ -24,12 +24,12 @@ os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "NUMBA_NUM_THRE
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from benchmarks.planted import Truth, all_pairs, planted, real_texts, words_of
 from corpus.dedupe.config import DedupeConfig
 from corpus.dedupe.stage import dedupe
-from corpus.documents import DocumentWriter, make_document
+from corpus.documents import DocumentWriter, document_parts, make_document
+from corpus.selection import read_table
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 
@@ -50,7 +50,7 @@ def ours(texts: list[str], folder: Path) -> Callable[[], set[int]]:
         out = folder / f"deduped-{name}"
         out.mkdir()
         dedupe(DedupeConfig(), {"documents": inputs[name]}, out, Run(folder / f"work-{name}", LaunchConfig(workers=1)))
-        kept = pq.read_table(out / "documents", columns=["id"])["id"].to_pylist()
+        kept = (identity for part in document_parts(out) for identity in read_table(part, ["id"])["id"].to_pylist())
         return set(range(len(texts))) - {int(identity, 16) for identity in kept}
 
     run("few")

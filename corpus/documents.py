@@ -1,9 +1,15 @@
 """Documents on disk: a folder of Parquet parts, written and read as a stream; and the one split of them into text to
 train on and held-out text.
+
+A part holds its text, or says which documents of another one it is (`corpus.selection`). To have the text of any
+artifact in Parquet files of its own, with the columns of SCHEMA:
+
+python -m corpus.documents ARTIFACT OUT
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +19,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.errors import stage_error
+from corpus.selection import read_batches
+from infra.errors import StageError, stage_error
 from infra.files import link_or_copy
 
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "source", "group", "language", "metadata")])
@@ -100,15 +107,9 @@ class DocumentWriter:
             self._file, self._bytes_in_part = None, 0
 
 
-def write_part(table: pa.Table, folder: Path) -> None:
-    """Writes a table of documents as the one part of `folder`/documents."""
-    (folder / "documents").mkdir(parents=True, exist_ok=True)
-    file = folder / "documents" / "part-00000.parquet"
-    pq.write_table(table.cast(SCHEMA), file, compression="zstd", use_dictionary=False)
-
-
 def document_parts(artifact: Path) -> list[Path]:
-    """The Parquet parts of a documents artifact, in order. Raises StageError `no_documents` if there are none."""
+    """The Parquet parts of a documents artifact, in order, each with a row a document; what they hold is read by
+    `read_part` and by `corpus.selection`. Raises StageError `no_documents` if there are none."""
     parts = sorted((artifact / "documents").glob("part-*.parquet"))
     if not parts:
         raise stage_error("no_documents", str(artifact), "expected documents/part-*.parquet in this folder")
@@ -127,9 +128,8 @@ def read_documents(artifact: Path) -> Iterator[Document]:
 
 def read_part(part: Path) -> Iterator[Document]:
     """The documents of one part in order, a few hundred in memory at a time."""
-    with pq.ParquetFile(part) as file:
-        for batch in file.iter_batches(READ_ROWS, columns=SCHEMA.names):
-            yield from map(Document._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    for batch in read_batches(part, READ_ROWS, SCHEMA.names):
+        yield from map(Document._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def link_parts(folders: Iterable[Path], out_dir: Path) -> list[Path]:
@@ -168,3 +168,25 @@ def is_heldout(group: str, share: float) -> bool:
     """
     number = int.from_bytes(hashlib.sha256(f"stemma-heldout:{group}".encode()).digest()[:8], "big")
     return number < share * 2**64
+
+
+def copy_documents(artifact: Path, folder: Path) -> None:
+    """Writes the documents of an artifact as parts that hold their text themselves."""
+    with DocumentWriter(folder) as writer:
+        for document in read_documents(artifact):
+            writer.write(document)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the documents of an artifact as Parquet files, text and all.")
+    parser.add_argument("artifact", type=Path, help="a folder that holds documents/")
+    parser.add_argument("out", type=Path, help="a folder for part-00000.parquet, …")
+    options = parser.parse_args()
+    try:
+        copy_documents(options.artifact, options.out)
+    except StageError as error:
+        parser.exit(error.exit_code, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

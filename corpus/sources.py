@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -75,14 +75,20 @@ def source_numbers(sources: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int3
     return [names[i] for i in order], rank[encoded.indices.to_numpy()]
 
 
-def count_table(documents: pa.Table) -> SourceCounts:
-    """Counts the documents of a table, without making Python texts of them."""
+def count_table(documents: pa.Table, kept: NDArray[np.bool_]) -> SourceCounts:
+    """Counts the kept ones (N,) of the documents of a table, without making Python texts of them."""
     names, numbers = source_numbers(documents["source"])
-    sizes = pc.binary_length(documents["text"]).to_numpy()
+    return count_by_source(names, numbers[kept], pc.binary_length(documents["text"]).to_numpy()[kept])
+
+
+def count_by_source(names: Sequence[str], numbers: NDArray[np.integer], sizes: NDArray[np.integer]) -> SourceCounts:
+    """Counts by source what is known of documents (N,): the number of its source among `names`, and its bytes."""
+    documents = np.bincount(numbers, minlength=len(names)).tolist()
+    by_name = np.bincount(numbers, weights=sizes, minlength=len(names)).astype(np.int64).tolist()
     counts = SourceCounts()
-    counts.documents.update(dict(zip(names, np.bincount(numbers).tolist(), strict=True)))
-    by_name = np.bincount(numbers, weights=sizes).astype(np.int64)
-    counts.bytes.update(dict(zip(names, by_name.tolist(), strict=True)))
+    for name, count, size in zip(names, documents, by_name, strict=True):
+        if count:
+            counts.documents[name], counts.bytes[name] = count, size
     return counts
 
 

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,7 +63,8 @@ Place = tuple[Path, Manifest]
 
 @dataclass(frozen=True)
 class Garbage:
-    """A folder that can go: an artifact, or unfinished work. `bytes` is the size of its files."""
+    """A folder that can go: an artifact, or unfinished work. `bytes` is what its removal frees: the size of its files,
+    but for those that have another name outside of what can go with it."""
 
     id: str
     folder: Path
@@ -108,15 +111,30 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
                 message = f"is not in the store, so that nobody can tell what else {child} descends from"
                 found.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
     found.needed = ancestors | found.needed
-    for folder, manifest in everything:
-        member = artifact_member(store, folder, manifest)
+    members = [artifact_member(store, folder, manifest) for folder, manifest in everything]
+    freed = _freed([place for place, one in zip(everything, members, strict=True) if one.id not in found.needed])
+    for (folder, manifest), member in zip(everything, members, strict=True):
         if member.id not in found.needed:
-            size = sum(file.size for file in manifest.files)
-            found.artifacts.append(Garbage(member.id, folder, size, _why_not(manifest, folder)))
+            found.artifacts.append(Garbage(member.id, folder, freed[folder], _why_not(manifest, folder)))
         elif not spare_states:
             found.states += _states(member.id, folder, manifest)
     found.work = list(_stale_work(store))
     return found
+
+
+def _freed(places: list[Place]) -> dict[Path, int]:
+    """The bytes that each of these artifacts frees if all go; a file that several of them have counts with the last."""
+    freed: dict[Path, int] = {}
+    names: Counter[tuple[int, int]] = Counter()
+    for folder, manifest in places:
+        freed[folder] = 0
+        for file in manifest.files:
+            with suppress(OSError):  # a missing file frees nothing
+                stat = os.stat(folder / file.path)
+                names[stat.st_dev, stat.st_ino] += 1
+                if names[stat.st_dev, stat.st_ino] == stat.st_nlink:
+                    freed[folder] += stat.st_size
+    return freed
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:

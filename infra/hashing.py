@@ -27,8 +27,9 @@ T = TypeVar("T")
 class HashBook:
     """Remembers the hash of each file with the size, mtime and ctime (ns) it had then.
 
-    A file that still has all three is trusted; any other is read again. Losing the book costs time, nothing else: a
-    damaged one is set aside by itself.
+    A file that still has all three is trusted; any other is read again. Another name gives a file another ctime, so one
+    with several names is known by its inode too: it is read once for all of them. Losing the book costs time, nothing
+    else: a damaged one is set aside by itself.
 
     reading: a book that is not there or cannot be written is kept in memory.
     Raises StageError where the book cannot be written and `reading` does not say that it need not be.
@@ -59,6 +60,10 @@ class HashBook:
                 "CREATE TABLE IF NOT EXISTS files"
                 " (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
             )
+            book.execute(
+                "CREATE TABLE IF NOT EXISTS inodes"
+                " (inode TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
+            )
             book.execute("CREATE TABLE IF NOT EXISTS derived (state TEXT PRIMARY KEY, digest TEXT)")
 
     def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
@@ -82,9 +87,10 @@ class HashBook:
         """
         stats = {path: os.stat(path) for path in paths}
         known = {} if read_all else self._known(stats)
-        unknown = [path for path in stats if path not in known]
+        unknown = {_inode(stat): path for path, stat in stats.items() if path not in known}
         with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
-            fresh = dict(zip(unknown, pool.map(hash_file, unknown), strict=True))
+            read = dict(zip(unknown, pool.map(hash_file, unknown.values()), strict=True))
+        fresh = {path: read[_inode(stat)] for path, stat in stats.items() if path not in known}
         self._remember({path: (stats[path], sha) for path, sha in fresh.items()})
         return {path: known.get(path) or fresh[path] for path in stats}
 
@@ -132,33 +138,55 @@ class HashBook:
         return found | dict[Place, str](self.sha256(source.paths).items())
 
     def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
-        names = [str(path) for path in stats]
+        found = self._trusted("files", {str(path): stat for path, stat in stats.items()})
+        known = {path: found[str(path)] for path in stats if str(path) in found}
+        linked = {path: stat for path, stat in stats.items() if stat.st_nlink > 1 and path not in known}
+        found = self._trusted("inodes", {_inode(stat): stat for stat in linked.values()})
+        return known | {path: found[_inode(stat)] for path, stat in linked.items() if _inode(stat) in found}
 
-        def read(book: sqlite3.Connection) -> dict[str, tuple]:
-            rows: dict[str, tuple] = {}
+    def _trusted(self, table: str, stats: dict[str, os.stat_result]) -> dict[str, str]:
+        """The hashes of those files, by their key in a table, whose size and times are as they were."""
+        names = list(stats)
+
+        def read(book: sqlite3.Connection) -> dict[str, str]:
+            rows: dict[str, str] = {}
             for start in range(0, len(names), _QUERY_ROWS):
                 part = names[start : start + _QUERY_ROWS]
                 marks = ",".join("?" * len(part))
-                for name, *row in book.execute(f"SELECT * FROM files WHERE path IN ({marks})", part):
-                    rows[name] = tuple(row)
+                key = "path" if table == "files" else "inode"
+                for name, size, mtime, ctime, sha in book.execute(
+                    f"SELECT * FROM {table} WHERE {key} IN ({marks})", part
+                ):
+                    stat = stats[name]
+                    if (size, mtime, ctime) == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns):
+                        rows[name] = sha
             return rows
 
-        rows = self._ask(read, dict[str, tuple]())
-        return {
-            path: rows[str(path)][3]
-            for path, stat in stats.items()
-            if str(path) in rows and rows[str(path)][:3] == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        }
+        return self._ask(read, dict[str, str]())
 
     def _remember(self, fresh: dict[Path, tuple[os.stat_result, str]]) -> None:
         if not fresh:
             return
-        rows = [(str(path), s.st_size, s.st_mtime_ns, s.st_ctime_ns, sha) for path, (s, sha) in fresh.items()]
-        write = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)"
-        self._ask(lambda book: book.executemany(write, rows).rowcount, 0)
+
+        def row(key: str, stat: os.stat_result, sha: str) -> tuple:
+            return key, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, sha
+
+        files = [row(str(path), stat, sha) for path, (stat, sha) in fresh.items()]
+        inodes = [row(_inode(stat), stat, sha) for stat, sha in fresh.values() if stat.st_nlink > 1]
+
+        def write(book: sqlite3.Connection) -> None:
+            book.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", files)
+            book.executemany("INSERT OR REPLACE INTO inodes VALUES (?, ?, ?, ?, ?)", inodes)
+
+        self._ask(write, None)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._place, timeout=60, uri=self._uri)
+
+
+def _inode(stat: os.stat_result) -> str:
+    """What the names of one file have in common."""
+    return f"{stat.st_dev}:{stat.st_ino}"
 
 
 def _writable(path: Path) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infra.errors import ConfigError, Problem
 from infra.foreign import dangers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DOCUMENT_COLUMNS = ("id", "text", "source", "group")
 
@@ -45,20 +48,49 @@ def _documents(folder: Path) -> Found:
     if not parts:
         yield folder / "documents", "expected documents/part-*.parquet in this folder"
         return
+    from corpus.selection import SCHEMA, TEXT_PART
+
+    texts: set[Path] = set()
+    for part in parts:
+        schema = yield from _parquet(part)
+        if schema is None:
+            continue
+        name = (schema.metadata or {}).get(TEXT_PART, b"").decode()
+        if not name:
+            yield from _lacking(part, schema)
+        elif schema.remove_metadata() != SCHEMA:
+            yield part, f"expected the columns {', '.join(SCHEMA.names)}, with the types of corpus/selection.py"
+        elif Path(name).name != name:
+            yield part, f"names the text part {name}; expected a file of the folder text/ beside documents/"
+        else:
+            texts.add(folder / "text" / name)
+    for text in sorted(texts):
+        if not text.is_file():
+            yield text, "no such file, but documents/ names it; copy the folder text/ too"
+            continue
+        schema = yield from _parquet(text)
+        if schema is not None:
+            yield from _lacking(text, schema)
+
+
+def _parquet(file: Path) -> Generator[tuple[Path, str], None, pa.Schema | None]:
+    """The schema of a Parquet file; None, with what is wrong, where it is none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for part in parts:
-        try:
-            schema = pq.read_schema(part)
-        except (OSError, pa.ArrowInvalid) as error:
-            yield part, f"not a Parquet file: {error}".splitlines()[0]
-            continue
-        wrong = [
-            name for name in DOCUMENT_COLUMNS if name not in schema.names or schema.field(name).type != pa.string()
-        ]
-        if wrong:
-            yield part, f"expected the string columns {', '.join(DOCUMENT_COLUMNS)}; not so: {', '.join(wrong)}"
+    try:
+        return pq.read_schema(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        yield file, f"not a Parquet file: {error}".splitlines()[0]
+        return None
+
+
+def _lacking(file: Path, schema: pa.Schema) -> Found:
+    import pyarrow as pa
+
+    wrong = [name for name in DOCUMENT_COLUMNS if name not in schema.names or schema.field(name).type != pa.string()]
+    if wrong:
+        yield file, f"expected the string columns {', '.join(DOCUMENT_COLUMNS)}; not so: {', '.join(wrong)}"
 
 
 def _shards(folder: Path) -> Found:

@@ -92,7 +92,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "dedupe",
             about="Documents, each there once.",
-            version=1,
+            version=2,
             config=DedupeConfig,
             section=True,
             function="corpus.dedupe.stage:dedupe",
@@ -111,7 +111,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "decontaminate",
             about="Documents that hold no test item of the benchmarks.",
-            version=1,
+            version=2,
             config=DecontaminateConfig,
             section=True,
             function="corpus.decontaminate.stage:decontaminate",
@@ -121,7 +121,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "mix",
             about="Documents in the proportions that a model is to read them in.",
-            version=1,
+            version=2,
             config=MixConfig,
             section=True,
             function="corpus.mix.stage:mix",

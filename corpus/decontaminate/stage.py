@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.items import Item, make_index, read_items
 from corpus.decontaminate.write import HITS, RULE, FindItems, FoundPart, WriteClean
-from corpus.documents import concatenate, document_parts, link_parts
+from corpus.documents import concatenate, document_parts
 from corpus.dropped import SCHEMA as DROPPED
 from corpus.dropped import tell_of_vanished, warning
 from corpus.passes import Passes, write_json
+from corpus.selection import link_selections
 from corpus.sources import SourceCounts, read_sources, write_sources
 from infra.errors import stage_error
 from infra.partitions import Summary
@@ -31,8 +32,8 @@ SAMPLES_OF_A_TASK = 5
 
 
 def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json; aux/dropped.parquet, aux/hits.parquet (which item shows where),
-    aux/contamination.json (by task, with samples) and aux/counts.json.
+    """Writes documents/ and text/ (see `corpus.selection`) and sources.json; aux/dropped.parquet, aux/hits.parquet
+    (which item shows where), aux/contamination.json (by task, with samples) and aux/counts.json.
 
     inputs: documents; benchmark_text, with items.jsonl.
     A document that is cut keeps its id and group. Memory holds the items' n-grams, and grows with nothing else.
@@ -58,7 +59,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     if not counts.documents.total():
         message = f"no document is left of {total:,}: each holds a test item of the benchmarks"
         raise stage_error("nothing_left", "decontaminate", message, "is the training text a benchmark's own file?")
-    link_parts(folders, out_dir)
+    link_selections(folders, out_dir)
     given = read_sources(inputs["documents"])
     write_sources(out_dir, given, counts)
     aux = out_dir / "aux"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from corpus.cuts import Cut, without
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.items import Index, Item, Owners
 from corpus.decontaminate.kernels import find_items, make_filter
-from corpus.documents import SCHEMA, write_part
 from corpus.dropped import dropped_rows
+from corpus.selection import read_table, write_selection
 from corpus.sources import count_table
 from corpus.words import character_table, text_buffers
 from infra.partitions import Summary
@@ -42,7 +44,7 @@ class FindItems:
     index: Path
 
     def __call__(self, part: Path, out: Path) -> Summary:
-        texts = pq.read_table(part, columns=["text"])["text"]
+        texts = read_table(part, ["text"])["text"]
         data, begins = text_buffers(texts)
         with np.load(self.index) as arrays:
             index = Index(arrays["lengths"], arrays["grams"], arrays["alone"], int(arrays["longest_alone"]))
@@ -80,13 +82,13 @@ class WriteClean:
     common: Path
 
     def __call__(self, item: FoundPart, out: Path) -> Summary:
-        table = pq.read_table(item.part, columns=SCHEMA.names)
+        table = read_table(item.part, ["id", "text", "source"])
         with np.load(self.index) as arrays:
             owners = Owners(arrays["begins"], arrays["items"])
         hits = np.load(item.hits)
         hits = hits[~np.load(self.common)[hits[:, 1]]]
         texts = table["text"].take(pa.array(np.unique(hits[:, 0]))).to_pylist()
-        changed: dict[int, str] = {}
+        changed: dict[int, list[Cut]] = {}
         rows: list[dict[str, Any]] = []
         by_item, by_task, cuts = Counter[str](), Counter[str](), 0
         gone, values = [], []
@@ -99,23 +101,23 @@ class WriteClean:
                 found = self.items[one]
                 where = {"task": found.task, "item": found.item, "text": _around(text, begin, end)}
                 rows.append({**document, **where, "begin": begin, "end": end})
-            left, count = cut_out(text, mine[:, 2:].tolist(), self.config) if self.config.action == "cut" else ("", 0)
+            places = places_to_cut(text, mine[:, 2:].tolist(), self.config) if self.config.action == "cut" else []
+            left = cuts_between(text, kept_pieces(text, places, self.config.min_piece_characters)) if places else []
             if left:
                 changed[number] = left
-                cuts += count
+                cuts += len(places)
             else:
                 gone.append(number)
                 values.append(len(shown))
         kept = np.ones(len(table), bool)
         kept[gone] = False
-        stays = _with_texts(table, changed).filter(pa.array(kept))
-        write_part(stays, out)
+        write_selection(item.part, np.flatnonzero(kept), out, changed)
         lost = table.take(pa.array(gone, pa.int64()))
         reasons = dropped_rows(lost, [RULE] * len(gone), [PAPER] * len(gone), np.array(values, float), high=0)
         pq.write_table(reasons, out / "dropped.parquet", compression="zstd")
         pq.write_table(pa.Table.from_pylist(rows, HITS), out / "hits.parquet", compression="zstd")
         return {
-            "counts": count_table(stays).as_json(),
+            "counts": count_table(without(table, changed), kept).as_json(),
             "documents": len(table),
             "bytes": table["text"].nbytes,
             "dropped": len(gone),
@@ -144,17 +146,8 @@ def _around(text: str, begin: int, end: int) -> str:
     return text.encode()[max(0, begin - AROUND_BYTES) : end + AROUND_BYTES].decode(errors="ignore")
 
 
-def _with_texts(table: pa.Table, changed: dict[int, str]) -> pa.Table:
-    if not changed:
-        return table
-    texts = table["text"].to_pylist()
-    for number, text in changed.items():
-        texts[number] = text
-    return table.set_column(table.schema.get_field_index("text"), "text", pa.array(texts, pa.string()))
-
-
-def cut_out(text: str, hits: Iterable[tuple[int, int]], config: DecontaminateConfig) -> tuple[str, int]:
-    """What is left of a text, its pieces joined by blank lines, and how many cuts it took; "" if there were too many.
+def places_to_cut(text: str, hits: Iterable[tuple[int, int]], config: DecontaminateConfig) -> list[tuple[int, int]]:
+    """First character and end of what is to go from a text, with the context around it; none if there are too many.
 
     hits: first byte and end of each, in the text's UTF-8.
     """
@@ -168,8 +161,28 @@ def cut_out(text: str, hits: Iterable[tuple[int, int]], config: DecontaminateCon
             cuts[-1] = (cuts[-1][0], max(high, cuts[-1][1]))
         else:
             cuts.append((low, high))
-    if len(cuts) > config.max_cuts:
-        return "", len(cuts)
-    edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
-    pieces = (text[begin:end].strip() for begin, end in zip(edges[::2], edges[1::2], strict=True))
-    return "\n\n".join(piece for piece in pieces if len(piece) >= config.min_piece_characters), len(cuts)
+    return cuts if len(cuts) <= config.max_cuts else []
+
+
+def kept_pieces(text: str, places: Sequence[tuple[int, int]], least: int) -> list[tuple[int, int]]:
+    """First character and end of what stays between the places, without the white space around it; pieces of fewer
+    than `least` characters go."""
+    edges = [0, *(edge for place in places for edge in place), len(text)]
+    pieces = []
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+        piece = text[begin:end].rstrip()
+        if len(piece) >= least:
+            pieces.append((begin, begin + len(piece)))
+    return pieces
+
+
+def cuts_between(text: str, pieces: Sequence[tuple[int, int]]) -> list[Cut]:
+    """The cuts, in bytes, that leave of a text these pieces, joined by blank lines; none for no pieces."""
+    if not pieces:
+        return []
+    edges = [0, *(edge for piece in pieces for edge in piece), len(text)]
+    ends = list(accumulate(len(text[begin:end].encode()) for begin, end in pairwise([0, *edges])))
+    cuts = [Cut(*between) for between in zip(ends[::2], ends[1::2], strict=True)]
+    inner = [cut._replace(put="\n\n") for cut in cuts[1:-1]]
+    return [cut for cut in (cuts[0], *inner, cuts[-1]) if cut.begin < cut.end or cut.put]

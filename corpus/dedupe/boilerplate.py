@@ -1,26 +1,26 @@
 """Lines or paragraphs that stand in many documents are cut out of all of them.
 
 Two passes: each part writes the hashes of its units, divided by their first bits into as many files as there is memory
-for one of; then each part is written without the units that stood in too many documents.
+for one of; then the units that stood in too many documents are cut out of each part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from corpus.cuts import Cut, without
 from corpus.dedupe.config import Boilerplate
-from corpus.documents import SCHEMA, write_part
 from corpus.dropped import dropped_rows
 from corpus.passes import Passes
+from corpus.selection import read_table, write_selection
 from corpus.words import Bytes, Hashes, mix64, text_buffers
 from infra.native import kernel
 from infra.partitions import Summary
@@ -43,7 +43,7 @@ class Common(NamedTuple):
 
 
 def cut_boilerplate(config: Boilerplate, passes: Passes) -> tuple[list[Path], dict[str, Any]]:
-    """Writes every part without boilerplate: the new parts, but for those of which nothing is left, and what to say."""
+    """The parts without their boilerplate, but for those of which nothing is left, and what there is to say of it."""
     passes.over_all("units", HashUnits(config))
     common = _common(config, passes.folders("units"))
     file = passes.run.work_dir / "boilerplate.npz"
@@ -67,7 +67,7 @@ class HashUnits:
     config: Boilerplate
 
     def __call__(self, part: Path, out: Path) -> Summary:
-        texts = pq.read_table(part, columns=["text"])["text"]
+        texts = read_table(part, ["text"])["text"]
         data, begins = text_buffers(texts)
         units, owners, _ = find_units(data, begins, self.config.unit == "paragraph", self.config.min_characters)
         order = np.lexsort((owners, units))
@@ -83,23 +83,25 @@ class HashUnits:
 
 @dataclass(frozen=True)
 class WriteWithout:
-    """Writes the documents of a part without the common units, and dropped.parquet with those of which nothing else
-    was left."""
+    """Writes which documents of a part are left without the common units, and dropped.parquet with those of which
+    nothing else was left."""
 
     config: Boilerplate
     common: Path
 
     def __call__(self, part: Path, out: Path) -> Summary:
-        table = pq.read_table(part, columns=SCHEMA.names)
+        table = read_table(part, ["id", "text", "source"])
         with np.load(self.common) as arrays:
             common = Common(arrays["hashes"], arrays["documents"])
         data, begins = text_buffers(table["text"])
         units, owners, places = find_units(data, begins, self.config.unit == "paragraph", self.config.min_characters)
         known = np.isin(units, common.hashes)
-        texts = pa.array(_without(data, begins, owners[known], places[known]), pa.string())
-        left = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
-        cut = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(left)
-        write_part(cut, out)
+        cuts: dict[int, list[Cut]] = {}
+        within = places[known] - begins[owners[known], None]
+        for owner, (begin, end) in zip(owners[known].tolist(), within.tolist(), strict=True):
+            cuts.setdefault(owner, []).append(Cut(begin, end))
+        left = pc.not_equal(pc.utf8_trim_whitespace(without(table, cuts)["text"]), "")
+        write_selection(part, np.flatnonzero(left), out, cuts)
         lost = table.filter(pc.invert(left))
         ones = np.ones(len(lost))
         rows = dropped_rows(lost, [RULE] * len(lost), [PAPER] * len(lost), ones, high=0)
@@ -162,18 +164,6 @@ def find_units(
                 count += 1
             begin = at
     return hashes[:count], owners[:count], places[:count]
-
-
-def _without(
-    data: Bytes, begins: NDArray[np.int64], owners: NDArray[np.int64], places: NDArray[np.int64]
-) -> Iterator[str]:
-    """Each text without the given places in it."""
-    cuts = np.searchsorted(owners, np.arange(begins.size))
-    for text in range(begins.size - 1):
-        mine = places[cuts[text] : cuts[text + 1]].ravel().tolist()
-        edges = [int(begins[text]), *mine, int(begins[text + 1])]
-        pieces = (data[begin:end].tobytes() for begin, end in zip(edges[::2], edges[1::2], strict=True))
-        yield b"".join(pieces).decode()
 
 
 def _common(config: Boilerplate, folders: Sequence[Path]) -> Common:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import xxhash
 
 from corpus.dedupe.config import Bands, DedupeConfig, choose_bands
 from corpus.dedupe.kernels import SET_LIMIT, hash_texts, shingle_texts, sign_texts
+from corpus.selection import read_table
 from corpus.sources import source_numbers
 from corpus.words import character_table, text_buffers
 from infra.partitions import Summary
@@ -28,7 +28,7 @@ class SignDocuments:
     config: DedupeConfig
 
     def __call__(self, part: Path, out: Path) -> Summary:
-        table = pq.read_table(part, columns=["id", "text", "source"])
+        table = read_table(part, ["id", "text", "source"])
         data, begins = text_buffers(table["text"])
         names, numbers = source_numbers(table["source"])
         salt = np.uint64(0) if self.config.across_sources else _hashes(names)[numbers]
@@ -64,7 +64,7 @@ class WriteShingles:
     ngram: int
 
     def __call__(self, item: PartOfMarks, out: Path) -> Summary:
-        texts = pq.read_table(item.part, columns=["text"])["text"]
+        texts = read_table(item.part, ["text"])["text"]
         marks = np.load(item.marks, mmap_mode="r")[item.first : item.first + len(texts)]
         chosen = np.flatnonzero(marks)
         data, begins = text_buffers(texts)

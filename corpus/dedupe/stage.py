@@ -27,10 +27,11 @@ from corpus.dedupe.search import (
 )
 from corpus.dedupe.signatures import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept
-from corpus.documents import concatenate, document_parts, link_parts
+from corpus.documents import concatenate, document_parts
 from corpus.dropped import SCHEMA as DROPPED
 from corpus.dropped import tell_of_vanished, warning
 from corpus.passes import Passes, write_json
+from corpus.selection import link_selections
 from corpus.sources import SourceCounts, read_sources, write_sources
 from infra.errors import stage_error
 from infra.partitions import Summary
@@ -38,8 +39,8 @@ from infra.run import Result, Run
 
 
 def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json; aux/dropped.parquet, aux/duplicates.parquet (who duplicates
-    whom, and how much), aux/clusters.json (samples) and aux/counts.json.
+    """Writes documents/ and text/ (see `corpus.selection`) and sources.json; aux/dropped.parquet,
+    aux/duplicates.parquet (who duplicates whom, and how much), aux/clusters.json (samples) and aux/counts.json.
 
     Raises StageError `nothing_left` if every document is boilerplate.
     Of documents that are alike the first by `keep` stays. A document goes only if one that stays is as similar to it
@@ -71,7 +72,7 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     texts = dict(zip(shown.tolist(), (text for summary in written for text in summary["shown"]), strict=True))
 
     folders = passes.folders("write")
-    link_parts(folders, out_dir)
+    link_selections(folders, out_dir)
     counts = SourceCounts.sum(summary["counts"] for summary in written)
     given = read_sources(inputs["documents"])
     write_sources(out_dir, given, counts)

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from corpus.documents import SCHEMA, write_part
 from corpus.dropped import dropped_rows
+from corpus.selection import read_table, write_selection
 from corpus.sources import count_table
 from infra.partitions import Summary
 
@@ -62,18 +62,17 @@ class WriteKept:
     threshold: float
 
     def __call__(self, item: DecidedPart, out: Path) -> Summary:
-        table = pq.read_table(item.part, columns=SCHEMA.names)
+        table = read_table(item.part, ["id", "text", "source"])
         here = slice(item.first, item.first + len(table))
         originals = self.decisions.load("originals")[here]
         kept = originals < 0
-        stays = table.filter(pa.array(kept))
-        write_part(stays, out)
+        write_selection(item.part, np.flatnonzero(kept), out)
         self._write_duplicates(table, here, np.flatnonzero(~kept), out)
         shown = self.decisions.load("shown")
         wanted = shown[np.searchsorted(shown, here.start) : np.searchsorted(shown, here.stop)] - here.start
         texts = table["text"].take(pa.array(wanted)).to_pylist()
         return {
-            "counts": count_table(stays).as_json(),
+            "counts": count_table(table, kept).as_json(),
             "documents": len(table),
             "bytes": table["text"].nbytes,
             "shown": [text[:SHOWN_CHARACTERS] for text in texts],

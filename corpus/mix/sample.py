@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,34 +9,44 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
-from corpus.documents import SCHEMA, is_heldout, write_part
-from corpus.sources import count_table, source_numbers
+from corpus.documents import is_heldout
+from corpus.selection import read_table, write_selection
+from corpus.sources import count_by_source, source_numbers
 from infra.partitions import Summary
 
 BINS = 4096
 """Documents fall into so many bins by a hash of their id; a part of a source is taken as its first bins."""
 
 
+DOCUMENTS = "documents.npy"
+DOCUMENT = np.dtype([("source", "<i4"), ("bin", "<i4"), ("heldout", "?"), ("bytes", "<i8")])
+"""What the second pass has to know of a document: the number of its source in its part, and its bytes of text."""
+
+
 @dataclass(frozen=True)
 class CountBins:
-    """Counts the bytes of each source by side of the split and bin: bins.npy (names, 2, BINS), held-out side last."""
+    """Counts the bytes of each source by side of the split and bin: bins.npy (names, 2, BINS), held-out side last. What
+    it found of each document is kept in documents.npy (N,)."""
 
     heldout_share: float
     seed: int
 
     def __call__(self, part: Path, out: Path) -> Summary:
-        table = pq.read_table(part, columns=["id", "text", "source", "group"])
+        table = read_table(part, ["id", "text", "source", "group"])
         names, numbers = source_numbers(table["source"])
-        sizes = pc.binary_length(table["text"]).to_numpy()
+        found = np.zeros(len(table), DOCUMENT)
+        found["source"] = numbers
+        found["heldout"] = heldout_flags(table["group"], self.heldout_share)
+        found["bin"] = bins_of(table["id"], self.seed)
+        found["bytes"] = pc.binary_length(table["text"]).to_numpy()
         counts = np.zeros((len(names), 2, BINS), np.int64)
-        side = heldout_flags(table["group"], self.heldout_share).astype(np.int64)
-        np.add.at(counts, (numbers, side, bins_of(table["id"], self.seed)), sizes)
+        np.add.at(counts, (numbers, found["heldout"].astype(np.int64), found["bin"]), found["bytes"])
         np.save(out / "bins.npy", counts)
-        return {"names": names, "documents": len(table), "bytes": int(sizes.sum())}
+        np.save(out / DOCUMENTS, found)
+        return {"names": names, "documents": len(table), "bytes": int(found["bytes"].sum())}
 
 
 @dataclass(frozen=True)
@@ -57,34 +66,31 @@ class Dose:
 
 @dataclass(frozen=True)
 class Epoch:
-    """A part, and the how-many-th time it is gone through, from 0."""
+    """A part, what was counted in it, and the how-many-th time it is gone through, from 0."""
 
     part: Path
+    counted: Path
+    names: tuple[str, ...]
     epoch: int
 
 
 @dataclass(frozen=True)
 class WriteSample:
-    """Writes the documents of one part that belong to one epoch. From the second on `metadata` says which."""
+    """Writes which documents of one part belong to one epoch."""
 
     doses: Mapping[str, Dose]
-    heldout_share: float
-    seed: int
 
     def __call__(self, item: Epoch, out: Path) -> Summary:
-        table = pq.read_table(item.part, columns=SCHEMA.names)
-        names, numbers = source_numbers(table["source"])
-        doses = [self.doses[name] for name in names]
+        found = np.load(item.counted / DOCUMENTS)
+        doses = [self.doses[name] for name in item.names]
         train = np.array([BINS if item.epoch < d.whole else d.bins if item.epoch == d.whole else 0 for d in doses])
         heldout = np.array([dose.heldout_bins if item.epoch == 0 else 0 for dose in doses])
-        limits = np.where(heldout_flags(table["group"], self.heldout_share), heldout[numbers], train[numbers])
-        taken = table.filter(pa.array(bins_of(table["id"], self.seed) < limits))
-        if item.epoch:
-            metadata = [with_epoch(text, item.epoch) for text in taken["metadata"].to_pylist()]
-            place = taken.schema.get_field_index("metadata")
-            taken = taken.set_column(place, "metadata", pa.array(metadata, pa.string()))
-        write_part(taken, out)
-        return {"counts": count_table(taken).as_json(), "bytes": table["text"].nbytes}
+        source = found["source"]
+        rows = np.flatnonzero(found["bin"] < np.where(found["heldout"], heldout[source], train[source]))
+        write_selection(item.part, rows, out, epoch=item.epoch)
+        taken = found[rows]
+        counts = count_by_source(item.names, taken["source"], taken["bytes"])
+        return {"counts": counts.as_json(), "bytes": int(taken["bytes"].sum())}
 
 
 def choose_dose(epochs: float, bins: NDArray[np.int64]) -> Dose:
@@ -108,8 +114,3 @@ def bins_of(ids: pa.ChunkedArray, seed: int) -> NDArray[np.int64]:
 
 def heldout_flags(groups: pa.ChunkedArray, share: float) -> NDArray[np.bool_]:
     return np.array([is_heldout(group, share) for group in groups.to_pylist()], np.bool_)
-
-
-def with_epoch(metadata: str, epoch: int) -> str:
-    """A document's metadata with the number of its repetition."""
-    return json.dumps({**json.loads(metadata or "{}"), "epoch": epoch}, ensure_ascii=False)

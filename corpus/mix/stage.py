@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from corpus.documents import document_parts, link_parts
+from corpus.documents import document_parts
 from corpus.mix.config import MixConfig
 from corpus.mix.sample import BINS, CountBins, Dose, Epoch, WriteSample, choose_dose
 from corpus.passes import Passes, write_json
+from corpus.selection import link_selections
 from corpus.sources import SourceCounts, SourceFacts, read_sources, write_sources
 from infra.errors import stage_error
 from infra.partitions import Summary, map_partitions, partition_folder
@@ -101,8 +102,8 @@ def target_bytes(config: MixConfig, available: float) -> float:
 
 
 def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json; aux/mixture.json (what was asked for and what came out, by
-    source) and aux/counts.json.
+    """Writes documents/ and text/ (see `corpus.selection`) and sources.json; aux/mixture.json (what was asked for and
+    what came out, by source) and aux/counts.json.
 
     A repeated document keeps its id and group and says in `metadata` which epoch it belongs to, from 1 on; its first
     copy says nothing. Held-out documents are never repeated. Which documents are taken depends on their ids, the
@@ -119,16 +120,16 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     doses = {name: choose_dose(available[name].epochs_for(planned[name]), bins[name]) for name in available}
 
     items = [
-        Epoch(part, epoch)
+        Epoch(part, folder, tuple(summary["names"]), epoch)
         for epoch in range(max(dose.epochs for dose in doses.values()))
-        for part, summary in zip(passes.parts, counted, strict=True)
+        for part, folder, summary in zip(passes.parts, passes.folders("count"), counted, strict=True)
         if any(epoch < doses[name].epochs for name in summary["names"])
     ]
-    written = map_partitions(run, "write", WriteSample(doses, config.heldout_share, config.seed), items)
+    written = map_partitions(run, "write", WriteSample(doses), items)
     counts = SourceCounts.sum(summary["counts"] for summary in written)
     if not counts.documents.total():
         raise stage_error("nothing_left", "mix", "no document was taken", "raise the target or the weights")
-    link_parts([partition_folder(run, "write", index) for index in range(len(items))], out_dir)
+    link_selections([partition_folder(run, "write", index) for index in range(len(items))], out_dir)
     write_sources(out_dir, facts, counts)
     rows = _rows(config, facts, available, shares, planned, doses, counts)
     target = target_bytes(config, sum(one.all for one in available.values()))

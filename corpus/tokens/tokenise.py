@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from corpus.documents import is_heldout
+from corpus.selection import read_batches
 from corpus.sources import source_name
 from corpus.tokens.encode import Encoder, encoder_of, end_of_text, load_tokenizer
 
@@ -54,8 +54,8 @@ def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, 
     sources: dict[str, int] = {}
     languages: dict[str, int] = {}
     pieces, at = [], 0
-    with (out / TOKENS).open("wb") as file, pq.ParquetFile(part) as documents:
-        for batch in documents.iter_batches(BATCH_ROWS, columns=["id", "text", "source", "group", "language"]):
+    with (out / TOKENS).open("wb") as file:
+        for batch in read_batches(part, BATCH_ROWS, ["id", "text", "source", "group", "language"]):
             texts = batch.column("text")
             ids, lengths = encoder.encode(texts)
             file.write(ids.astype(dtype).tobytes())

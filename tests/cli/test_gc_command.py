@@ -87,6 +87,22 @@ def test_a_pin_keeps_an_artifact_and_its_ancestors_until_it_is_taken_away(run: R
     assert run("gc", "--unpin", "clean", "--root", store.root).code == 2
 
 
+def test_what_is_said_to_be_freed_leaves_out_files_that_have_a_name_elsewhere(store: Store) -> None:
+    """The text parts of dedupe are hard links to those of clean: they go with the last of their names."""
+    text = "x" * 1000
+    clean = make_artifact(store, "clean", {"documents/part-00000.parquet": text})
+    files = {"documents/part-00000.parquet": "rows", "text/part-00000.parquet": text}
+    dedupe = make_artifact(store, "dedupe", files, inputs={"documents": clean})
+    linked = store.path(dedupe) / "text" / "part-00000.parquet"
+    linked.unlink()
+    os.link(store.path(clean) / "documents" / "part-00000.parquet", linked)
+    assert sum(item.bytes for item in survey(store).artifacts) == len("rows") + len(text)
+    Pins(store.root).add(place(clean))
+    assert [(item.id, item.bytes) for item in survey(store).artifacts] == [(place(dedupe), len("rows"))]
+    assert collect(store) == {place(dedupe)}
+    assert store.verify(store.path(clean), clean) == []
+
+
 def test_the_newest_whole_run_of_each_pipeline_counts(store: Store) -> None:
     versions = [make_artifact(store, "clean", {"a": str(number)}, config={"x": number}) for number in range(4)]
     record_run(store, "one", [versions[0]])

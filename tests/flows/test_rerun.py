@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from corpus.documents import read_documents
 from infra.store.lease import LEASE_S
 from infra.store.manifest import Manifest
 from tasks.stages import STAGES as DECLARED
@@ -184,6 +185,25 @@ def test_verify_reads_bytes_that_the_times_hide(run: Run, data_pipeline: Path) -
 
     assert run_again(run, data_pipeline).with_status("reused") == STAGES
     assert run_again(run, data_pipeline, "--verify").with_status("built") == {"tokenizer"}
+
+
+def test_documents_that_are_some_of_others_outlive_those(run: Run, data_pipeline: Path, tmp_path: Path) -> None:
+    """dedupe writes which documents stay, and links their text; without the artifact that it read it is whole."""
+    store = data_pipeline / "store"
+    edit(data_pipeline, lambda config: config.update(dedupe={"near": None}))
+    assert run_again(run, data_pipeline).with_status("built") == {"dedupe", "tokenizer"}
+    assert run_again(run, data_pipeline).with_status("built") == set()
+    names = ("clean/*/documents", "dedupe/*/text")
+    written, linked = ({part.stat().st_ino for part in store.glob(f"{name}/*.parquet")} for name in names)
+    assert written == linked
+    for upstream in ("ingest", "clean"):
+        shutil.rmtree(store / upstream)
+    assert run("verify", "dedupe", "--root", store).code == 0
+    (dedupe,) = (store / "dedupe").iterdir()
+    adopted = run("adopt", "dedupe", dedupe, "--root", tmp_path / "elsewhere")
+    assert adopted.code == 0, adopted.document["errors"]
+    copied, kept = (list(read_documents(Path(folder))) for folder in (adopted.document["path"], dedupe))
+    assert copied == kept != []
 
 
 def test_selections_compose_and_a_missing_upstream_names_its_command(

@@ -89,6 +89,24 @@ def test_files_are_known_after_their_folder_moved(tmp_path: Path, book: HashBook
     assert read == []
 
 
+def test_a_file_with_two_names_is_read_once_for_both(tmp_path: Path, book: HashBook, read: list[Path]) -> None:
+    """A second name changes the file's ctime: a name that was hashed before would be read again."""
+    old, new, other = (tmp_path / name for name in ("old", "new", "other"))
+    old.write_text("one")
+    other.write_text("two")
+    book.sha256([old])
+    os.link(old, new)
+    read.clear()
+    assert book.sha256([new, other])[new] == sha("one")
+    assert set(read) == {new, other}
+    assert HashBook(tmp_path / "state" / "hashes.sqlite").sha256([old, new]) == {old: sha("one"), new: sha("one")}
+    assert set(read) == {new, other}
+    before = old.stat()
+    new.write_text("two")
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert book.sha256([old])[old] == sha("two")
+
+
 def test_a_lost_book_costs_time_only(tmp_path: Path, book: HashBook) -> None:
     path = tmp_path / "a"
     path.write_text("one")
