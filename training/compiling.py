@@ -43,17 +43,24 @@ _MARGIN = 2.0
 def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: float) -> bool:
     """`launch.compile`, where auto compiles a training of `flops` in all if that saves twice the time that it costs.
 
-    Models whose weights are sharded are not compiled: two ranks that did so gave no answer within minutes.
+    On a GPU auto leaves out models whose weights are sharded, which nobody has tried to compile there.
     """
     if launch.compile != "auto":
         return launch.compile == "on"
+    on_cpu = hardware.device.type == "cpu"
     in_groups = max(launch.shares_of_examples) > 1
-    if launch.shards_weights or in_groups or (hardware.device.type == "cpu" and not _has_compiler()):
+    if in_groups or (launch.shards_weights and not on_cpu) or (on_cpu and not _has_compiler()):
         return False
     rate = _UNCOMPILED_FLOPS[hardware.device.type] * launch.ranks
-    if hardware.device.type == "cpu":
+    if on_cpu:
         rate *= torch.get_num_threads()
     return _SAVED * flops / rate > _MARGIN * (_COST_S + _COST_S_PER_LAYER * layers)
+
+
+def by_block(launch: LaunchConfig) -> bool:
+    """Whether each block of a model is compiled by itself, and not the whole of its forward pass at once: where ranks
+    meet within it, to gather weights."""
+    return launch.shards_weights
 
 
 def plain_compiler_paths() -> bool:

@@ -20,6 +20,7 @@ from infra.store.states import KeptState, state_name
 from training import profiling, ranks
 from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
+from training.blocks import checkpoint_activations, compile_blocks
 from training.callbacks import Callback, Callbacks
 from training.checkpoint_folder import batch_of, drop_after
 from training.checkpoint_folder import checkpoints as checkpoints_in
@@ -44,7 +45,7 @@ from training.metrics import MetricsLogger, Throughput
 from training.microbatch import choose, lower_limit, out_of_memory
 from training.norms import ActivationNorm, GradientClip
 from training.optimizers import optimizer_of
-from training.parallel import checkpoint_activations, parallelize, shard_optimizer, unshard_root
+from training.parallel import parallelize, shard_optimizer, unshard_root
 from training.planner import measured
 from training.remote_checkpoints import CHECKPOINTS, ROLLBACK, STATES, fetch_checkpoints
 from training.schedules import LearningRate, Schedule
@@ -190,6 +191,8 @@ def fit(
         plan.epoch_batches,
     )
     memory = measured.MemoryWatch(model, hardware.device)
+    if model.compiles_blocks:
+        compile_blocks(model)
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32)
     optimizer = shard_optimizer(optimizer, run.launch, hardware)

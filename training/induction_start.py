@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from training.parallel import blocks
+from training.blocks import blocks
 
 # Weights of the norms of queries and keys: by the first a head of the first block has 97 % of its attention on its
 # token, by the second the induction head 98 % (H = 64, sequences of 256 tokens).

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from infra.launch.heartbeat import Heartbeat
 from infra.run import Run
 from training import ranks
+from training.blocks import blocks
 from training.callbacks import Callback, Event
-from training.parallel import blocks
 from training.train_state import TrainState
 
 _PHASES = {

@@ -192,6 +192,7 @@ class LanguageModel(Trainable):
         self.model = model
         self._hardware = hardware
         self._compiled: Callable[[Batch], Outputs] | None = None
+        self._compiled_loss = False
         self._whole: dict[int, dict[str, Any]] = {}
         self._encoder = model.config.model_type == "bert"
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
@@ -207,9 +208,15 @@ class LanguageModel(Trainable):
         """The module that gives the last hidden state; None where that is what `forward` gives."""
         return None if self._plain_head else last_stack(self.model)
 
-    def compile_training(self) -> None:
-        """Compiles forward, backward and loss of training batches; measuring stays uncompiled."""
-        self._compiled = torch.compile(self._outputs)
+    def compile_training(self, *, by_block: bool = False) -> None:
+        """Compiles forward, backward and loss of training batches; measuring stays uncompiled.
+
+        by_block: each block by itself, before ranks share the model out (training/blocks.py).
+        """
+        self._compiled_loss = True
+        self.compiles_blocks = by_block
+        if not by_block:
+            self._compiled = torch.compile(self._outputs)
 
     def forward(self, batch: Batch) -> Outputs:
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
@@ -342,7 +349,7 @@ class LanguageModel(Trainable):
             if isinstance(weight, DTensor):
                 total = split_losses(flat, weight, labels).sum()
             else:
-                total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled is not None)
+                total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled_loss)
         else:
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         if not isinstance(outputs, Routed):

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from training.blocks import blocks
 from training.config import OptimizerConfig
 from training.lion import Lion
 from training.muon import Muon
-from training.parallel import blocks
 
 
 def optimizer_of(

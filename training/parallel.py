@@ -1,4 +1,4 @@
-"""Spreads a model over ranks and trades memory for time; each of these leaves the losses as they are.
+"""Spreads a model over ranks; each way leaves the losses as they are.
 
 DDP is the backend's, ZeRO stage 1 the optimizer's (training/zero.py). FSDP2 is applied here and not by Composer's
 `parallelism_config`: that shards the children of a model one by one, while ours compute the loss from a child's
@@ -7,8 +7,6 @@ weights, and it knows no offload of weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -24,11 +22,11 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import context_parallel, ranks
+from training.blocks import blocks
 from training.hardware import Hardware
 from training.pipeline_parallel import Pipeline, is_cut, join_stages
 from training.tensor_parallel import split
@@ -36,14 +34,6 @@ from training.zero import ShardedOptimizer
 
 # Methods besides `forward` in which a model computes with its weights.
 _COMPUTING = ("losses",)
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model is stacked of: the members of its outermost lists of modules."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
-    return found
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
@@ -170,43 +160,6 @@ def unshard_root(model: nn.Module) -> None:
     it writes answers. Every rank must call."""
     if isinstance(model, FSDPModule):
         model.unshard()
-
-
-def checkpoint_activations(model: nn.Module, how: str) -> None:
-    """Activation checkpointing of every block, in place (`launch.recompute`).
-
-    full: only a block's input is kept (Chen et al. 2016). selective: results of matrix products and of attention are
-    kept too, and only what is cheap is computed again (Korthikanti et al. 2022, section 5).
-    """
-    if how == "none":
-        return
-    contexts = partial(create_selective_checkpoint_contexts, _keep_products)
-    extra = {"context_fn": contexts} if how == "selective" else {}
-    for block in blocks(model):
-        block.forward = _checkpointed(block.forward, extra)
-
-
-def _checkpointed(forward: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
-    @wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **extra, **kwargs)
-
-    return run
-
-
-def _keep_products(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    name = str(operator)
-    products = (
-        "aten.mm",
-        "aten.bmm",
-        "aten.addmm",
-        "aten.baddbmm",
-        "aten._scaled_dot_product",
-        "aten._flash_attention",
-    )
-    return CheckpointPolicy.MUST_SAVE if name.startswith(products) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from training.balancing import ExpertLoad
 from training.batch_size import BatchSizeRampup
 from training.bigram_start import start_from_bigrams
 from training.callbacks import Callback
-from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
+from training.compiling import NO_PLAIN_PATHS, by_block, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
@@ -170,7 +170,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if wants_compile(run.launch, hardware, layers, flops * plan.examples(plan.batches) * length):
         if plain_compiler_paths():
             run.event("compiling", "compiling the model: the first batches take up to some minutes")
-            model.compile_training()
+            model.compile_training(by_block=by_block(run.launch))
         else:
             run.event("not_compiled", NO_PLAIN_PATHS)
     every = batches(config.evaluate_every, **scale)

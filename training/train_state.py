@@ -85,6 +85,9 @@ class Trainable(nn.Module, ABC):
     pipeline: Pipeline | None = None
     """Where ranks hold some of its layers each, by what it is trained: `forward` is of a whole network alone."""
 
+    compiles_blocks = False
+    """Whether each of its blocks is to be compiled by itself for the training."""
+
     @abstractmethod
     def forward(self, batch: Any) -> Any:
         """What `loss` needs."""

@@ -158,8 +158,16 @@ def test_links_are_put_only_where_nobody_else_can(tmp_path: Path) -> None:
     assert _is_ours(tmp_path / "names")
 
 
-def test_sharded_models_are_not_compiled() -> None:
+def test_auto_compiles_sharded_models_by_the_same_rule_but_not_where_nobody_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("training.compiling._has_compiler", lambda: True)
+    cpu, gpu = (Hardware(torch.device(device), bf16=True) for device in ("cpu", "cuda"))
+    sharded = LaunchConfig(sharding="fsdp", processes=2)
+    for launch in (LaunchConfig(processes=2), sharded):
+        assert wants_compile(launch, cpu, layers=4, flops=1e18)
+        assert not wants_compile(launch, cpu, layers=4, flops=1e12)
+    assert not wants_compile(sharded, gpu, layers=4, flops=1e25)
+    assert wants_compile(LaunchConfig(sharding="fsdp", processes=2, compile="on"), gpu, layers=4, flops=1.0)
     with pytest.raises(ValidationError, match="compile: auto or off"):
-        LaunchConfig(compile="on", sharding="fsdp")
-    hardware = Hardware(torch.device("cpu"), bf16=True)
-    assert not wants_compile(LaunchConfig(sharding="fsdp", processes=2), hardware, layers=4, flops=1e18)
+        LaunchConfig(tensor_parallel=2, processes=2, trainer="native", compile="on")

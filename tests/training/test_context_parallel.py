@@ -50,7 +50,8 @@ def _compare(rank: int, count: int, port: int, families: list[str]) -> str:
     """A model, and the same one with its sequences shared; the traceback of what differs."""
     family = ""
     try:
-        from training.parallel import checkpoint_activations, parallelize
+        from training.blocks import checkpoint_activations
+        from training.parallel import parallelize
 
         launch, hardware = _prepared(rank, count, port)
         for number, family in enumerate(families):

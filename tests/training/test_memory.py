@@ -81,8 +81,8 @@ def test_checkpointed_activations_leave_the_loss(inputs: dict[str, Path], tmp_pa
 
 @pytest.mark.parametrize("how", ["selective", "full"])
 def test_recomputing_keeps_fewer_activations(how: str) -> None:
+    from training.blocks import checkpoint_activations
     from training.models import build, hf_config
-    from training.parallel import checkpoint_activations
 
     config = hf_config(PretrainConfig.model_validate(PRETRAIN).model, 320, {})
 

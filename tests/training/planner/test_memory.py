@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.peak import counted
+from training.blocks import checkpoint_activations
 from training.config import ModelConfig
 from training.hardware import Hardware
 from training.models import LanguageModel, build, hf_config
-from training.parallel import checkpoint_activations
 from training.planner.architecture import of_shape
 from training.planner.kernels import KERNELS
 from training.planner.memory import memory

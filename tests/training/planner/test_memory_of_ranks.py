@@ -89,9 +89,10 @@ def _bytes_of_two_steps(case: Case) -> int:
 
     from infra.launch.config import LaunchConfig
     from training import ranks
+    from training.blocks import checkpoint_activations
     from training.hardware import Hardware
     from training.models import LanguageModel, build, hf_config
-    from training.parallel import checkpoint_activations, parallelize, shard_optimizer
+    from training.parallel import parallelize, shard_optimizer
 
     torch.set_num_threads(1)
     launch = LaunchConfig(device="cpu", processes=ranks.world_size(), **case.launch)

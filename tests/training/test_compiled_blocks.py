@@ -1,0 +1,153 @@
+"""Models that ranks share out, compiled block by block: nothing changes but by rounding."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from infra.launch.config import LaunchConfig
+from tests.ranked import PATIENCE_S, Prepare, pretrain_in_ranks, training_process
+from tests.training.test_families import LENGTH, SPECIAL, _values
+from tests.training.test_groups_of_ranks import SETTINGS, _close, values_of
+
+ALONE = {"device": "cpu", "threads": 1, "precision": "fp32", "sharding": "fsdp", "offload": True}
+"""One process that is sharded nevertheless."""
+Recompute = Literal["none", "selective", "full"]
+
+
+def _pair(values: dict[str, Any], recompute: Recompute, kernel: str) -> tuple[Any, Any]:
+    """The same model twice, its weights sharded: as it is, and compiled block by block."""
+    from training.blocks import checkpoint_activations, compile_blocks
+    from training.config import ModelConfig
+    from training.hardware import prepare
+    from training.models import LanguageModel, build, hf_config
+    from training.parallel import parallelize
+
+    launch = LaunchConfig.model_validate(ALONE)
+    hardware = prepare(launch)
+    found = []
+    for compiled in (False, True):
+        network = build(hf_config(ModelConfig(transformers=values), 320, SPECIAL), 1, "plain", 0.2)
+        network.set_attn_implementation(kernel)
+        model = LanguageModel(network, hardware)
+        checkpoint_activations(model, recompute)
+        if compiled:
+            compile_blocks(model)
+        parallelize(model, launch, hardware)
+        found.append(model)
+    return found[0], found[1]
+
+
+def _batch() -> dict[str, torch.Tensor]:
+    from training.documents import positions_within
+
+    ids = torch.randint(4, 320, (3, LENGTH))
+    documents = torch.stack([(torch.arange(LENGTH) >= begin).int() for begin in (5, 8, 17)])
+    return {
+        "input_ids": ids,
+        "labels": ids.roll(-1, 1),
+        "documents": documents,
+        "position_ids": positions_within(documents),
+    }
+
+
+def _gradient(weight: Any) -> torch.Tensor:
+    """Nothing where no token came to an expert."""
+    return torch.zeros(weight.shape) if weight.grad is None else weight.grad.full_tensor()
+
+
+def _hold(plain: Any, compiled: Any) -> None:
+    """Two batches: losses and gradients of one are those of the other."""
+    for _ in range(2):
+        batch = _batch()
+        losses = []
+        for model in (plain, compiled):
+            model.zero_grad()
+            losses.append(model.loss(model(batch), batch))
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(compiled.losses(batch), plain.losses(batch), rtol=1e-5, atol=1e-5)
+        ours, theirs = dict(compiled.named_parameters()), dict(plain.named_parameters())
+        assert [*ours] == [*theirs], "weights keep their names"
+        for name, weight in ours.items():
+            found, expected = (_gradient(one) for one in (weight, theirs[name]))
+            torch.testing.assert_close(
+                found, expected, rtol=1e-3, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}"
+            )
+
+
+def _run_graphs_as_they_are(rank: int = 0) -> None:
+    """From now on graphs are found, shared and differentiated as for any backend, but no kernel is made of them: that
+    takes most of the time."""
+    compiler = torch.compile
+    torch.compile = lambda function: compiler(function, backend="aot_eager")  # type: ignore[assignment]
+
+
+def _in_process(families: list[str], recompute: Recompute, kernel: str) -> tuple[str, dict[str, tuple[int, int]]]:
+    """What differs, and how many graphs were compiled of each family, and what broke them."""
+    found = {}
+    family = ""
+    _run_graphs_as_they_are()
+    try:
+        for family in families:
+            counters.clear()
+            torch._dynamo.reset()
+            _hold(*_pair(_values(family), recompute, kernel))
+            found[family] = (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+    except BaseException:
+        return f"{family}: {traceback.format_exc()}", found
+    return "", found
+
+
+def _graphs(families: list[str], recompute: Recompute = "none", kernel: str = "sdpa") -> dict[str, tuple[int, int]]:
+    """`_in_process` in a process of its own: a group of ranks is there for as long as a process is."""
+    process = training_process(_in_process, families, recompute, kernel)
+    try:
+        assert process.wait(PATIENCE_S) is not None, "no answer"
+        wrong, found = process.returned()
+    finally:
+        process.kill()
+    assert not wrong, wrong
+    return found
+
+
+def test_equal_layers_share_one_graph_and_unlike_ones_do_not() -> None:
+    """Gemma 3's two layers look back differently far: one graph for both would be wrong for one."""
+    assert _graphs(["llama", "gemma3_text"]) == {"llama": (1, 0), "gemma3_text": (2, 0)}
+
+
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "fsdp": (2, {"sharding": "fsdp", "trainer": "native"}),
+}
+"""Ranks, and their launch section beside `compile`."""
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": shards_dir, "tokenizer": tokenizer_dir}
+
+
+def _train(
+    way: str, choice: str, inputs: dict[str, Path], out: Path, prepare: Prepare | None = None, **launch: Any
+) -> list[dict[str, Any]]:
+    count, given = WAYS[way]
+    given = {**given, "compile": choice, **launch}
+    return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=given, prepare=prepare)
+
+
+def test_two_compiled_ranks_train_as_uncompiled_ones(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
+    told = {
+        choice: _train("fsdp", choice, inputs, tmp_path / choice, prepare=_run_graphs_as_they_are)
+        for choice in ("off", "on")
+    }
+    for name in ("train/loss", "train/grad_norm", "validation/sample_loss"):
+        assert values_of(told["on"], name) == pytest.approx(values_of(told["off"], name), rel=1e-3), name
+    assert any("compiling" in line.get("message", "") for line in told["on"])
+    _close(weights(tmp_path / "on"), weights(tmp_path / "off"))

@@ -1,0 +1,93 @@
+"""The layers that a model is stacked of, and what their forward pass is wrapped in: activations that are computed again
+in the backward pass, and a compiler.
+
+A wrapped layer keeps its class and the names of its weights. What is wrapped is the function of the layer's class, so
+that layers of one kind share it, and with it what is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+Forward = Callable[..., Any]
+"""(layer, what it is given) → what it gives: the forward method of a class."""
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model is stacked of: the members of its outermost lists of modules."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
+    return found
+
+
+def checkpoint_activations(model: nn.Module, how: str) -> None:
+    """Activation checkpointing of every block, in place (`launch.recompute`).
+
+    full: only a block's input is kept (Chen et al. 2016). selective: results of matrix products and of attention are
+    kept too, and only what is cheap is computed again (Korthikanti et al. 2022, section 5).
+    """
+    if how != "none":
+        _wrap(model, lambda forward: _recomputed(forward, how))
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Has torch.compile compile every block by itself, in place, for training; measuring stays uncompiled.
+
+    What works on a block from outside, as FSDP2's hooks that gather its weights, stays outside of what is compiled, and
+    no collective runs within: ranks may compile at different times. Layers of one kind are compiled once. Activations
+    that are computed again must have been wrapped before: what to keep is then the compiler's to arrange.
+    """
+    _wrap(model, _compiled)
+
+
+def _wrap(model: nn.Module, wrapper: Callable[[Forward], Forward]) -> None:
+    for block in blocks(model):
+        bound: Any = block.forward
+        block.forward = MethodType(wrapper(bound.__func__), block)
+
+
+@cache
+def _recomputed(forward: Forward, how: str) -> Forward:
+    contexts = partial(create_selective_checkpoint_contexts, _keep_products)
+    extra: dict[str, Any] = {"context_fn": contexts} if how == "selective" else {}
+
+    @wraps(forward)
+    def run(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(block, *args, **kwargs)
+        return checkpoint(forward, block, *args, use_reentrant=False, **extra, **kwargs)
+
+    return run
+
+
+@cache
+def _compiled(forward: Forward) -> Forward:
+    compiled = torch.compile(forward)
+
+    @wraps(forward)
+    def run(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        trains = block.training and torch.is_grad_enabled()
+        return (compiled if trains else forward)(block, *args, **kwargs)
+
+    return run
+
+
+def _keep_products(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = str(operator)
+    products = (
+        "aten.mm",
+        "aten.bmm",
+        "aten.addmm",
+        "aten.baddbmm",
+        "aten._scaled_dot_product",
+        "aten._flash_attention",
+    )
+    return CheckpointPolicy.MUST_SAVE if name.startswith(products) else CheckpointPolicy.PREFER_RECOMPUTE
