@@ -1,13 +1,16 @@
-"""A round of reinforcement learning, sampled by ours and by transformers' `generate`, with the same tokens.
+"""A round of reinforcement learning by ours and written plainly with transformers, with the same tokens.
 
-python -m benchmarks.bench_rl_generation --store .stemma [--ways rloo ppo] [--rounds 4] [--threads 2] [--json]
+python -m benchmarks.bench_rl_generation [--store .stemma | --made FOLDER] [--ways rloo whole ppo] [--rounds 4]
+    [--threads 2] [--precision fp32] [--json]
 
 A real training (`training.rlhf`) with `rlhf` of configs/quickstart.yaml on the newest SFT model, instructions and
-reward model of the store; PPO with the same, but one answer to a prompt. Every round is sampled by all contenders in
-one process, and the order goes round. `generate` is told which tokens to write, ours, so that it writes the same and is
-spared the drawing. Its prompts are sorted by length, padded on the left and repeated for each answer, in batches of 64
-and of all; the faster counts. A step is a round: sampling, and scoring and learning, which is the same for both. The
-first round is not counted. Before, greedy answers of both are compared token for token.
+reward model of the store, or on those that `benchmarks.rl_inputs` makes in a folder; "whole" with `whole_groups`; PPO
+with the same, but one answer to a prompt. Every round is sampled by all contenders in one process, and the order goes
+round. `generate` is told which tokens to write, ours, so that it writes the same and is spared the drawing. Its prompts
+are sorted by length, padded on the left and repeated for each answer, in batches of 64 and of all; the faster counts.
+Then `benchmarks.plain_rlhf` scores the same answers and learns from the same minibatches, in the plain way. A step is a
+round: sampling, scoring and learning. The first round is not counted. Before, greedy answers of both are compared token
+for token, and afterwards the two policies: how far they are apart, as a share of how far they went.
 
 Prints wall and processor time: on a machine that others use, the latter says more.
 """
@@ -19,30 +22,42 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from benchmarks.plain_rlhf import PlainRlhf
+from benchmarks.rl_inputs import rl_inputs
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from training import completions
+from training import completions, rollouts
 from training.chat import Chat, read_rows
+from training.completions import Completions
 from training.config import RlhfConfig
 from training.conversations import prompts_of
 from training.hardware import prepare
 from training.models import load
+from training.rewards import Asked
 from training.rlhf import rlhf
+from training.rollouts import Rollouts
 from training.sampling import sample
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 BATCHES = (64, 256)
-WAYS: dict[str, dict[str, Any]] = {"rloo": {}, "ppo": {"answers_per_prompt": 1, "algorithm": "ppo"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "rloo": {},
+    "whole": {"whole_groups": True},
+    "ppo": {"answers_per_prompt": 1, "algorithm": "ppo"},
+}
 Both = tuple[float, float]
 """Seconds by the clock and of processor time."""
 
@@ -93,19 +108,48 @@ def by_generate(
 class Race:
     """Takes the sampler's place in the first rounds of a training, and times all contenders."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, plain: PlainRlhf) -> None:
         self._rounds = rounds
-        self._left: tuple[float, float] | None = None
+        self._plain = plain
+        self._left: Both | None = None
+        self._asked: list[Asked] = []
+        self._parts: list[NDArray[np.int64]] = []
+        self._start: list[Tensor] = [weight.detach().clone() for weight in plain.policy.parameters()]
         self.times: dict[str, list[Both]] = {}
         self.rest: list[Both] = []
+        self.plain_rest: list[Both] = []
         self.tokens: list[int] = []
         self.copies: list[float] = []
+        self.apart = 0.0
 
-    def __call__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], **given: Any) -> list[list[int]]:
+    def __enter__(self) -> Race:
+        """Listens to which prompts a round asks, and how its answers are dealt to minibatches."""
+        asking, dealing = Rollouts._sampled, rollouts.minibatches
+
+        def asked(of: Rollouts, prompts: Sequence[Asked], seed: int) -> dict[str, Tensor]:
+            self._asked = list(prompts)
+            return asking(of, prompts, seed)
+
+        def dealt(config: RlhfConfig, random: np.random.Generator) -> list[NDArray[np.int64]]:
+            parts = dealing(config, random)
+            self._parts += parts
+            return parts
+
+        self._patched = ExitStack()
+        self._patched.enter_context(mock.patch.object(Rollouts, "_sampled", asked))
+        self._patched.enter_context(mock.patch.object(rollouts, "minibatches", dealt))
+        self._patched.enter_context(mock.patch.object(completions, "sample", self._sample))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patched.close()
+
+    def _sample(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], **given: Any) -> list[list[int]]:
         now = _now()
         if self._left is not None:
             self.rest.append(_since(self._left, now))
             self._left = None
+            self._compare()
         answers = sample(model, prompts, **given)
         if len(self.tokens) == self._rounds:
             return answers
@@ -122,8 +166,22 @@ class Race:
             assert wrote == answers, name
         self.tokens.append(sum(map(len, answers)))
         self.copies.append(len(prompts) / len(set(map(tuple, prompts))))
+        ended = torch.tensor([answer[-1:] == [self._plain.chat.end] for answer in answers])
+        began = _now()
+        self._plain.learn(Completions([*map(list, prompts)], answers, ended), self._asked, self._parts)
+        self.plain_rest.append(_since(began, _now()))
+        self._parts = []
+        self._policy = model
         self._left = _now()
         return answers
+
+    def _compare(self) -> None:
+        ours, theirs = ([*one.parameters()] for one in (self._policy, self._plain.policy))
+        apart, went = (
+            sum(float((one - other).detach().double().square().sum()) for one, other in zip(*pair, strict=True))
+            for pair in ((ours, theirs), (ours, self._start))
+        )
+        self.apart = (apart / went) ** 0.5
 
 
 def _now() -> Both:
@@ -139,26 +197,32 @@ def race(way: str, inputs: dict[str, Path], options: argparse.Namespace, launch:
     pipeline = yaml.safe_load(QUICKSTART.read_text(encoding="utf8"))
     settings = {**pipeline["rlhf"], "seed": pipeline["seed"], "checkpoint_every": "100000 batches", **WAYS[way]}
     settings |= {"rollouts": options.rounds + 1, "heldout_prompts": 4, "heldout_answers": 1}
-    timed = Race(options.rounds + 1)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(completions, "sample", timed):
-        rlhf(RlhfConfig.model_validate(settings), inputs, Path(folder) / "out", Run(Path(folder) / "work", launch))
+    config, hardware = RlhfConfig.model_validate(settings), prepare(launch)
+    length = config.max_prompt_tokens + config.answer_max_tokens
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Race(options.rounds + 1, PlainRlhf(inputs, config, hardware, length)) as timed,
+    ):
+        rlhf(config, inputs, Path(folder) / "out", Run(Path(folder) / "work", launch))
 
     def mean(seconds: list[Both]) -> Both:
         counted = seconds[1 : options.rounds + 1]
         return sum(one[0] for one in counted) / len(counted), sum(one[1] for one in counted) / len(counted)
 
-    ours, rest = mean(timed.times["ours"]), mean(timed.rest)
+    ours, rest, plain_rest = mean(timed.times["ours"]), mean(timed.rest), mean(timed.plain_rest)
     each = {name: mean(seconds) for name, seconds in timed.times.items()}
     theirs = min(each[f"theirs {batch}"][0] for batch in BATCHES), min(each[f"theirs {b}"][1] for b in BATCHES)
     tokens = sum(timed.tokens[1:]) / len(timed.tokens[1:])
     row: dict[str, Any] = {"way": way, "rounds": options.rounds, "tokens": tokens, "copies": timed.copies[-1]}
-    row |= {name: [round(one, 3) for one in seconds] for name, seconds in each.items()} | {"rest": rest}
+    row |= {name: [round(one, 3) for one in seconds] for name, seconds in each.items()}
+    row |= {"rest": rest, "plain_rest": plain_rest, "apart": timed.apart}
     for place, clock in enumerate(("wall", "processor")):
         row[clock] = {
             "sampling_ratio": theirs[place] / ours[place],
-            "step_ratio": (theirs[place] + rest[place]) / (ours[place] + rest[place]),
+            "learning_ratio": plain_rest[place] / rest[place],
+            "step_ratio": (theirs[place] + plain_rest[place]) / (ours[place] + rest[place]),
             "generating_share": ours[place] / (ours[place] + rest[place]),
-            "generating_share_theirs": theirs[place] / (theirs[place] + rest[place]),
+            "generating_share_theirs": theirs[place] / (theirs[place] + plain_rest[place]),
             "tokens_per_s": tokens / ours[place],
         }
     return row
@@ -177,34 +241,43 @@ def greedy(inputs: dict[str, Path], launch: LaunchConfig, count: int = 64) -> tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, required=True, help="a store with the quickstart's artifacts")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--store", type=Path, help="a store with the quickstart's artifacts")
+    where.add_argument("--made", type=Path, help="a folder for inputs of the quickstart's size")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    launch = LaunchConfig(threads=options.threads, trainer="native", device="cpu")
-    stages = {"model": "sft", "prompts": "instructions", "reward_model": "reward_model"}
-    inputs = {name: _newest(options.store, stage) for name, stage in stages.items()}
+    launch = LaunchConfig(threads=options.threads, trainer="native", device="cpu", precision=options.precision)
+    if options.made:
+        inputs = rl_inputs(options.made, yaml.safe_load(QUICKSTART.read_text(encoding="utf8")), launch)
+    else:
+        stages = {"model": "sft", "prompts": "instructions", "reward_model": "reward_model"}
+        inputs = {name: _newest(options.store, stage) for name, stage in stages.items()}
     same, count = greedy(inputs, launch)
     rows = [race(way, inputs, options, launch) for way in options.ways]
     if options.json:
         print(json.dumps({"greedy_same": same, "greedy": count, "rows": rows}, indent=1))
         return
     print(f"greedy answers that are the same: {same} of {count}; {prepare(launch).compute}")
+    print("seconds of sampling and of scoring and learning, and how many times faster ours is")
     print(
-        f"{'':6}{'clock':>10} {'ours':>8} {'theirs':>8} {'rest':>8} {'sampling':>9} {'step':>6}   share of generating"
+        f"{'':6}{'clock':>10}   {'ours':>15}   {'plain':>15} {'sampling':>9} {'learning':>9} {'step':>6}   generating"
     )
     for row in rows:
         for place, clock in enumerate(("wall", "processor")):
             theirs, found = min(row[f"theirs {batch}"][place] for batch in BATCHES), row[clock]
             print(
-                f"{row['way']:6}{clock:>10} {row['ours'][place]:>7.2f}s {theirs:>7.2f}s {row['rest'][place]:>7.2f}s"
-                f" {found['sampling_ratio']:>8.2f}x {found['step_ratio']:>5.2f}x"
-                f"   {found['generating_share']:.0%}, theirs {found['generating_share_theirs']:.0%}"
+                f"{row['way']:6}{clock:>10}   {row['ours'][place]:>6.2f} + {row['rest'][place]:>6.2f}"
+                f"   {theirs:>6.2f} + {row['plain_rest'][place]:>6.2f}"
+                f" {found['sampling_ratio']:>8.2f}x {found['learning_ratio']:>8.2f}x {found['step_ratio']:>5.2f}x"
+                f"   {found['generating_share']:.0%}, plain {found['generating_share_theirs']:.0%}"
             )
         speed = row["wall"]["tokens_per_s"]
         print(f"      {row['tokens']:,.0f} tokens a round, {row['copies']:.1f} answers a prompt, {speed:,.0f} tokens/s")
+        print(f"      the two policies are apart by {row['apart']:.2%} of how far they went")
 
 
 def _newest(store: Path, stage: str) -> Path:

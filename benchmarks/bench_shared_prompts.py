@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from training.answer_logprobs import answer_logprobs
 from training.attention import choose_attention
-from training.completions import Batch, Completions, answer_logits, token_logprobs
+from training.completions import Batch, Completions
 from training.config import ModelConfig
 from training.hardware import Hardware, native_bf16
 from training.models import build, hf_config
@@ -45,8 +46,8 @@ def _batch(prompt: int, each: int, answer: int, count: int) -> Batch:
 
 
 def _step(model: PreTrainedModel, batch: Batch, hardware: Hardware) -> Tensor:
-    logits = answer_logits(model, batch.ids, batch.places, batch.mask, hardware)
-    loss = -(token_logprobs(logits, batch.tokens) * batch.mask).sum() / batch.mask.sum()
+    logprobs = answer_logprobs(model, batch.ids, batch.places, batch.tokens, batch.mask, hardware)
+    loss = -logprobs.sum() / batch.mask.sum()
     model.zero_grad()
     loss.backward()
     return loss.detach()

@@ -1,6 +1,6 @@
 """Sampled answers: drawn from a model, laid out for scoring, and scored.
 
-Shapes: B answers, P prompt tokens and T answer tokens after padding, V vocabulary.
+Shapes: B answers, P prompt tokens and T answer tokens after padding.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from training import ranks
+from training.answer_logprobs import answer_logits
 from training.chat import Chat, pad
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.ppo import exact_kl
 from training.sampling import sample
 from training.scorer import Scorer
-from training.shared_prompts import hidden_states
 
 _BATCH = 64
 
@@ -60,26 +60,6 @@ class Batch:
     def last(self) -> Tensor:
         """Position (B,) of each answer's last token."""
         return self.places[:, 0] + self.mask.sum(1).long()
-
-
-def answer_logits(
-    model: PreTrainedModel, ids: Tensor, places: Tensor, mask: Tensor, hardware: Hardware, temperature: float = 1.0
-) -> Tensor:
-    """Logits (B, T, V) in fp32, over the temperature, at the places that predict the answer's tokens; where `mask
-    (B, T)` is 0 anything."""
-    hidden = hidden_states(model, ids, answered(places, mask), places, hardware)
-    with hardware.autocast():
-        return model.get_output_embeddings()(hidden).float() / temperature
-
-
-def answered(places: Tensor, mask: Tensor) -> Tensor:
-    """Tokens (B,) of prompt and answer without the answer's last one, which predicts nothing."""
-    return places[:, 0] + mask.sum(1).long()
-
-
-def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities (B, T) of tokens under logits (B, T, V)."""
-    return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
 
 
 class Answering(Protocol):
@@ -141,5 +121,6 @@ def kl_of(
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
             ids, places, mask = (value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask))
             ours, theirs = (answer_logits(one, ids, places, mask, hardware) for one in (model, reference))
-            sums.append((exact_kl(ours, theirs).cpu() * batch.mask[rows]).sum(1))
+            each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(ours, theirs))
+            sums.append(each.sum(1).cpu())
     return torch.cat(sums), batch.mask.sum(1)

@@ -167,6 +167,12 @@ def decoder(model: PreTrainedModel) -> PreTrainedModel:
     return base if base is not model else model.get_decoder()
 
 
+def plain_head(model: PreTrainedModel) -> bool:
+    """Whether logits are known to be hidden @ weight.T and nothing else."""
+    family = FAMILIES.get(model.config.model_type)
+    return family is not None and family.plain_head and getattr(model.get_output_embeddings(), "bias", None) is None
+
+
 class LanguageModel(Trainable):
     """A language model whose loss is the mean over labelled tokens.
 
@@ -200,9 +206,7 @@ class LanguageModel(Trainable):
         family = FAMILIES.get(model.config.model_type)
         self.router = family is not None and family.router
         """Whether it is a mixture of experts."""
-        self._plain_head = (
-            family is not None and family.plain_head and getattr(model.get_output_embeddings(), "bias", None) is None
-        )
+        self._plain_head = plain_head(model)
 
     def last_stack(self) -> nn.Module | None:
         """The module that gives the last hidden state; None where that is what `forward` gives."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from infra.run import Run
 from training import ranks
 from training.algorithms import Algorithm
-from training.completions import answer_logits, answered, token_logprobs
+from training.answer_logprobs import answer_logprobs, answered
 from training.hardware import Hardware
 from training.mixed_text import loss_of_text
 from training.models import LanguageModel
@@ -73,11 +73,11 @@ class PolicyAndValue(Trainable):
         """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
         the loss of the text beside them (`training.mixed_text`)."""
         ids, places, mask = batch["ids"], batch["places"], batch["mask"]
-        logits = answer_logits(self.policy, ids, places, mask, self._hardware, self._temperature)
+        logprobs = answer_logprobs(self.policy, ids, places, batch["tokens"], mask, self._hardware, self._temperature)
         values = self.values(ids, places, mask) if self.value is not None else None
         weight = self.algorithm.weight(batch)
         text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
-        return token_logprobs(logits, batch["tokens"]), values, text
+        return logprobs, values, text
 
     def loss(self, outputs: tuple[Tensor, Tensor | None, Tensor | None], batch: Any) -> dict[str, Tensor]:
         logprobs, values, text = outputs

@@ -70,12 +70,20 @@ class PolicyLoss(NamedTuple):
     clip_share: Tensor
 
 
-def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float) -> PolicyLoss:
-    """PPO's clipped surrogate, negated, mean over tokens (Schulman et al. 2017, equation 7)."""
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float
+) -> PolicyLoss:
+    """PPO's surrogate with the ratio clipped to `low` … `high`, negated, mean over tokens (Schulman et al. 2017,
+    equation 7)."""
     ratio = torch.exp(logprobs - old_logprobs)
-    clipped = ratio.clamp(1 - clip, 1 + clip)
+    clipped = ratio.clamp(low, high)
     loss = masked_mean(torch.maximum(-advantages * ratio, -advantages * clipped), mask)
-    return PolicyLoss(loss, masked_mean(((ratio - 1).abs() > clip).float(), mask))
+    return PolicyLoss(loss, masked_mean(outside(ratio, low, high), mask))
+
+
+def outside(ratio: Tensor, low: float, high: float) -> Tensor:
+    """1 where a ratio lies outside of the clip, else 0."""
+    return ((ratio < low) | (ratio > high)).float()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:
@@ -94,12 +102,6 @@ def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
     """KL divergence (…) of the whole next-token distributions, from logits (…, V)."""
     ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
     return (ours.exp() * (ours - theirs)).sum(-1)
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy (…) in nats of next-token distributions, from logits (…, V)."""
-    logprobs = logits.log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, target: float, answers: int, horizon: float = 10_000) -> float:

@@ -3,7 +3,7 @@
 Each rank samples and scores its part of a round. Then every rank has the whole round, so that advantages and the KL
 coefficient are those of one process, and learns from its part of each minibatch.
 
-Shapes: B answers, K of them learnt from, P prompt tokens and T answer tokens after padding, V vocabulary.
+Shapes: B answers, K of them learnt from, P prompt tokens and T answer tokens after padding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -24,14 +25,15 @@ from infra.errors import Cancelled
 from infra.run import Run
 from training import ranks
 from training.algorithms import Algorithm, Sampled
+from training.answer_logprobs import logprobs_and_entropies
 from training.callbacks import Callback
 from training.chat import Chat
-from training.completions import Batch, Completions, answer_logits, generate, token_logprobs
+from training.completions import Batch, Completions, generate
 from training.config import RlhfConfig
 from training.divergence import DivergenceWatch, Round
 from training.evaluate import measuring
 from training.hardware import Hardware
-from training.ppo import adapted_kl_coef, entropy, kl_k1, masked_mean
+from training.ppo import adapted_kl_coef, kl_k1, masked_mean
 from training.rewards import Asked, Rewards, RewardScale
 from training.train_state import TrainState
 
@@ -148,8 +150,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         )
         asked = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt)]
         seed = int(random.integers(2**62))
-        learnt, count = config.learnt_answers, config.learnt_answers // config.minibatch_answers
-        parts = [part for _ in range(config.epochs) for part in np.split(random.permutation(learnt), count)]
+        parts = [part for _ in range(config.epochs) for part in minibatches(config, random)]
         if self._rows is None:
             self._rows = self._sampled(asked, seed)
         first, self._read = self._read // config.minibatch_answers, 0
@@ -244,17 +245,24 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
                     value[rows].to(self._hardware.device)
                     for value in (batch.ids, batch.places, batch.mask, batch.tokens)
                 )
-                ours, theirs = (
-                    answer_logits(one, ids, places, mask, self._hardware, self._config.temperature)
+                (ours, entropies), (theirs, _) = (
+                    logprobs_and_entropies(one, ids, places, tokens, mask, self._hardware, self._config.temperature)
                     for one in (self._policy, self._reference)
                 )
-                found = [token_logprobs(ours, tokens), token_logprobs(theirs, tokens), entropy(ours)]
+                found = [ours, theirs, entropies]
                 if self._values is not None:
                     found.append(self._values(ids, places, mask))
                 pieces.append(tuple(value.cpu() for value in found))
         columns = (torch.cat(column) for column in zip(*pieces, strict=True))
         first, second, third, *values = (ranks.join_parts(column) for column in columns)
         return first, second, third, values[0] * batch.mask if values else None
+
+
+def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray[np.int64]]:
+    """The answers of each minibatch of one pass over a round, by number."""
+    together, learnt = config.answers_per_prompt if config.whole_groups else 1, config.learnt_answers
+    dealt = random.permutation(learnt // together)[:, None] * together + np.arange(together)
+    return np.split(dealt.flatten(), learnt // config.minibatch_answers)
 
 
 def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -89,28 +89,32 @@ def share(ids: Tensor, lengths: Tensor) -> Shared | None:
     return Shared(*(one.to(ids.device) for one in (laid, positions, of_group, branches, places)))
 
 
-def hidden_states(model: PreTrainedModel, ids: Tensor, lengths: Tensor, places: Tensor, hardware: Hardware) -> Tensor:
+def hidden_states(
+    model: PreTrainedModel, ids: Tensor, lengths: Tensor, places: Tensor, hardware: Hardware, *, logits: bool = False
+) -> Tensor:
     """The last hidden states (B, P, D) at `places (B, P)` of sequences ids (B, T), with shared beginnings computed once
     where `launch.share_prompts`, the model and what it saves allow.
 
     lengths: tokens (B,) of each sequence that matter; at later places anything may come out.
+    logits: whether the model's own logits (B, P, V) are wanted in place of hidden states.
     """
+    network, wanted = (model, "logits") if logits else (decoder(model), "last_hidden_state")
     mask = _mask_of(model, hardware)
     shared = share(ids, lengths) if mask else None
     with hardware.autocast():
         if shared is None:
-            hidden = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
+            hidden: Tensor = network(input_ids=ids, use_cache=False)[wanted]
             return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
         masks = {
             kind: additive(seen, hardware.compute) if mask == "added" else seen
             for kind, seen in ((kind, shared.visible(window)) for kind, window in windows(model.config).items())
         }
-        hidden = decoder(model)(
+        hidden = network(
             input_ids=shared.ids,
             position_ids=shared.positions,
             attention_mask=masks.get("", masks),
             use_cache=False,
-        ).last_hidden_state
+        )[wanted]
         return hidden.flatten(0, 1)[shared.places.gather(1, places)]
 
 

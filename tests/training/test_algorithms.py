@@ -23,6 +23,7 @@ from training.best_of import best_of, best_of_figures, counts, kl_of_best
 from training.config import RlhfConfig
 from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
 from training.reward_functions import Answered, call, reward_function
+from training.rollouts import minibatches
 
 RANDOM = np.random.default_rng(11)
 
@@ -89,6 +90,9 @@ def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None
         ({"algorithm": "raft"}, "answers_per_prompt: at least 2 for algorithm raft"),
         ({"algorithm": "raft", "answers_per_prompt": 16}, "minibatch_answers to divide the 32 answers of a round"),
         ({"reward_functions": {"os.getcwd()": 1.0}}, "expected package.module:name"),
+        ({"scale_rewards": "none"}, "scale_rewards: expected group for algorithm ppo"),
+        ({"whole_groups": True}, "whole_groups: expected false"),
+        ({"whole_groups": True, "answers_per_prompt": 128}, "128 does not divide 64"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -98,6 +102,18 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 def test_without_a_name_the_algorithm_follows_from_the_answers_to_a_prompt() -> None:
     assert [RlhfConfig(answers_per_prompt=n).chosen_algorithm for n in (1, 2)] == ["ppo", "rloo"]
+
+
+def test_answers_are_dealt_to_minibatches_once_each_and_where_it_is_asked_for_with_their_whole_group() -> None:
+    settings: dict[str, Any] = {"answers_per_prompt": 4, "rollout_prompts": 32, "minibatch_answers": 8}
+    dealt, together = (
+        minibatches(RlhfConfig(**settings, whole_groups=whole), np.random.default_rng(1)) for whole in (False, True)
+    )
+    for parts in (dealt, together):
+        assert [len(part) for part in parts] == [8] * 4 and sorted(np.concatenate(parts)) == list(range(32))
+    assert dealt[0].tolist() == np.random.default_rng(1).permutation(32)[:8].tolist()
+    assert all(len(set(part // 4)) == 2 for part in together)
+    assert together[0].tolist() != list(range(8)) and any(len(set(part // 4)) > 2 for part in dealt)
 
 
 def _sampled(**changes: Any) -> tuple[Sampled, dict[str, np.ndarray]]:

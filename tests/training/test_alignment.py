@@ -371,7 +371,7 @@ def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     function = "tests.training.test_grading:brevity"
     rate = {"learning_rate": 1.0e-3, "weight_decay": 0.0}
     settings = {"algorithm": "grpo", "answers_per_prompt": 4, "reward_functions": {function: 2.0}, "optimizer": rate}
-    settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0, "reward_processes": 2}
+    settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0, "reward_processes": 2, "whole_groups": True}
     inputs = {name: prompts[name] for name in ("model", "prompts")}
     figures = rlhf(RlhfConfig.model_validate(RLHF | settings), inputs, tmp_path / "out", run).figures
     told = journal.metric(f"rlhf/function/{function}")

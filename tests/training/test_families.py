@@ -18,8 +18,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from evaluation.decoding import Decoder
 from evaluation.generation import Sampling, generate
 from infra.errors import StageError
+from training.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
 from training.attention import FLEX, answering, choose_attention
-from training.completions import Batch, Completions, answer_logits
+from training.completions import Batch, Completions
 from training.config import ModelConfig, PretrainConfig
 from training.documents import block_mask, document_numbers, within_documents
 from training.families import FAMILIES
@@ -203,24 +204,44 @@ def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_answers_to_a_shared_prompt_give_logits_and_gradients_of_each_alone(name: str, kernel: str) -> None:
+def test_answers_to_a_shared_prompt_are_as_likely_as_the_model_finds_each_alone(name: str, kernel: str) -> None:
+    """Log-probabilities, entropies and gradients are those of the model's own logits, at a temperature."""
     network = _network(name)
     network.set_attn_implementation(kernel)
     turns = [([7] * prompt + [50, 60], answer) for answer in ([3], [9, 9, 4], [9, 9, 9, 9]) for prompt in (1, 3, 11)]
     prompts, answers = ([list(one) for one in column] for column in zip(*turns, strict=True))
     batch = Batch.of(Completions(prompts, answers, torch.ones(len(turns))), 0)
     assert share(batch.ids, batch.last()) is not None
-    found = []
+
+    def gradient(logprobs: Tensor) -> Tensor:
+        network.zero_grad()
+        logprobs.sum().backward()
+        found = network.get_input_embeddings().weight.grad
+        assert found is not None
+        return found.clone()
+
+    rows = [
+        network(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, len(prompt) - 1 : -1] / 0.7
+        for prompt, answer in turns
+    ]
+    wanted = torch.cat(rows).log_softmax(-1)
+    told = wanted.gather(-1, batch.tokens[batch.mask.bool()][:, None])[:, 0]
+    wanted_gradient = gradient(told)
     for shares in (False, True):
         hardware = Hardware(CPU.device, bf16=False, share_prompts=shares)
-        logits = answer_logits(network, batch.ids, batch.places, batch.mask, hardware) * batch.mask[..., None]
-        network.zero_grad()
-        logits.log_softmax(-1).gather(-1, batch.tokens[..., None]).mean().backward()
-        gradient = network.get_input_embeddings().weight.grad
-        assert gradient is not None
-        found.append((logits.detach(), gradient.clone()))
-    for ours, theirs in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        given = network, batch.ids, batch.places, batch.tokens, batch.mask, hardware, 0.7
+        logprobs = answer_logprobs(*given)
+        scored, entropies = logprobs_and_entropies(*given)
+        assert not logprobs[batch.mask == 0].any()
+        found = (
+            (logprobs[batch.mask.bool()], told),
+            (scored, logprobs),
+            (entropies[batch.mask.bool()], -(wanted.exp() * wanted).sum(-1)),
+            (answer_logits(network, batch.ids, batch.places, batch.mask, hardware, 0.7).log_softmax(-1), wanted),
+            (gradient(logprobs), wanted_gradient),
+        )
+        for ours, theirs in found:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_what_a_model_says_of_generation_leaves_its_answers_as_they_are() -> None:

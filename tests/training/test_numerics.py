@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from evaluation.statistics import bootstrap, gain_at_equal_length, wilson
+from training.answer_logprobs import token_logprobs
 from training.loss import IGNORE, chunked_cross_entropy
 from training.ngram import Bigram, Unigram
 from training.ppo import (
@@ -45,6 +46,20 @@ def test_chunked_loss_and_its_gradients_are_those_of_torch(compiled: bool) -> No
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [900, 2500])
+def test_log_probabilities_in_chunks_and_their_gradients_are_those_of_torch(tokens: int) -> None:
+    """One chunk, whose probabilities are kept, and two of 1,677 tokens at most, which are computed again."""
+    hidden = torch.randn(tokens, 16, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5000, 16, dtype=torch.float64, requires_grad=True)
+    drawn, upstream = torch.randint(0, 5000, (tokens,)), torch.randn(tokens)
+    expected = -cross_entropy(hidden @ weight.T / 0.7, drawn, reduction="none")
+    wanted = torch.autograd.grad(expected, (hidden, weight), upstream.double())
+    logprobs = token_logprobs(hidden, weight, drawn, 0.7)
+    found = torch.autograd.grad(logprobs, (hidden, weight), upstream)
+    for ours, theirs in zip((logprobs, *found), (expected, *wanted), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
 def _answers() -> tuple[np.ndarray, ...]:
     """Rewards, values and a mask (3, 6) with answers of 6, 4 and 1 tokens."""
     mask = (np.arange(6) < np.array([[6], [4], [1]])).astype(float)
@@ -77,9 +92,13 @@ def test_the_policy_loss_is_ppo_s_clipped_surrogate() -> None:
     new, old, advantages = (RANDOM.normal(size=(3, 6)) for _ in range(3))
     ratio = np.exp(new - old)
     surrogate = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
-    loss, clip_share = policy_loss(t(new), t(old), t(advantages), t(mask), clip=0.2)
+    loss, clip_share = policy_loss(t(new), t(old), t(advantages), t(mask), 0.8, 1.2)
     assert float(loss) == pytest.approx(-(surrogate * mask).sum() / mask.sum())
     assert float(clip_share) == pytest.approx(((np.abs(ratio - 1) > 0.2) * mask).sum() / mask.sum())
+    higher = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.5) * advantages)
+    loss, clip_share = policy_loss(t(new), t(old), t(advantages), t(mask), 0.8, 1.5)
+    assert float(loss) == pytest.approx(-(higher * mask).sum() / mask.sum())
+    assert float(clip_share) == pytest.approx((((ratio < 0.8) | (ratio > 1.5)) * mask).sum() / mask.sum())
 
 
 def test_the_value_loss_is_the_larger_of_the_clipped_and_the_plain_error() -> None:

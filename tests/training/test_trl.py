@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from training.algorithms import CLIPPED, Sampled, algorithm_of
+from training.answer_logprobs import answer_logprobs
 from training.chat import Chat, Conversation, pad
-from training.completions import Batch, Completions, answer_logits, token_logprobs
+from training.completions import Batch, Completions
 from training.config import PreferenceTuningConfig, RlhfConfig
 from training.hardware import Hardware
 from training.models import LanguageModel, load
@@ -237,8 +238,9 @@ def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+@pytest.mark.parametrize(("scale", "high"), [("group", None), ("batch", 0.6), ("none", 0.6)])
 def test_grpo_is_trl_s_from_rewards_to_gradients(
-    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path
+    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path, scale: str, high: float | None
 ) -> None:
     """Two prompts with three answers each that are given to both, their rewards too. trl's own advantages and
     log-probabilities of the policy that sampled; then both policies are moved, past the clip here and there.
@@ -260,8 +262,9 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
         return scores
 
     config = GRPOConfig(
-        output_dir=str(tmp_path), **SILENT, loss_type="grpo", beta=0.3, epsilon=0.2, temperature=0.7, num_generations=3,
-        num_iterations=2, per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
+        output_dir=str(tmp_path), **SILENT, loss_type="grpo", beta=0.3, epsilon=0.2, epsilon_high=high,
+        scale_rewards=scale, temperature=0.7, num_generations=3, num_iterations=2, per_device_train_batch_size=6,
+        per_device_eval_batch_size=6, use_bias_correction_kl=False,
     )  # fmt: skip
     asked = [{"prompt": PROMPTS[number // 3]} for number in range(6)]
     trainer = GRPOTrainer(
@@ -272,12 +275,14 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
     trainer.ref_model.load_state_dict(reference.state_dict())
     inputs = trainer._generate_and_score_completions(asked)
 
-    settings = {"algorithm": "grpo", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 6}
-    algorithm = algorithm_of(RlhfConfig.model_validate({**settings, "clip_ratio": 0.2}))
+    settings: dict[str, Any] = {"algorithm": "grpo", "answers_per_prompt": 3}
+    settings |= {"rollout_prompts": 6, "minibatch_answers": 6}
+    settings |= {"clip_ratio": 0.2, "clip_ratio_high": high, "scale_rewards": scale}
+    algorithm = algorithm_of(RlhfConfig.model_validate(settings))
     batch = Batch.of(answers, chat.pad)
     with torch.no_grad():
         before, known = (
-            token_logprobs(answer_logits(one, batch.ids, batch.places, batch.mask, CPU, 0.7), batch.tokens)
+            answer_logprobs(one, batch.ids, batch.places, batch.tokens, batch.mask, CPU, 0.7)
             for one in (policy, reference)
         )
     learnt = algorithm.learn(Sampled(torch.tensor(scores), before, known, batch.mask, None, 0.3))

@@ -59,7 +59,8 @@ class Algorithm(ABC):
 
         logprobs, values (B, T): of the policy and the value function as they are now.
         """
-        found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], self.config.clip_ratio)
+        bounds = self.config.ratio_bounds
+        found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
         return {"policy": found.loss, CLIPPED: found.clip_share, "total": found.loss}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:

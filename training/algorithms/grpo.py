@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from training.algorithms.base import CLIPPED, Algorithm, Sampled
-from training.ppo import masked_mean
+from training.ppo import masked_mean, outside
 
 _LEAST_SPREAD = 1.0e-4
 """Added to a group's standard deviation, as in trl's GRPOTrainer: answers of one reward teach nothing."""
@@ -18,18 +18,18 @@ class Grpo(Algorithm):
     """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2)."""
 
     def learn(self, sampled: Sampled) -> dict[str, Tensor]:
-        advantages = group_advantages(sampled.scores, self.config.answers_per_prompt)
+        advantages = group_advantages(sampled.scores, self.config.answers_per_prompt, self.config.scale_rewards)
         kl_coef = torch.full_like(sampled.scores, sampled.kl_coef)[:, None]
         return {"advantages": advantages[:, None] * sampled.mask, "reference": sampled.reference, "kl_coef": kl_coef}
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        mask, clip = batch["mask"], self.config.clip_ratio
+        mask, (low, high) = batch["mask"], self.config.ratio_bounds
         ratio = torch.exp(logprobs - batch["logprobs"])
         advantages = batch["advantages"]
-        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
         penalty = batch["kl_coef"] * kl_k3(logprobs, batch["reference"])
         tokens = mask.sum(1).clamp(min=1)
-        clipped = masked_mean(((ratio - 1).abs() > clip).float(), mask)
+        clipped = masked_mean(outside(ratio, low, high), mask)
         policy, kl = (((each * mask).sum(1) / tokens).mean() for each in (-surrogate, penalty))
         return {"policy": policy, "kl_penalty": kl, CLIPPED: clipped, "total": policy + kl}
 
@@ -38,11 +38,14 @@ class Grpo(Algorithm):
         return len(batch["mask"])
 
 
-def group_advantages(scores: Tensor, group: int) -> Tensor:
-    """Scores (B,) less the mean of their group of answers to one prompt, over its standard deviation."""
+def group_advantages(scores: Tensor, group: int, scale: str = "group") -> Tensor:
+    """Scores (B,) less the mean of their group of answers to one prompt, over the standard deviation of the group, of
+    all scores (batch), or as they are (none)."""
     grouped = scores.view(-1, group)
-    spread = grouped.std(1, keepdim=True) + _LEAST_SPREAD
-    return ((grouped - grouped.mean(1, keepdim=True)) / spread).view(-1)
+    above = grouped - grouped.mean(1, keepdim=True)
+    if scale != "none":
+        above = above / ((grouped.std(1, keepdim=True) if scale == "group" else scores.std()) + _LEAST_SPREAD)
+    return above.view(-1)
 
 
 def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:

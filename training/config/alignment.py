@@ -248,6 +248,10 @@ class RlhfConfig(TrainerConfig):
     answer."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4. Of raft answers that were kept."""
+    whole_groups: bool = False
+    """Whether a minibatch holds all answers to its prompts, so that each prompt is computed once a pass, which saves
+    most where prompts are long. Else the answers of a round are dealt to minibatches at random, as trl's GRPOTrainer
+    does."""
     epochs: int = Field(1, ge=1)
     """Passes over each round's answers; 1 in InstructGPT, appendix C.4, 4 in Ziegler et al. 2019."""
     max_prompt_tokens: int = Field(512, ge=4)
@@ -266,6 +270,14 @@ class RlhfConfig(TrainerConfig):
     """Generalised advantage estimation (Schulman et al. 2016); 0.95 in Ziegler et al. 2019."""
     clip_ratio: float = Field(0.2, gt=0)
     """Clipping of the probability ratio (Schulman et al. 2017); 0.2 in InstructGPT, appendix C.4."""
+    clip_ratio_high: float | None = Field(None, gt=0)
+    """How far the ratio may rise where it is to be held less tightly than downwards, so that unlikely tokens can gain
+    probability: 0.28 with clip_ratio: 0.2 in Yu et al. 2025, "DAPO", section 3.1. null: as far as clip_ratio."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What GRPO divides a reward's distance from its group's mean by. group: their standard deviation in the group
+    (DeepSeekMath, section 4.1.2). batch: that of all rewards of the round. none: nothing (Liu et al. 2025, "Dr. GRPO",
+    section 3.2: a group's own weighs prompts too much that are answered rightly nearly always or hardly ever). The
+    names are trl's."""
     clip_value: float = Field(0.2, gt=0)
     """Clipping of the value estimate; 0.2 in Ziegler et al. 2019's code."""
     value_coef: float = Field(0.1, ge=0)
@@ -308,6 +320,12 @@ class RlhfConfig(TrainerConfig):
         """Answers of a round that are learnt from: all, of raft one to each prompt."""
         return self.rollout_prompts // (self.answers_per_prompt if self.chosen_algorithm == "raft" else 1)
 
+    @property
+    def ratio_bounds(self) -> tuple[float, float]:
+        """Between which the probability ratio of policy and sampling policy is clipped."""
+        high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+        return 1 - self.clip_ratio, 1 + high
+
     def sources(self) -> list[Source]:
         """The files of the reward functions, as far as they are found: another function makes another model."""
         return [
@@ -344,6 +362,15 @@ class RlhfConfig(TrainerConfig):
             raise ValueError("reward_weights: expected weights above 0; leave the model out instead")
         if self.reward_weights and self.ensemble == "worst":
             raise ValueError("reward_weights: expected none with ensemble: worst, which takes the lowest score")
+        if self.scale_rewards != "group" and self.chosen_algorithm != "grpo":
+            raise ValueError(f"scale_rewards: expected group for algorithm {self.chosen_algorithm}: it is GRPO's")
+        if self.whole_groups and (self.chosen_algorithm in ("ppo", "raft")):
+            raise ValueError("whole_groups: expected false: ppo and raft learn from one answer to a prompt")
+        if self.whole_groups and self.minibatch_answers % self.answers_per_prompt:
+            raise ValueError(
+                f"whole_groups: expected answers_per_prompt to divide minibatch_answers: {self.answers_per_prompt} "
+                f"does not divide {self.minibatch_answers}"
+            )
         for key in ("minibatch_answers", "answers_per_prompt"):
             if self.rollout_prompts % (part := getattr(self, key)):
                 raise ValueError(
