@@ -39,6 +39,7 @@ def command(
     from flows.journal import latest
     from flows.needs import check_hardware, refuse, stage_needs
     from flows.plan import plan
+    from flows.start import runs_on_worker
     from infra.errors import ConfigError
     from infra.store.store import Store
 
@@ -49,6 +50,8 @@ def command(
     store = Store(root_of(root), reading=True)
     if problems := check_hardware(pipeline):
         raise ConfigError(*problems)
+    if not runs_on_worker(store.root):  # which has its own environment, and the password with it
+        store.check_leases()
     rows = plan(nodes, store, selection.force, look=True)
     notes = rate_notes(nodes, rows)
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})

@@ -27,7 +27,7 @@ def command(
 
     \b
     STEMMA_AUTH=user:password            both pages and APIs ask for it
-    STEMMA_DATABASE_URL=postgresql://…   Prefect and MLflow keep what they know there, not in SQLite
+    STEMMA_DATABASE_URL=postgresql://…   Prefect, MLflow and the store's leases are there, not in SQLite
     """
     from infra.servers.environment import environment
     from infra.servers.services import up

@@ -127,6 +127,7 @@ class PipelineRun:
         status = "failed"
         try:
             self._begin(begun)
+            self.store.leases.check()
             chosen = self.selection.choose(self.nodes)
             if self.config.launch.hardware is not None or self.config.launch.checkpoint_remote is not None:
                 from flows.needs import refuse_run

@@ -48,6 +48,7 @@ def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path,
     """
     source = folder.absolute()
     check_payload(stage, source)
+    store.leases.check()
     work = store.layout.work(stage, f"adopt-{uuid.uuid4().hex[:12]}")
     unfinished = work / "artifact"
     started = time.time()

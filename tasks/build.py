@@ -138,7 +138,10 @@ def ensure(
     key = f"{node.folder}/{request.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
-            key, on_wait=lambda holder: _say_waiting(node, holder, context), stop_if=context.is_cancelled
+            key,
+            on_wait=lambda holder: _say_waiting(node, holder, context),
+            on_away=lambda error: _event(context, node.id, "waiting", f"the leases cannot be read, waiting: {error}"),
+            stop_if=context.is_cancelled,
         )
     if lease is None:
         raise Cancelled

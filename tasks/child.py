@@ -62,7 +62,7 @@ class Job:
     out: str
     scratch: str
     keeps_memory: bool = False
-    claim: dict[str, str] = field(default_factory=dict)
+    claim: dict[str, Any] = field(default_factory=dict)
     checkpoint_place: str = ""
 
     def write(self, path: Path) -> None:

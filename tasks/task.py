@@ -24,6 +24,9 @@ MACHINE_FAULTS = frozenset(
         "killed",
         "lease_lost",
         "source_unreachable",
+        # Of the leases: the server was away for longer than a builder waits.
+        "database_unreachable",
+        "leases_locked",
         # Of what a library raised: see `tasks.failures`.
         "device_fault",
         "ranks_disconnected",

@@ -24,7 +24,16 @@ class Network:
     @property
     def shell(self) -> list[str]:
         """A `launch.remote_shell` that runs a command line on {host}."""
-        return ["ip", "netns", "exec", f"{self.tag}-{{host}}", "sh", "-c"]
+        return [*self.command("{host}"), "sh", "-c"]
+
+    def command(self, host: str) -> list[str]:
+        """What makes the rest of a command run on a host, on its network alone."""
+        return ["ip", "netns", "exec", f"{self.tag}-{host}"]
+
+    def machine(self, host: str) -> list[str]:
+        """The same with a name and processes of its own, as another machine: those here are not seen there."""
+        apart = ["unshare", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
+        return [*self.command(host), *apart, "sh", "-c", 'hostname "$0" && exec "$@"', f"host-{host}"]
 
     def cut(self, host: str) -> None:
         """Pulls the host's cable out of the switch."""

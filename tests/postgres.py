@@ -8,21 +8,26 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from infra.servers.ports import HOST, any_free_port
+from tests.namespaces import Network
 
 PASSWORD = "pg-secret-7f3a9c"
 ACCOUNTS = ("postgres", "nobody")
 
 
 @contextmanager
-def postgres(name: str = "stemma", encoding: str = "UTF8") -> Iterator[str]:
+def postgres(name: str = "stemma", encoding: str = "UTF8", on: tuple[Network, str] | None = None) -> Iterator[str]:
     """`postgresql://stemma:PASSWORD@127.0.0.1:port/<name>`, its cluster gone after the block. Skips where there is no
-    PostgreSQL on this machine."""
+    PostgreSQL on this machine.
+
+    on: a network and the host of it that the server runs on, at its address there; all of the network reach it.
+    """
+    host, there = (on[1], on[0].command(on[1])) if on else (HOST, [])
     tools = _tools()
     if tools is None:
         pytest.skip("PostgreSQL is not on this machine")
@@ -37,9 +42,11 @@ def postgres(name: str = "stemma", encoding: str = "UTF8") -> Iterator[str]:
     data = folder / "data"
 
     def do(*command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder, env=_environ(folder))
+        words = [*there, "runuser", "-u", user, "--", *command] if there and user else [*there, *command]
+        as_user = None if there else user  # only root gets onto another host
+        subprocess.run(words, check=True, capture_output=True, user=as_user, cwd=folder, env=_environ(folder))
 
-    options = f"-c listen_addresses={HOST} -c port={port} -c unix_socket_directories={folder} -c fsync=off"
+    options = f"-c listen_addresses={host} -c port={port} -c unix_socket_directories={folder} -c fsync=off"
     try:
         do(
             f"{tools}/initdb",
@@ -53,15 +60,18 @@ def postgres(name: str = "stemma", encoding: str = "UTF8") -> Iterator[str]:
             "scram-sha-256",
             f"--pwfile={secret}",
         )
+        if on:
+            with (data / "pg_hba.conf").open("a") as access:
+                access.write("host all all samenet scram-sha-256\n")
         do(f"{tools}/pg_ctl", "-D", str(data), "-w", "-o", options, "-l", str(folder / "log"), "start")
         # Not by its URL: command lines are seen by everyone on the machine.
-        command = ["psql", "-h", HOST, "-p", str(port), "-U", "stemma", "-qc", f"CREATE DATABASE {name}", "postgres"]
-        subprocess.run(command, env=os.environ | {"PGPASSWORD": PASSWORD}, check=True, capture_output=True)
-        yield f"postgresql://stemma:{PASSWORD}@{HOST}:{port}/{name}"
+        command = ["psql", "-h", host, "-p", str(port), "-U", "stemma", "-qc", f"CREATE DATABASE {name}", "postgres"]
+        subprocess.run([*there, *command], env=os.environ | {"PGPASSWORD": PASSWORD}, check=True, capture_output=True)
+        yield f"postgresql://stemma:{PASSWORD}@{host}:{port}/{name}"
     finally:
         if data.exists():
-            stop = [f"{tools}/pg_ctl", "-D", str(data), "-m", "immediate", "stop"]
-            subprocess.run(stop, check=False, capture_output=True, user=user, cwd=folder)
+            with suppress(subprocess.CalledProcessError):
+                do(f"{tools}/pg_ctl", "-D", str(data), "-m", "immediate", "stop")
         shutil.rmtree(folder, ignore_errors=True)
 
 

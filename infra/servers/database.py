@@ -73,18 +73,27 @@ class Postgres:
     def _with_driver(self, driver: str) -> str:
         return f"postgresql+{driver}://{self.url.partition('://')[2]}"
 
-    @contextmanager
-    def _connected(self) -> Iterator[Any]:
+    def connect(self, **options: Any) -> Any:
+        """A connection of psycopg2. options: of libpq, besides what the URL says.
+
+        Raises StageError `database_unreachable`, ConfigError for a URL that libpq cannot read.
+        """
         import psycopg2
 
         try:
-            connection = psycopg2.connect(self.url, connect_timeout=CONNECT_TIMEOUT_S)
+            return psycopg2.connect(self.url, **{"connect_timeout": CONNECT_TIMEOUT_S, **options})
         except psycopg2.OperationalError as error:
             # Its words name host, port and user, never the password.
             reason = " ".join(str(error).split())
             raise stage_error(
                 "database_unreachable", self.public_url, reason, f"is PostgreSQL up, and is {DATABASE} right?"
             ) from None
+        except psycopg2.ProgrammingError:  # its words repeat a part of the URL
+            raise ConfigError(Problem("bad_database", DATABASE, EXPECTED)) from None
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        connection = self.connect()
         try:
             with connection, connection.cursor() as cursor:
                 yield cursor

@@ -4,7 +4,7 @@
 <root>/<stage>/<fingerprint>/           a finished artifact: payload, aux/, manifest.json
 <root>/<stage>/<fingerprint>.<digest8>/ what a later build of the same address replaced
 <root>/.work/<stage>/<fingerprint>/     unfinished work: artifact/ (to be renamed) and scratch/ (checkpoints, journal)
-<root>/.state/                          hash book and leases; can be thrown away when nothing runs
+<root>/.state/                          hash book and leases, or where these are; can be thrown away when nothing runs
 <root>/runs/<run id>/                   the journal and result of each pipeline run
 <root>/mlflow, lineage, servers         the tracking store, its outbox, and the servers' state
 <root>/promotions.json                  which registered models are promoted

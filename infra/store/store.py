@@ -9,23 +9,18 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
 from infra.files import sync
 from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
+from infra.store import lease_place
 from infra.store.layout import AUX, MANIFEST, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Manifest
-from infra.tables import check as check_table
-from infra.tables import in_words
 
-_LOST_LEASES = (
-    "when nothing runs on this store, delete it: only the claims of running builds stand in it, without which two runs "
-    "could build one artifact at once"
-)
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -51,22 +46,25 @@ class Store:
     def __init__(self, root: Path, *, reading: bool = False) -> None:
         self.layout = Layout(root)
         self.root = self.layout.root
-        self._leases = self.layout.state / "leases.sqlite"
         if not reading:
             self.layout.create()
         self.hashes = HashBook(self.layout.state / "hashes.sqlite", reading=reading)
-        if not reading:
+        if not reading and not lease_place.needs_server(self.layout):
             _ = self.leases
 
     @cached_property
     def leases(self) -> Leases:
-        check_table(self._leases, _LOST_LEASES)
-        with in_words(self._leases, _LOST_LEASES):
-            return Leases(self._leases)
+        """Raises StageError where they are out of reach, see `infra.store.lease_place`."""
+        return Leases(lease_place.table(self.layout), partial(lease_place.table, self.layout))
+
+    def check_leases(self) -> None:
+        """Raises StageError, or ConfigError, where a run could hold no lease now."""
+        lease_place.check(self.layout)
 
     def being_built(self) -> list[str]:
         """`stage/fingerprint` of all that somebody builds right now."""
-        return self.leases.living() if self._leases.exists() else []
+        table = lease_place.existing(self.layout)
+        return Leases(table).living() if table is not None else []
 
     def find(self, stage: str, fingerprint: str) -> Manifest | None:
         """The manifest of a finished artifact, None if there is none; its files are not looked at."""

@@ -1,11 +1,10 @@
-"""Leases between real processes: one builder at a time, and nobody waits for the dead."""
+"""Leases between real processes: one builder at a time, and nobody waits for the dead; in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,26 +16,33 @@ from pathlib import Path
 import pytest
 
 from infra.process import PARENT_FD
-from infra.store import lease as lease_module
-from infra.store.lease import LEASE_S, Holder, Leases
+from infra.servers.database import Postgres
+from infra.store import lease_table
+from infra.store.lease import Leases
+from infra.store.lease_postgres import PostgresTable
+from infra.store.lease_sqlite import SqliteTable
+from infra.store.lease_table import LEASE_S, Holder, LeaseTable
 from tests.command import REPOSITORY
+from tests.leases import change_leases
+from tests.postgres import postgres
 from tests.processes import wait_until
 
 HOLD = """
-import sys
+import json, sys
 from pathlib import Path
 from infra.store.lease import Leases
-lease = Leases(Path(sys.argv[1])).acquire("sft/1")
+from infra.store.lease_place import opened
+lease = Leases(opened(json.loads(sys.argv[1]))).acquire("sft/1")
 print("held", flush=True)
 sys.stdin.read()
 lease.release()
 """
 
 WITH_A_WORKER = """
-import subprocess, sys
-from pathlib import Path
+import json, subprocess, sys
 from infra.store.lease import Leases
-lease = Leases(Path(sys.argv[1])).acquire("sft/1")
+from infra.store.lease_place import opened
+lease = Leases(opened(json.loads(sys.argv[1]))).acquire("sft/1")
 worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
 lease.works_in(worker.pid)
 print(worker.pid, flush=True)
@@ -52,10 +58,11 @@ sys.stdin.read()
 """
 
 COUNT = """
-import sys
+import json, sys
 from pathlib import Path
 from infra.store.lease import Leases
-leases, number = Leases(Path(sys.argv[1])), Path(sys.argv[2])
+from infra.store.lease_place import opened
+leases, number = Leases(opened(json.loads(sys.argv[1]))), Path(sys.argv[2])
 for _ in range(20):
     lease = leases.acquire("number/1")
     value = int(number.read_text())
@@ -64,9 +71,9 @@ for _ in range(20):
 """
 
 
-def start(code: str, *arguments: Path) -> subprocess.Popen[str]:
+def start(code: str, table: LeaseTable, *arguments: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", code, json.dumps(table.reference()), *map(str, arguments)],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -79,13 +86,21 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "leases.sqlite"
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> LeaseTable:
+    if request.param == "sqlite":
+        return SqliteTable(tmp_path / "leases.sqlite")
+    return PostgresTable.made(Postgres(request.getfixturevalue("database")))
 
 
 @pytest.fixture
-def holder(table: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(table: LeaseTable) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lease of sft/1."""
     process = start(HOLD, table)
     assert said(process) == "held"
@@ -94,7 +109,7 @@ def holder(table: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_a_living_holder_is_waited_for_and_named(table: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_living_holder_is_waited_for_and_named(table: LeaseTable, holder: subprocess.Popen[str]) -> None:
     leases = Leases(table)
     told: list[Holder] = []
     assert leases.living() == ["sft/1"]
@@ -102,7 +117,7 @@ def test_a_living_holder_is_waited_for_and_named(table: Path, holder: subprocess
     assert [item.pid for item in told] == [holder.pid]
 
 
-def test_the_lease_goes_to_who_waits_once_it_is_released(table: Path, holder: subprocess.Popen[str]) -> None:
+def test_the_lease_goes_to_who_waits_once_it_is_released(table: LeaseTable, holder: subprocess.Popen[str]) -> None:
     waiting = threading.Event()
     got: list[Holder | None] = []
 
@@ -122,7 +137,7 @@ def test_the_lease_goes_to_who_waits_once_it_is_released(table: Path, holder: su
     assert Leases(table).living() == []
 
 
-def test_a_killed_holders_lease_is_taken_over_at_once(table: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_killed_holders_lease_is_taken_over_at_once(table: LeaseTable, holder: subprocess.Popen[str]) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     leases = Leases(table)
@@ -134,7 +149,7 @@ def test_a_killed_holders_lease_is_taken_over_at_once(table: Path, holder: subpr
     lease.release()
 
 
-def test_nobody_takes_over_while_a_part_of_the_work_still_runs(table: Path) -> None:
+def test_nobody_takes_over_while_a_part_of_the_work_still_runs(table: LeaseTable) -> None:
     process = start(WITH_A_WORKER, table)
     worker = int(said(process))
     try:
@@ -150,14 +165,13 @@ def test_nobody_takes_over_while_a_part_of_the_work_still_runs(table: Path) -> N
     lease.release()
 
 
-def rewind(table: Path, seconds: float) -> None:
+def rewind(table: LeaseTable, seconds: float) -> None:
     """What a clock that jumps ahead makes of a lease, or its holder's sleep."""
-    with sqlite3.connect(table) as rows:
-        rows.execute("UPDATE leases SET renewed = renewed - ?", (seconds,))
+    change_leases(table, f"renewed = renewed - {seconds}")
 
 
 def test_neither_a_clock_nor_a_stop_takes_a_lease_from_who_lives_here(
-    table: Path, holder: subprocess.Popen[str]
+    table: LeaseTable, holder: subprocess.Popen[str]
 ) -> None:
     holder.send_signal(signal.SIGSTOP)
     rewind(table, 1000 * LEASE_S)
@@ -169,7 +183,7 @@ def test_neither_a_clock_nor_a_stop_takes_a_lease_from_who_lives_here(
     assert [item.pid for item in told] == [holder.pid]
 
 
-def test_a_stopped_group_whose_starter_was_killed_is_ended_and_taken_over(table: Path) -> None:
+def test_a_stopped_group_whose_starter_was_killed_is_ended_and_taken_over(table: LeaseTable) -> None:
     process = start(
         WITH_A_WORKER.replace("start_new_session=True", f"start_new_session=True, env={{'{PARENT_FD}': '9'}}"), table
     )
@@ -183,14 +197,16 @@ def test_a_stopped_group_whose_starter_was_killed_is_ended_and_taken_over(table:
     lease.release()
 
 
-def elsewhere(table: Path, key: str, age_s: float) -> None:
-    with sqlite3.connect(table) as rows:
-        row = (key, "token", "another-host", 1, 0.0, 0, time.time() - age_s)
-        rows.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+def elsewhere(table: LeaseTable, key: str, age_s: float) -> None:
+    renewed = time.time() - age_s
+    table.take(key, Holder("token", "another-host", 1, 0.0, 0, renewed), lambda holder: True)
+    change_leases(table, f"renewed = {renewed}", key)
 
 
-def test_a_holder_elsewhere_is_dead_once_it_was_seen_not_to_renew(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "WATCHED_S", 0.0)
+def test_a_holder_elsewhere_is_dead_once_it_was_seen_not_to_renew(
+    table: LeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_table, "WATCHED_S", 0.0)
     leases = Leases(table)
     elsewhere(table, "old/1", LEASE_S + 1)
     elsewhere(table, "new/1", LEASE_S / 2)
@@ -204,9 +220,9 @@ def test_a_holder_elsewhere_is_dead_once_it_was_seen_not_to_renew(table: Path, m
 
 
 def test_a_holder_elsewhere_whose_clock_is_behind_keeps_what_it_renews(
-    table: Path, monkeypatch: pytest.MonkeyPatch
+    table: LeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, "WATCHED_S", 0.0)
+    monkeypatch.setattr(lease_table, "WATCHED_S", 0.0)
     ages = iter([1000.0, 999.0, 998.0, 997.0])
 
     def renewed_again() -> bool:
@@ -221,9 +237,9 @@ def test_a_holder_elsewhere_whose_clock_is_behind_keeps_what_it_renews(
 
 
 def test_a_holder_elsewhere_whose_clock_is_ahead_is_dead_after_as_long(
-    table: Path, monkeypatch: pytest.MonkeyPatch
+    table: LeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, "LEASE_S", 0.3)
+    monkeypatch.setattr(lease_table, "LEASE_S", 0.3)
     leases = Leases(table)
     elsewhere(table, "sft/1", -1000)
     deadline = time.monotonic() + 30
@@ -233,12 +249,12 @@ def test_a_holder_elsewhere_whose_clock_is_ahead_is_dead_after_as_long(
 
 
 def test_who_works_for_a_stopped_holder_renews_and_ends_once_the_lease_is_lost(
-    table: Path, monkeypatch: pytest.MonkeyPatch
+    table: LeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 3600.0)  # the holder itself is silent
+    monkeypatch.setattr(lease_table, "HEARTBEAT_S", 3600.0)  # the holder itself is silent
     lease = Leases(table).acquire("sft/1")
     assert lease is not None
-    code = "import infra.store.lease as lease\nlease.HEARTBEAT_S = 0.05\n" + CLAIMED
+    code = "import infra.store.lease_table as table\ntable.HEARTBEAT_S = 0.05\n" + CLAIMED
     process = subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(asdict(lease.claim))],
         cwd=REPOSITORY,
@@ -252,8 +268,7 @@ def test_who_works_for_a_stopped_holder_renews_and_ends_once_the_lease_is_lost(
         rewind(table, 1000.0)
         wait_until(lambda: (found := Leases(table).holder("sft/1")) and time.time() - found.renewed < 100)
         assert process.poll() is None
-        with sqlite3.connect(table) as rows:
-            rows.execute("UPDATE leases SET token = 'somebody else'")
+        change_leases(table, "token = 'somebody else'")
         assert process.wait(30) == -signal.SIGKILL
         assert not lease.still_held()
     finally:
@@ -262,28 +277,27 @@ def test_who_works_for_a_stopped_holder_renews_and_ends_once_the_lease_is_lost(
         lease.release()
 
 
-def test_a_number_that_has_another_process_by_now_is_not_taken_for_the_holder(table: Path) -> None:
+def test_a_number_that_has_another_process_by_now_is_not_taken_for_the_holder(table: LeaseTable) -> None:
     leases = Leases(table)
     lease = leases.acquire("sft/1")
     assert lease is not None
-    with sqlite3.connect(table) as rows:
-        rows.execute("UPDATE leases SET pid_started = pid_started - 1000, work_group = 0")
+    change_leases(table, "pid_started = pid_started - 1000, work_group = 0")
     assert leases.living() == []
     lease.release()
 
 
-def test_a_lease_that_was_taken_away_cannot_be_renewed_or_released(table: Path) -> None:
+def test_a_lease_that_was_taken_away_cannot_be_renewed_or_released(table: LeaseTable) -> None:
     leases = Leases(table)
     lease = leases.acquire("sft/1")
     assert lease is not None
-    with sqlite3.connect(table) as rows:
-        rows.execute("UPDATE leases SET token = 'somebody else'")
-    assert not leases.update("sft/1", "the old token")
+    change_leases(table, "token = 'somebody else'")
+    assert not table.renew("sft/1", "the old token")
+    assert not lease.still_held()
     lease.release()
     assert leases.living() == ["sft/1"]
 
 
-def test_four_processes_never_hold_one_lease_at_once(table: Path, tmp_path: Path) -> None:
+def test_four_processes_never_hold_one_lease_at_once(table: LeaseTable, tmp_path: Path) -> None:
     number = tmp_path / "number"
     number.write_text("0")
     processes = [start(COUNT, table, number) for _ in range(4)]
