@@ -24,7 +24,6 @@ from infra.store.lease_sqlite import SqliteTable
 from infra.store.lease_table import LEASE_S, Holder, LeaseTable
 from tests.command import REPOSITORY
 from tests.leases import change_leases
-from tests.postgres import postgres
 from tests.processes import wait_until
 
 HOLD = """
@@ -84,12 +83,6 @@ def start(code: str, table: LeaseTable, *arguments: Path) -> subprocess.Popen[st
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with postgres() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

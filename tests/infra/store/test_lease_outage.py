@@ -17,7 +17,6 @@ from infra.store.lease import Lease, Leases
 from infra.store.lease_postgres import PostgresTable
 from infra.store.lease_table import Holder, TableAway
 from tests.leases import change_leases
-from tests.postgres import postgres
 from tests.processes import wait_until
 
 
@@ -41,16 +40,11 @@ class Server:
             connection.cursor().execute(command)
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Server]:
-    with postgres() as url:
-        yield Server(url)
-
-
 @pytest.fixture
-def server(running: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(lease_table, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(PostgresTable, "poll_s", 0.05)
+    running = Server(database)
     yield running
     running.come()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from infra.store.lease_postgres import PostgresTable
 from infra.store.lease_table import Holder
 from infra.store.store import Store
 from tests.command import environment
-from tests.postgres import PASSWORD, postgres
+from tests.postgres import PASSWORD
 
 URL = "STEMMA_DATABASE_URL"
 PLACE = """
@@ -30,12 +29,6 @@ number = Path(sys.argv[2])
 number.write_text(str(int(number.read_text()) + 1))
 lease.release()
 """
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with postgres() as url:
-        yield url
 
 
 @pytest.fixture(autouse=True)
