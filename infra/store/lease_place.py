@@ -93,9 +93,9 @@ def needs_server(layout: Layout) -> bool:
 
 def check(layout: Layout) -> None:
     """Raises StageError or ConfigError where a run could take no lease now; makes nothing."""
-    found, wanted = existing(layout), configured(layout)
-    if isinstance(found, PostgresTable):
-        found.check()
+    place, wanted = _recorded(layout), configured(layout)
+    if place is not None and place.database != SQLITE:
+        _in_postgres(place).check()
     elif wanted is not None:
         wanted.connect().close()
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -175,7 +175,10 @@ class PostgresTable:
         try:
             connection = self._postgres.connect(**_OPTIONS)
         except StageError as error:
-            raise TableAway(*error.problems) from None
+            (problem,) = error.problems
+            message = f"the leases of this store are in this database, which cannot be reached: {problem.message}"
+            fix = f"is PostgreSQL up, and is {DATABASE} what others who use this store have?"
+            raise TableAway(replace(problem, message=message, fix=fix)) from None
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:

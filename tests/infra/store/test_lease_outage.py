@@ -116,7 +116,7 @@ def test_a_builder_waits_for_the_server_before_it_commits(
     monkeypatch.undo()
     monkeypatch.setattr(lease_module, "PATIENCE_S", 0.2)
     server.go()
-    with pytest.raises(TableAway, match="is PostgreSQL up"):
+    with pytest.raises(TableAway, match="which cannot be reached"):
         lease.still_held()
     assert not lease.lost.is_set()
 
