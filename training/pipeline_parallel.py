@@ -104,13 +104,14 @@ class _UnderWay(PipelineStage):
         self._place(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *given, **named)
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Tensor | None = None, *given: Any, **named: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, loss, *given, **named)
+        if loss is not None:
+            loss.detach_()  # the schedule holds it to the end, and with its graph what was received and its gradient
         nowhere = torch.device("meta")
         self._place(self.args_recv_info[bwd_chunk_id], nowhere)
         self._place(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
-        if not self.is_last:
-            self.output_chunks[bwd_chunk_id] = None
+        self.output_chunks[bwd_chunk_id] = self.output_chunks[bwd_chunk_id].detach() if self.is_last else None
 
 
 class Pipeline:
@@ -370,7 +371,7 @@ def _want_of_memory(error: BaseException) -> BaseException | None:
 
 
 class _AllOf:
-    """Waits for several sendings and receivings."""
+    """Waits for several sendings and receivings. What they are of goes with them: a schedule keeps some to its end."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
@@ -378,6 +379,7 @@ class _AllOf:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+        self._works = ()
 
 
 def _send_and_receive(operations: list[Any], desc: str | None = None) -> _AllOf | None:

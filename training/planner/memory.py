@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from training.planner.architecture import Architecture
+from training.planner.pipeline_ranks import Part, part_of
 from training.planner.step_time import Layout, Training, microbatches
 
 _WEIGHT, _GRADIENT = 4, 4
 """Bytes a parameter of fp32 weights and their gradients."""
 _LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
 """As training/loss.py takes the logits in pieces."""
+_SUMMED_AT_ONCE = 2**28
+"""Bytes of gradients that pipelines sum together, as training/pipeline_parallel.py does."""
 FRAGMENTED = 0.04
 """Share that torch's allocator holds beside what tensors take: 2 to 6 % where sizes repeat from step to step."""
 
@@ -91,16 +94,20 @@ def kept_by(
 
 
 def memory(job: Training, at: Layout) -> Memory:
-    """Of the fullest device: the first stage of a pipeline, which holds activations of most microbatches."""
+    """Of the fullest device. Of a pipeline that is the first rank or the last: those between hold what the first does,
+    without the embedding and for fewer microbatches."""
+    return max((memory_of_rank(job, at, rank) for rank in {0, at.pp - 1}), key=lambda one: one.total)
+
+
+def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
+    """Of the devices of one rank of a pipeline, 0 to at.pp - 1."""
     arch, element = job.arch, job.element
-    ranks = at.dp * at.cp
-    layers = -(-arch.layers // at.pp)
+    ranks, count = at.dp * at.cp, microbatches(job, at)
+    part = part_of(arch.layers, at.pp, at.interleave, rank, count)
     experts = arch.layers * arch.experts * arch.mlp_weights if arch.experts > 1 else 0
     layer = (arch.layer_weights - experts / arch.layers) / at.tp + experts / arch.layers / (at.tp * at.ep)
-    outside = (arch.parameters - arch.layers * arch.layer_weights) / at.tp
-    if at.pp > 1 and not arch.tied:
-        outside /= 2  # embedding and output layer stand at the two ends
-    mine = layers * layer + outside
+    outside = _outside(arch, part) / at.tp
+    mine = part.layers * layer + outside
     shards = at.shards(job.device.node)
     gathers = at.sharding in ("zero2", "zero3", "hsdp") and ranks > 1
     weights = _WEIGHT * mine / (shards if gathers else 1)
@@ -115,48 +122,74 @@ def memory(job: Training, at: Layout) -> Memory:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
         keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
         kept = Kept(kept.layer + keys, kept.checkpoint, kept.outside + element * job.length)
-    # 1F1B: the first stage has as many microbatches under way as there are stages (Narayanan et al. 2021, section 2.2).
-    count = microbatches(job, at)
-    under_way = min(at.pp, count) * (1 + (at.pp - 1) / (at.pp * at.interleave) if at.interleave > 1 else 1)
     # Of one layer, while its backward pass is under way, what checkpointing dropped is there again.
     once = 0.0
     if at.recompute == "full":
-        saved, once = layers * kept.checkpoint, kept.layer
+        saved, once = kept.checkpoint, kept.layer
     elif at.recompute == "selective":
         products = _products(arch, element, at.tp, whole)
-        saved, once = layers * (kept.checkpoint + products), kept.layer - products
+        saved, once = kept.checkpoint + products, kept.layer - products
     else:
-        saved = layers * kept.layer
-    activations = rows * (saved * under_way + kept.outside)
+        saved = kept.layer
+    # The last rank holds what it gave for all microbatches, for the guard and the norms of activations; systems that
+    # have tensor parallelism beside a pipeline do not.
+    given = rows * arch.width * element if part.last and at.pp > 1 and at.tp == 1 else 0.0
 
     matrices = arch.attention_weights + arch.experts * arch.mlp_weights
     copied = element * matrices / arch.layer_weights * layer if element < 4 and not gathers else 0.0
-    # Autocast keeps its copies for as long as the backward pass needs them.
-    casts = copied * (layers if at.recompute == "none" else 0)
-    logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda)
-    there = _spread(job, at, mine, layer, outside, once > 0)
-    # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
-    before = gradients if count > 1 or at.pp > 1 else 0.0
-    begun = max(before, _GRADIENT * (arch.embedding / at.tp + layer))
-    if gathers:
-        begun = before + _GRADIENT * layer / shards
+    # Autocast keeps its copies, of each microbatch its own, for as long as the backward pass needs them.
+    copied_by_layer = copied if at.recompute == "none" else 0.0
+    logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda) if part.last else (0.0, 0.0)
+    there = _spread(job, at, part, mine, layer, outside, once > 0)
     back = rows * (once + 2 * 4 * arch.width / whole)
+    # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
+    # is kept once, where it is computed again.
+    stream = 0.0 if once else 4 * arch.width / whole
+    in_mlp = rows * (once + stream + 2 * element * arch.active_experts * arch.mlp_width / at.tp)
+    last = rows * (once or kept.layer) + count * given
     moments = [
-        Moment(before, casts + there.whole, activations, logits, there.throughout),
-        Moment(begun, casts + copied * (once > 0) + there.whole, activations + back, d_output, there.begun),
-        Moment(gradients + there.summed_last, copied + there.outside, rows * (once or kept.layer), 0.0, there.ended),
-        Moment(gradients, 0.0, 0.0, 0.0, there.throughout),
+        Moment(gradients + there.summed_last, copied + there.outside, last, 0.0, there.ended),
+        Moment(gradients, 0.0, 2 * count * given, 0.0, there.joined),
     ]
+    for share, under_way in part.fullest:
+        # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
+        before = gradients * share
+        begun = max(before, d_output + _GRADIENT * layer)
+        if gathers:
+            begun = before + _GRADIENT * layer / shards
+        # What a piece hands on to another rank is held until its backward pass.
+        handed_on = (under_way - part.last) * 4 * arch.width / whole
+        activations = rows * (under_way * part.piece * saved + handed_on + part.last * kept.outside)
+        activations += (count - 1) * given
+        casts = under_way * part.piece * copied_by_layer
+        casts_back = casts + copied * (once > 0) + there.whole
+        moments += [
+            Moment(before, casts + there.whole, activations, logits, there.throughout),
+            Moment(begun, casts_back, activations + back, d_output, there.begun),
+            Moment(begun, casts_back, activations - part.last * rows * kept.outside + in_mlp, d_output, there.begun),
+        ]
     full = max(moments, key=lambda one: sum(one))
     parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, full.buffers]
     return Memory(*parts, fragmentation=(FRAGMENTED if cuda else 0.0) * sum(parts))  # type: ignore[misc]
+
+
+def _outside(arch: Architecture, part: Part) -> float:
+    """Parameters of the part that are outside of the layers: the embedding at the beginning, the output layer at the
+    end, which each end has of its own even where they are tied."""
+    outside, positions = arch.parameters - arch.layers * arch.layer_weights, arch.learned_positions * arch.width
+    if part.first and part.last:
+        return outside
+    if part.first:
+        return arch.embedding + positions
+    return outside - positions - (0 if arch.tied else arch.embedding) if part.last else 0.0
 
 
 @dataclass(frozen=True)
 class _Spread:
     """Bytes that a way to share weights and gradients adds to them: weights outside of the layers (`outside`) and all
     that are there in the forward pass (`whole`), gradients that wait for the end of the backward pass (`summed_last`),
-    buffers that stay (`throughout`), and all buffers as the backward pass begins and ends."""
+    buffers that stay (`throughout`), all buffers as the backward pass begins and ends, and once all gradients are
+    there (`joined`)."""
 
     outside: float
     whole: float
@@ -164,17 +197,24 @@ class _Spread:
     throughout: float
     begun: float
     ended: float
+    joined: float
 
 
-def _spread(job: Training, at: Layout, mine: float, layer: float, outside: float, again: bool) -> _Spread:
+def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, outside: float, again: bool) -> _Spread:
     """mine, layer, outside: parameters of the device, of one of its layers, of what is outside of them. again: whether
     activations are computed again, so that layers in a row need the same."""
     ranks, element = at.dp * at.cp, job.element
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
     if ranks == 1 or at.sharding in ("ddp", "zero1"):
-        buckets = _GRADIENT * mine if ranks > 1 else 0.0
-        return _Spread(0.0, 0.0, 0.0, buckets + stream, buckets + stream, buckets + stream)
+        # DDP sums gradients in buffers of their own, a pipeline in one of a part of them after the last microbatch.
+        buckets = _GRADIENT * mine if ranks > 1 and at.pp == 1 else 0.0
+        summed = min(_GRADIENT * mine, max(_SUMMED_AT_ONCE, _GRADIENT * job.arch.embedding)) if ranks > 1 else 0.0
+        # Of a gradient that a rank of a pipeline has sent it lets go when it sends the next.
+        passed = 4 * at.microbatch * job.length / at.cp * job.arch.width if at.pp > 1 else 0.0
+        stay = buckets + stream + (0.0 if part.first else passed)
+        received = 0.0 if part.last else passed
+        return _Spread(0.0, 0.0, 0.0, stay, stay + received, stay + received, stay or summed)
     # What is outside of the layers is gathered for the whole step. Of the layers one is in use and one on its way, of
     # which gloo makes a copy; the gradients of the one before are being summed.
     once = at.sharding == "zero2"
@@ -184,7 +224,7 @@ def _spread(job: Training, at: Layout, mine: float, layer: float, outside: float
     sent = _GRADIENT * layer
     return _Spread(
         _WEIGHT * outside, whole, _GRADIENT * outside, stream,
-        received + copy + sent * again + stream, received + sent * (1 + again) + stream,
+        received + copy + sent * again + stream, received + sent * (1 + again) + stream, stream,
     )  # fmt: skip
 
 

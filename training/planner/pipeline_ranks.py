@@ -1,0 +1,55 @@
+"""What a rank of a pipeline holds of the model, and how many microbatches wait on it for their backward pass.
+
+Letters: p ranks, v pieces of the model on each, m microbatches of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from training.pipeline_cut import layers_of
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a model, what one rank holds.
+
+    layers: of all its pieces, `piece` of them each in the mean. first, last: whether it has the embedding, and the
+    output layer with the loss. fullest: moments at which a backward pass begins, as (share of the rank's gradients that
+    earlier ones have left, pieces that microbatches have passed and whose backward pass is still to come, with that
+    one); every other moment has less of one and no more of the other.
+    """
+
+    layers: int
+    piece: float
+    first: bool
+    last: bool
+    fullest: tuple[tuple[float, float], ...]
+
+
+@lru_cache(maxsize=4096)
+def part_of(layers: int, ranks: int, pieces: int, rank: int, count: float) -> Part:
+    """layers: of the whole model. count: m, whose last may be a part."""
+    total = ranks * pieces
+    held = sum(len(layers_of(stage, total, layers)) for stage in range(rank, total, ranks))
+    return Part(held, held / pieces, rank == 0, rank == ranks - 1, _fullest(ranks, pieces, rank, math.ceil(count)))
+
+
+def _fullest(ranks: int, pieces: int, rank: int, count: int) -> tuple[tuple[float, float], ...]:
+    """By the schedules 1F1B and interleaved 1F1B, as torch.distributed.pipelining has them (Narayanan et al. 2021,
+    section 2.2)."""
+    passes = count * pieces
+    # Forward passes before the first that a backward pass follows at once.
+    ahead = (ranks - 1 - rank) * (2 if pieces > 1 else 1) + (pieces - 1) * ranks
+    most = min(ahead + 1, passes)
+    # Backward passes after which no forward pass is left; before the last of them as much waits as ever.
+    steady = passes - most
+    found = []
+    for begun in range(pieces + 1):
+        # A piece begins to leave gradients when all p microbatches of a round have passed back through the one above.
+        done = max(steady, (begun - 1) * ranks + 1 if begun else 0)
+        if done < passes and (begun == pieces or done <= begun * ranks):
+            found.append((begun / pieces, float(most - (done - steady))))
+    return tuple(found)
