@@ -21,6 +21,7 @@ from training.planner.architecture import Architecture
 from training.planner.devices import DEVICES
 from training.planner.here import device_at_hand
 from training.planner.stages import StageNeeds, device_of, needs, of_model, of_transformers, problem
+from training.planner.ways_out import launch_that_fits
 
 
 def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:
@@ -44,9 +45,15 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -
 def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]) -> None:
     """Raises ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
     the run may be meant for another."""
-    if device_of(config.launch) is None:
+    if (device := device_of(config.launch)) is None:
         return
-    if problems := [problem(nodes[name].key, one) for name, one in found.items() if not one.fits]:
+    problems = []
+    for name, one in found.items():
+        arch, settings = architecture_of(nodes, name), nodes[name].config
+        if not one.fits and arch is not None and isinstance(settings, TrainerConfig):
+            ways = launch_that_fits(settings, arch, _length(nodes, name, arch), config.launch, device)
+            problems.append(problem(nodes[name].key, one, ways))
+    if problems:
         raise ConfigError(*problems)
 
 

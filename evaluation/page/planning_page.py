@@ -21,6 +21,7 @@ _SLIDERS = (
     ("mfu", "MFU", -2, -0.1),
     ("price", "USD a device and hour", -1, 1.3),
 )
+_COLUMNS = "minmax(0,9em) minmax(0,1fr) 4.5em"
 _SCRIPT = """
 (function () {
   const given = JSON.parse(document.getElementById('plan-data').textContent);
@@ -164,8 +165,8 @@ def _sliders(found: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
         "law": curves["law"],
     }
     inputs = [
-        f'<label style="display:grid;grid-template-columns:11em 1fr 7em;gap:12px;align-items:center">{label}'
-        f'<input type="range" name="{key}" min="{least}" max="{most}" step="any" '
+        f'<label style="display:grid;grid-template-columns:{_COLUMNS};gap:12px;align-items:center">{label}'
+        f'<input type="range" style="min-width:0" name="{key}" min="{least}" max="{most}" step="any" '
         f'value="{min(max(math.log10(begin[key]), least), most):.9f}"><output></output></label>'
         for key, label, least, most in _SLIDERS
     ]

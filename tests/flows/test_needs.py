@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from flows.graph import graph
 from flows.needs import check_hardware, refuse, stage_needs
 from flows.plan import plan
 from infra.errors import ConfigError
+from infra.launch.config import LaunchConfig
 from infra.store.store import Store
 from tests.command import stemma
+from training.planner.architecture import of_preset
+from training.planner.devices import DEVICES
 from training.planner.plan import plan as planned
 from training.planner.plan import request
+from training.planner.stages import needs as stage_needs_of
+from training.planner.ways_out import launch_that_fits
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
 
@@ -45,11 +51,32 @@ def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:
         refuse(config, nodes, found)
     places = [one.path for one in error.value.problems]
     assert "pretrain" in places and "rlhf" in places
-    assert "launch.recompute: full" in error.value.problems[0].fix
-    config, nodes, found = needs(
-        tmp_path, launch__hardware="a10g", launch__processes="8", launch__sharding="fsdp", launch__recompute="full"
-    )
-    assert found["pretrain"].fits
+    fix = dict(zip(places, error.value.problems, strict=True))["pretrain"].fix
+    ways = fix.removeprefix("it would fit with ").removesuffix("; stemma plan finds the fastest that fits")
+    least, other = ways.split(", or with ")
+    assert least == "launch.recompute: full" and other.startswith("launch.hardware: ")
+    for way in (least, other):
+        changes = dict(change.removeprefix("launch.").split(": ") for change in way.split(" with "))
+        settings = {"hardware": "a10g", "processes": "1"} | changes
+        _, _, found = needs(tmp_path, **{f"launch__{key}": value for key, value in settings.items()})
+        assert found["pretrain"].fits, way
+
+
+def test_the_least_change_with_which_a_stage_fits_is_told() -> None:
+    """One key where that is enough, sharding before recomputing, and none where no machine holds it."""
+    arch, device = of_preset("gpt-1.3b"), DEVICES["a100-40"]
+    config = load(CONFIG, {}).pretrain
+    assert config is not None
+
+    def ways(**launch: Any) -> tuple[str, ...]:
+        wanted = LaunchConfig(hardware="a100-40", **launch)
+        assert not stage_needs_of(config, arch, 2048, wanted, device, None).fits
+        return launch_that_fits(config, arch, 2048, wanted, device)
+
+    assert ways(microbatch=64)[0] == "launch.microbatch: auto"
+    assert ways(processes=8, microbatch=64, recompute="full")[0] == "launch.microbatch: auto"
+    larger = replace(arch, layers=4 * arch.layers)
+    assert launch_that_fits(config, larger, 2048, LaunchConfig(processes=8), device)[0] == "launch.sharding: fsdp"
 
 
 def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from typing import get_args
 
 from training.families import FAMILIES
 from training.pipeline_cut import passes
-from training.planner.devices import GIB
+from training.planner.architecture import of_parameters
+from training.planner.devices import DEVICES, GIB
 from training.planner.memory import Memory, memory
+from training.planner.network import network_of
 from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Training, step_time
 from training.presets import PRESETS
 
+_MOST_DEVICES = 65_536
 _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3", "hsdp")
 
 
@@ -87,6 +90,35 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
             full.add(key)
         found.append(Choice(layout, step_time(job, layout), needs, fits))
     return sorted(found, key=lambda one: (not one.fits, _cost(one, job) if one.fits else one.memory.total))
+
+
+def what_would_fit(job: Training, devices: int) -> list[str]:
+    """For a model that no layout of so many devices holds: how many of them do, as many of which others, and how large
+    a model these do."""
+    ways = []
+    more = devices
+    while more < _MOST_DEVICES:
+        more *= 2
+        if _fits(replace(job, batch=max(job.batch, more)), more):
+            ways.append(f"{more} of them")
+            break
+    for other in sorted(DEVICES.values(), key=lambda one: one.memory):
+        if other.memory > job.device.memory and _fits(replace(job, device=other, network=network_of(other)), devices):
+            ways.append(f"{devices} {other.name}")
+            break
+    held, too_large = 1e5, float(job.arch.parameters)
+    while too_large / held > 1.1:
+        size = (held * too_large) ** 0.5
+        if _fits(replace(job, arch=of_parameters(size, job.arch.vocabulary)), devices):
+            held = size
+        else:
+            too_large = size
+    return [*ways, f"a smaller model: --parameters {held:.1e} at most".replace("e+0", "e").replace("e+", "e")]
+
+
+def _fits(job: Training, devices: int) -> bool:
+    found = search(job, devices)
+    return bool(found) and found[0].fits
 
 
 def runs_here(layout: Layout, job: Training) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 
 from infra.errors import ConfigError, Problem
 from training.planner.architecture import Architecture, of_preset
-from training.planner.devices import DEVICES, GIB, Device, find_device
+from training.planner.devices import GIB, Device, find_device
 from training.planner.failures import failures
 from training.planner.kernels import KERNELS, Kernels, default_kernels, find_kernels
-from training.planner.layouts import Choice, describe, runs_here, search, why_lost
+from training.planner.layouts import Choice, describe, runs_here, search, what_would_fit, why_lost
 from training.planner.network import Network, network_of
 from training.planner.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
 from training.planner.step_time import Training
@@ -161,27 +161,7 @@ def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
         f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "
         f"{least}, which has {job.device.memory / GIB:,.0f} to give"
     )
-    ways = []
-    more = gpus
-    while more < 65_536:
-        more *= 2
-        batch = max(job.batch, more)
-        others = search(replace(job, batch=batch), more)
-        if others and others[0].fits:
-            ways.append(f"{more} of them")
-            break
-    for other in sorted(DEVICES.values(), key=lambda one: one.memory):
-        if other.memory > job.device.memory:
-            others = search(replace(job, device=other, network=network_of(other)), gpus)
-            if others and others[0].fits:
-                ways.append(f"{gpus} {other.name}")
-                break
-    return Problem(
-        "does_not_fit",
-        "--gpus",
-        message,
-        f"take {', or '.join(ways)}, or a smaller model" if ways else "take a smaller model",
-    )
+    return Problem("does_not_fit", "--gpus", message, f"take {', or '.join(what_would_fit(job, gpus))}")
 
 
 def _check_machines(request: Request) -> None:
@@ -232,12 +212,12 @@ def plan(request: Request) -> dict[str, Any]:
     )
     arch, tokens = size.arch, size.tokens
     batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
+    found = _estimate(request, arch, tokens)
     if tokens < batch:
         message = f"expected at least one batch of {batch:,} tokens, not {tokens:,.0f}"
         least = request.gpus * request.length
         fix = f"train for more tokens, or lower --batch-tokens (one sequence a device is {least:,})"
         raise ConfigError(Problem("too_few_tokens", "--tokens", message, fix))
-    found = _estimate(request, arch, tokens)
     document = _document(request, size, found, low, middle, high)
     return {**document, "verdict": verdict(document, request.law, request.own_tokens, request.used_tokens)}
 

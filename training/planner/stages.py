@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,14 +238,14 @@ def _hours(
     return None if epoch_tokens is None else duration.value * epoch_tokens / (job.batch * length) * seconds / 3600
 
 
-def problem(place: str, needed: StageNeeds) -> Problem:
-    """Of a stage that does not fit."""
+def problem(place: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
+    """Of a stage that does not fit. ways: what would, of training/planner/ways_out.py."""
     message = (
         f"{needed.devices} × {needed.device} do not hold it: {needed.memory_gb:,.1f} GB a device with "
         f"{needed.microbatch} sequence{'s' * (needed.microbatch > 1)} at once, of {needed.memory_limit_gb:,.1f}"
     )
-    fix = "set launch.recompute: full, launch.sharding: fsdp with more launch.processes, or take a smaller model"
-    return Problem("does_not_fit", place, message, f"{fix}; stemma plan finds what fits")
+    fix = f"it would fit with {', or with '.join(ways)}" if ways else "take a smaller model, or shorter sequences"
+    return Problem("does_not_fit", place, message, f"{fix}; stemma plan finds the fastest that fits")
 
 
 def this_machine(memory_bytes: float, flops: float) -> Device:

@@ -110,6 +110,10 @@ def test_wishes_that_cannot_be_say_what_would_have_to_change() -> None:
     assert refused(preset="gpt-1.2b")[0].fix == "did you mean gpt-1.3b?"
     (nowhere,) = refused(preset="gpt-175b", gpu="a100-40")
     assert nowhere.code == "does_not_fit" and "128 of them" in nowhere.fix
+    most = float(nowhere.fix.split("--parameters ")[1].split()[0])
+    assert plan(request(parameters=most, gpu="a100-40"))["memory_gb_per_gpu"] < 42
+    assert refused(parameters=1.3 * most, tokens=1e9, gpu="a100-40")[0].code == "does_not_fit"
+    assert refused(preset="gpt-175b", days=1, gpu="a100-40") == [nowhere], "and not that a day is too short for it"
     (few,) = refused(preset="gpt-125m", tokens=1e5)
     assert few.code == "too_few_tokens" and "524,288" in few.message
     codes = {one.code for one in refused(preset="gpt2", parameters=1e9, money=1, days=-3)}

@@ -76,4 +76,7 @@ def test_sliders_compute_what_the_plan_does(tmp_path: Path) -> None:
         twice = "slider => { slider.value = Math.log10(32); slider.dispatchEvent(new Event('input', {bubbles: true})) }"
         page.eval_on_selector("input[name=gpus]", twice)
         assert page.inner_text("#plan-time") == f"{found['hours'] / 2:.1f} h"
+        page.set_viewport_size({"width": 400, "height": 800})
+        for said in page.locator("output").all():
+            assert said.evaluate("one => one.getBoundingClientRect().left + one.scrollWidth") <= 400
         browser.close()

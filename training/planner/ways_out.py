@@ -1,0 +1,58 @@
+"""What would have to change in a config's `launch:` where a stage fits no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from infra.launch.config import LaunchConfig
+from training.config import TrainerConfig
+from training.planner.architecture import Architecture
+from training.planner.devices import DEVICES, Device
+from training.planner.stages import needs
+
+_MOST_DEVICES = 1024
+
+
+def launch_that_fits(
+    config: TrainerConfig, arch: Architecture, length: int, launch: LaunchConfig, device: Device
+) -> tuple[str, ...]:
+    """Ways to change `launch:` with which a stage would fit that does not, as a user writes them: the least change on
+    these devices, more nodes where none does, and a larger device."""
+
+    def holds(on: Device, **change: Any) -> bool:
+        try:
+            other = LaunchConfig.model_validate({**launch.model_dump(exclude_unset=True), **change})
+        except ValidationError:
+            return False
+        return needs(config, arch, length, other, on, None).fits
+
+    found = []
+    for change in [*_changes(launch), *_more_nodes(launch)]:
+        if holds(device, **change):
+            found.append(" with ".join(f"launch.{key}: {value}" for key, value in change.items()))
+            break
+    for other in sorted(DEVICES.values(), key=lambda one: one.memory):
+        if other.memory > device.memory and holds(other, hardware=other.name):
+            found.append(f"launch.hardware: {other.name}")
+            break
+    return tuple(found)
+
+
+def _changes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
+    """Of few keys and then of more, from what costs little time to what costs more."""
+    auto = {} if launch.microbatch == "auto" else {"microbatch": "auto"}
+    spread = {} if launch.shards_weights or launch.ranks == 1 else {"sharding": "fsdp"}
+    again = {} if launch.recompute == "full" else {"recompute": "full"}
+    for change in (auto, auto | spread, auto | again, auto | spread | again):
+        if change:
+            yield change
+
+
+def _more_nodes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
+    nodes = 2 * launch.nodes
+    while nodes * launch.processes <= _MOST_DEVICES:
+        yield {"nodes": nodes, "sharding": "fsdp", "recompute": "full", "microbatch": "auto"}
+        nodes *= 2
