@@ -56,7 +56,7 @@ def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:
     least, other = ways.split(", or with ")
     assert least == "launch.recompute: full" and other.startswith("launch.hardware: ")
     for way in (least, other):
-        changes = dict(change.removeprefix("launch.").split(": ") for change in way.split(" with "))
+        changes = dict(change.removeprefix("launch.").split(": ") for change in way.split(", "))
         settings = {"hardware": "a10g", "processes": "1"} | changes
         _, _, found = needs(tmp_path, **{f"launch__{key}": value for key, value in settings.items()})
         assert found["pretrain"].fits, way
@@ -77,6 +77,10 @@ def test_the_least_change_with_which_a_stage_fits_is_told() -> None:
     assert ways(processes=8, microbatch=64, recompute="full")[0] == "launch.microbatch: auto"
     larger = replace(arch, layers=4 * arch.layers)
     assert launch_that_fits(config, larger, 2048, LaunchConfig(processes=8), device)[0] == "launch.sharding: fsdp"
+    nodes = launch_that_fits(config, larger, 2048, LaunchConfig(recompute="full"), device)[0]
+    assert nodes == "launch.nodes: 4, launch.sharding: fsdp"
+    vast = replace(arch, layers=4000 * arch.layers)
+    assert launch_that_fits(config, vast, 2048, LaunchConfig(), device) == ()
 
 
 def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:

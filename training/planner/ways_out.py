@@ -32,7 +32,7 @@ def launch_that_fits(
     found = []
     for change in [*_changes(launch), *_more_nodes(launch)]:
         if holds(device, **change):
-            found.append(" with ".join(f"launch.{key}: {value}" for key, value in change.items()))
+            found.append(", ".join(f"launch.{key}: {value}" for key, value in change.items()))
             break
     for other in sorted(DEVICES.values(), key=lambda one: one.memory):
         if other.memory > device.memory and holds(other, hardware=other.name):
@@ -52,7 +52,9 @@ def _changes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
 
 
 def _more_nodes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
+    wanted = {"sharding": "fsdp", "recompute": "full", "microbatch": "auto"}
+    change = {key: value for key, value in wanted.items() if getattr(launch, key) != value}
     nodes = 2 * launch.nodes
     while nodes * launch.processes <= _MOST_DEVICES:
-        yield {"nodes": nodes, "sharding": "fsdp", "recompute": "full", "microbatch": "auto"}
+        yield {"nodes": nodes, **change}
         nodes *= 2
