@@ -12,6 +12,7 @@ from cli.commands import stemma as command_line
 from infra.errors import ConfigError, Problem
 from tests.command import stemma
 from training.planner.architecture import of_parameters
+from training.planner.devices import DEVICES
 from training.planner.plan import plan, request
 
 KEYS = {
@@ -94,6 +95,18 @@ def test_whether_to_train_at_all_follows_from_text_and_use(own: float | None, us
     found = plan(request(preset="gpt-1.3b", tokens=20e9, gpus=16, own_tokens=own, used_tokens=used))["verdict"]
     assert found["choice"] == choice
     assert (found["figures"]["api_usd_a_year"] is None) == (used is None)
+
+
+def test_every_device_has_its_sources_and_newer_ones_are_faster() -> None:
+    found = {name: plan(request(preset="gpt-1.3b", tokens=2e10, gpu=name, kernels="megatron")) for name in DEVICES}
+    for name, one in found.items():
+        for figure in ("hours", "cost_usd", "energy_kwh", "carbon_kg"):
+            assert 0 < one[f"{figure}_low"] <= one[figure] <= one[f"{figure}_high"], (name, figure)
+        assert 0.1 < one["mfu"] < 0.75 and one["memory_gb_per_gpu"] * 1e9 < DEVICES[name].memory
+        (source,) = (said for said in one["assumptions"] if said.startswith("device: "))
+        assert "20" in source, "no year"
+    hours = [found[name]["hours"] for name in ("v100", "a100-40", "a100-80", "h100", "h200", "b200")]
+    assert hours == sorted(hours, reverse=True) and found["tpu-v3"]["hours"] > found["tpu-v4"]["hours"]
 
 
 def test_a_slow_network_between_pods_costs_time() -> None:
