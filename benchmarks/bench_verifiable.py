@@ -1,6 +1,7 @@
 """Additions that a rule checks: a small model is tuned shortly, then learns from its own answers by GRPO, RLOO or RAFT.
 
-python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo raft] [--rounds 300] [--sft-epochs 20]
+python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo raft wide] [--rounds 300]
+    [--sft-epochs 20]
 
 Prompts are the 100 additions of one-digit numbers in ten phrasings (`3+4`, `add 3 4`, …), of which a tenth is held out,
 so that a held-out prompt is a known sum in another phrasing. An answer is right if it is the sum and nothing else (rule
@@ -48,7 +49,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "answers_per_prompt": 8},
     "rloo": {"algorithm": "rloo", "answers_per_prompt": 8},
     "raft": {"algorithm": "raft", "answers_per_prompt": 8},
-}
+    # For a start that knows less: larger groups, in which more often one answer is right; ratios that may rise further,
+    # so that unlikely answers stay in reach; a rate that falls to zero.
+    "wide": {
+        "algorithm": "grpo", "answers_per_prompt": 16, "minibatch_answers": 128, "whole_groups": True,
+        "clip_ratio_high": 0.4, "optimizer": {"learning_rate": 6.0e-4, "weight_decay": 0.0},
+        "schedule": {"decay": "linear", "warmup": "3 %", "final_share": 0.0},
+    },
+}  # fmt: skip
 
 
 def main() -> None:
@@ -68,7 +76,7 @@ def main() -> None:
         base = _base(args.out / f"base_{seed}", seed)
         start = stages.made(f"sft_{seed}", sft, SftConfig(**learnt, seed=seed), {"model": base, "instructions": asked})
         for way in args.ways:
-            config = RlhfConfig(**SAMPLING, **WAYS[way], rollouts=args.rounds, seed=seed)
+            config = RlhfConfig.model_validate(SAMPLING | WAYS[way] | {"rollouts": args.rounds, "seed": seed})
             stages.made(f"{way}_{seed}", rlhf, config, {"model": start, "prompts": asked})
     print(f"| way | seeds | right before, % | right after, % | KL, nats an answer | seconds |\n|{'---|' * 6}")
     for way in args.ways:
