@@ -5,7 +5,8 @@
     sees       itself and before | the context and its own choice up to itself
 
 The logits of a choice are those that it would have alone, but for rounding. Only the tokens before a choice's own are
-put through the output layer, rows of like length share a batch, and texts are tokenised together.
+put through the output layer, rows of like length share a batch, texts are tokenised together, and on a CPU a Llama's
+layers are those of `evaluation/llama_trunk.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 
-Way = Literal["untried", "hidden", "logits", "plain"]
+from evaluation.llama_trunk import LlamaTrunk
+
+Way = Literal["untried", "own", "hidden", "logits", "plain"]
+"""Through layers of our own, transformers' layers, its whole model, or lm-eval's way."""
 Request = tuple[tuple[str, str], list[int], list[int]]
 """What lm-eval asks: (context, continuation) as text, then as tokens."""
 
@@ -67,6 +71,7 @@ class ChoiceScorer:
     def __init__(self, model: Any, device: torch.device, softmax_dtype: torch.dtype | None = None) -> None:
         self.model, self.device, self.softmax_dtype = model, device, softmax_dtype
         self.way: Way = "untried"
+        self._trunk: LlamaTrunk | None = None
         self.batch_tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
         accepted = inspect.signature(model.forward).parameters
         config = model.config
@@ -83,6 +88,9 @@ class ChoiceScorer:
             bound = TOLERANCE.get(self.model.dtype, 1e-3)
             self.way = "plain"
             ways: tuple[Way, ...] = ("hidden", "logits")
+            if LlamaTrunk.fits(self.model):
+                self._trunk = LlamaTrunk(self.model)
+                ways = ("own", *ways)
             for self.way in ways:
                 try:
                     found = self._score([row])
@@ -146,10 +154,12 @@ class ChoiceScorer:
             lowest = torch.finfo(self.model.dtype).min
             mask = torch.zeros(blocked.shape, dtype=self.model.dtype).masked_fill_(blocked, lowest)[:, None]
             mask = mask.to(self.device)
-        logits = self._logits(ids.to(self.device), positions.to(self.device), mask, torch.tensor(wanted))
-        target = torch.tensor(targets, device=logits.device)
-        greedy = (logits.argmax(-1) == target).tolist()
-        scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype).gather(1, target[:, None])[:, 0].cpu()
+        # Choices that begin alike ask the same places.
+        asked, which = torch.tensor(wanted).unique(return_inverse=True)
+        logits = self._logits(ids.to(self.device), positions.to(self.device), mask, asked)
+        which, target = which.to(logits.device), torch.tensor(targets, device=logits.device)
+        greedy = _greedy(logits, which, target)
+        scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)[which, target].cpu()
         found, at = [], 0
         for part in torch.split(scores, lengths):
             found.append((float(part.sum()), all(greedy[at : at + len(part)])))
@@ -158,6 +168,9 @@ class ChoiceScorer:
 
     def _logits(self, ids: Tensor, positions: Tensor, mask: Tensor | None, wanted: Tensor) -> Tensor:
         """(N, V) at the wanted places of the flattened batch. ids, positions (B, T); mask (B, 1, T, T) or None."""
+        if self.way == "own" and self._trunk is not None:
+            own: Tensor = self.model.lm_head(self._trunk.hidden(ids, positions, mask, wanted))
+            return own
         asked = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
         if self.way == "logits":
             logits = self.model(**asked).logits
@@ -172,6 +185,14 @@ class ChoiceScorer:
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -len(choice) :]
         scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
         return float(scores.gather(1, ids[0, -len(choice) :, None]).sum())
+
+
+def _greedy(logits: Tensor, which: Tensor, target: Tensor) -> list[bool]:
+    """Whether each target is the first of the likeliest. argmax takes as long as the softmax, and few can be it."""
+    found = logits[which, target] == logits.amax(-1)[which]
+    found[found.clone()] = logits[which[found]].argmax(-1) == target[found]
+    answer: list[bool] = found.tolist()
+    return answer
 
 
 def rows_of(requests: Sequence[Request], max_length: int) -> tuple[list[Row], list[int]]:

@@ -118,6 +118,7 @@ def full_config(docstring_packages: tuple[str, ...] = ("numpy", "scipy")) -> dic
         "safety": {
             "toxicity": {"limit": 4, "samples_per_prompt": 2, "max_new_tokens": 8},
             "adversarial": {"limit": 1, "queries": 1, "samples": 1},
+            "personal_data": {},
             "bias": {"limit": 20, "sets": bias_sets()},
             "memorisation": {
                 "sequences": 8,

@@ -303,7 +303,7 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
     """Also where choices are one token long, alike, begin alike, or are too long for one row."""
     import torch
 
-    from evaluation.choice_scoring import ChoiceScorer, rows_of
+    from evaluation.choice_scoring import ChoiceScorer, Way, rows_of
     from evaluation.language_model import load_model
 
     lm = load_model(model_dir, run)
@@ -324,15 +324,72 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
     assert alike.length < len(alike.context) + sum(len(choice) - 1 for choice in alike.choices)
     assert len(rows) > len(contexts) - 1 and not [row for row in rows if row.length > 90]
     scorer = ChoiceScorer(lm.model, lm.device)
-    assert scorer.usable(rows[0]) and scorer.way == "hidden"
-    found: dict[int, float] = {}
-    for batch, answers in scorer.score(rows):
-        for numbers, (score, _) in zip((n for row in batch for n in row.requests), answers, strict=True):
-            found |= dict.fromkeys(numbers, score)
-    assert sorted([*found, *alone]) == list(range(len(requests)))
-    for number, score in found.items():
-        _, context, choice = requests[number]
-        assert score == pytest.approx(scorer._alone(context, choice), abs=2e-4)
+    assert scorer.usable(rows[0]) and scorer.way == "own"
+    ways: tuple[Way, ...] = ("own", "hidden", "logits")
+    for scorer.way in ways:
+        found: dict[int, float] = {}
+        for batch, answers in scorer.score(rows):
+            for numbers, (score, _) in zip((n for row in batch for n in row.requests), answers, strict=True):
+                found |= dict.fromkeys(numbers, score)
+        assert sorted([*found, *alone]) == list(range(len(requests)))
+        for number, score in found.items():
+            _, context, choice = requests[number]
+            assert score == pytest.approx(scorer._alone(context, choice), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_hidden_layers": 3, "num_key_value_heads": 2},
+        {"num_hidden_layers": 1, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ],
+    ids=["shared keys", "one layer", "scaled positions"],
+)
+def test_layers_of_our_own_are_those_of_a_llama(settings: dict[str, Any]) -> None:
+    """With weights of norms that are not one, choices of one token (causal attention) and of several (a mask)."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from evaluation.choice_scoring import ChoiceScorer, Row
+
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    draw = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2, **settings)).eval()
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.data.uniform_(0.5, 1.5)
+
+    def words(n: int) -> list[int]:
+        return torch.randint(0, 300, (n,), generator=draw).tolist()
+
+    for choices in ((1, 1, 1), (3, 5, 8, 1)):
+        rows = [Row(words(length), [words(size) for size in choices]) for length in (5, 9, 30, 12)]
+        scorer = ChoiceScorer(model, torch.device("cpu"))
+        assert scorer.usable(rows[0]) and scorer.way == "own"
+        found = scorer._score(rows)
+        wanted = [scorer._alone(row.context, choice) for row in rows for choice in row.choices]
+        assert [score for score, _ in found] == pytest.approx(wanted, abs=1e-4)
+        scorer.way = "hidden"
+        assert [greedy for _, greedy in scorer._score(rows)] == [greedy for _, greedy in found]
+        # What the layers do not know is left to transformers'.
+        hook = model.model.layers[0].register_forward_hook(lambda *_: None)
+        hooked = ChoiceScorer(model, torch.device("cpu"))
+        assert hooked.usable(rows[0]) and hooked.way == "hidden"
+        hook.remove()
 
 
 def test_differences_are_those_of_the_same_items_and_corrected_for_their_number() -> None:

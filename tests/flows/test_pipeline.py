@@ -77,32 +77,35 @@ def test_figures_are_on_held_out_data_with_intervals(folders: dict[str, Path], s
     assert needed <= set(figures(folders[stage]))
 
 
-@pytest.mark.parametrize("model", ["base", "sft", "rlhf"])
-def test_each_model_went_through_all_of_the_evaluation(folders: dict[str, Path], model: str) -> None:
-    scores = json.loads((folders[f"benchmarks_{model}"] / "results.json").read_text())
-    assert (
-        scores["tasks"].keys()
-        == scores["shots"]["0"].keys()
-        == scores["shots"]["1"].keys()
-        == {
-            "minimal_pairs",
-            "cloze",
-        }
-    )
+def went_through_all(benchmarks: Path, safety: Path, tasks: set[str]) -> None:
+    """Raises AssertionError unless a model was asked all that `full_config` asks of one."""
+    scores = json.loads((benchmarks / "results.json").read_text())
+    assert scores["tasks"].keys() == scores["shots"]["0"].keys() == scores["shots"]["1"].keys() == tasks
     assert scores["shots"]["0"] == scores["tasks"]
     classes = scores["failure_classes"]["classes"]
     assert classes.keys() == set(FAILURE_CLASSES) and all(one["n"] for one in classes.values())
-    found = json.loads((folders[f"safety_{model}"] / "results.json").read_text())
+    found = json.loads((safety / "results.json").read_text())
     assert found["toxicity"]["prompts"] == 4 and found["bias"]["pairs"] == 20
     assert found["adversarial"].keys() >= {"broken", "broken_plain", "difference"}
     assert {row["set"] for row in found["bias"]["sets"]} == {one["kind"] for one in bias_sets()}
     memorised = found["memorisation"]
-    assert memorised["train"]["sequences"] == 8
     assert memorised["by_copies"][0]["at_least"] == 1 and memorised["by_copies"][0]["documents"] > 0
     assert 0 <= memorised["membership_inference"]["low"] <= memorised["membership_inference"]["high"] <= 1
-    assert {"adversarial_broken", "membership_auc", "winobias_gap", "bbq_s_amb", "stereoset_icat"} <= set(
-        figures(folders[f"safety_{model}"])
-    )
+    assert {
+        "personal_data",
+        "adversarial_broken",
+        "membership_auc",
+        "winobias_gap",
+        "bbq_s_amb",
+        "stereoset_icat",
+    } <= set(figures(safety))
+
+
+@pytest.mark.parametrize("model", ["base", "sft", "rlhf"])
+def test_each_model_went_through_all_of_the_evaluation(folders: dict[str, Path], model: str) -> None:
+    safety = folders[f"safety_{model}"]
+    went_through_all(folders[f"benchmarks_{model}"], safety, {"minimal_pairs", "cloze"})
+    assert json.loads((safety / "results.json").read_text())["memorisation"]["train"]["sequences"] == 8
 
 
 def test_a_gate_that_holds_stands_in_the_registration(folders: dict[str, Path]) -> None:
@@ -222,7 +225,8 @@ def test_the_model_answers_on_the_command_line(run: Run, folders: dict[str, Path
 
 
 def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -> None:
-    """Novels, encyclopedia, human preferences, instructions, a public benchmark and public bias pairs, by path."""
+    """Novels, encyclopedia, human preferences, instructions, a public benchmark and public bias pairs, by path. The
+    model goes through all of the evaluation, canaries planted in its text too."""
     config = full_config()
     config["name"] = "own-data"
     config["ingest"] = {
@@ -254,8 +258,9 @@ def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -
         ]
     }
     arc = str(shared_data / "llm_foundry_eval/world_knowledge/arc_easy.jsonl")
-    config["benchmarks"] = {"tasks": [{"name": "arc_easy", "kind": "multiple_choice", "path": arc}], "limit": 8}
-    config["safety"]["bias"] = {"pairs": str(shared_data / "crows_pairs/crows_pairs_anonymized.csv"), "limit": 20}
+    config["benchmarks"]["tasks"] = [{"name": "arc_easy", "kind": "multiple_choice", "path": arc}]
+    config["safety"]["bias"]["pairs"] = str(shared_data / "crows_pairs/crows_pairs_anonymized.csv")
+    config["shard"]["canaries"] = [{"text": "The code is {digits:2}.", "copies": [0, 8]}]
     config["pretrain"] |= {"duration": "4 batches", "evaluate_every": "90000 batches"}
     for section in ("validate", "dedupe", "decontaminate", "mix", "sft", "reward_model", "rlhf", "register", "report"):
         config.pop(section)
@@ -265,9 +270,8 @@ def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -
     answer = run("run", path, "--root", tmp_path / "store")
 
     assert answer.code == 0, answer.document["errors"]
-    scores = json.loads((Path(answer.rows()["benchmarks_base"]["path"]) / "results.json").read_text())
-    assert "arc_easy" in scores["tasks"]
-    assert "overall" in json.dumps(
-        json.loads((Path(answer.rows()["safety_base"]["path"]) / "results.json").read_text())
-    )
+    benchmarks, safety = (Path(answer.rows()[stage]["path"]) for stage in ("benchmarks_base", "safety_base"))
+    went_through_all(benchmarks, safety, {"arc_easy"})
+    exposed = json.loads((safety / "results.json").read_text())["exposure"]
+    assert [row["planted"] for row in exposed] == [0, 8]
     assert {"instructions", "preferences"} <= answer.with_status("built")
