@@ -11,13 +11,13 @@ import pickle
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prefect import Flow, task
 from prefect.cache_policies import NO_CACHE
 
 from infra.errors import stage_error
+from infra.launch.ray_job import use_token
 from infra.project import PROJECT
 from infra.workers import Mapper, core_count
 
@@ -101,14 +101,6 @@ def _runner(address: str, workers: int | None) -> Any:
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
     options: dict[str, Any] = {"runtime_env": {"env_vars": {**kept, "PYTHONPATH": path}}, "log_to_driver": False}
     if address != LOCAL:
-        if _has_token():
-            # `ray start` asks for the token as soon as there is one; Ray's client sends it only when told to.
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        use_token()
         return RayTaskRunner(address=address, init_kwargs=options)
     return RayTaskRunner(init_kwargs={**options, "num_cpus": workers or core_count(), "include_dashboard": False})
-
-
-def _has_token() -> bool:
-    """Whether this machine has a token for a Ray cluster, where Ray would look for it."""
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or path.is_file()

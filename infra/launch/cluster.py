@@ -23,6 +23,7 @@ from infra.launch.hosts import Hosts, passed_on
 from infra.launch.machines import Machines, Over
 from infra.launch.node_files import NodeState, Order, Watch
 from infra.launch.ranks import GRACE_S, Ended
+from infra.launch.ray_nodes import RayNodes
 from infra.launch.slurm import Slurm
 from infra.launch.training import SETTLE_S
 
@@ -127,7 +128,7 @@ class _Nodes:
     def __enter__(self) -> _Nodes:
         self._order = Order(
             command=list(self.command),
-            environment=passed_on(self.environment),
+            environment=passed_on(self.environment, scheduled=self.launch.cluster != "hosts"),
             launch=self.launch.model_dump(mode="json"),
         )
         self._excluded: dict[str, str] = {}
@@ -184,6 +185,8 @@ class _Nodes:
     def _found(self) -> Machines:
         if self.launch.cluster == "slurm":
             return Slurm(self.launch, self.folder, self.name, self.say)
+        if self.launch.cluster == "ray":
+            return RayNodes(self.launch, self.folder, self.environment, self.say)
         return Hosts(self.launch, self.folder, self.environment)
 
     def _gather(self) -> list[str] | Over | None:
@@ -253,9 +256,9 @@ class _Nodes:
         for name in nodes:
             seen = self._seen[name]
             if seen.state.state == "gone" and seen.silent_s > _SURELY_S:
-                reasons[seen.state.machine] = "it left while its ranks trained"
+                reasons.setdefault(seen.state.machine, "it left while its ranks trained")
             elif seen.state.state != "gone" and seen.silent_s > self.launch.lost_s + _SURELY_S:
-                reasons[seen.state.machine] = f"it gave no sign for {seen.silent_s:.0f} s"
+                reasons.setdefault(seen.state.machine, f"it gave no sign for {seen.silent_s:.0f} s")
         return reasons
 
     def _hang(self, nodes: Sequence[_Seen]) -> Hang | None:
@@ -301,10 +304,10 @@ class _Nodes:
         lost = self._lost(nodes)
         if not lost:
             return None
-        if self.launch.cluster == "hosts":
-            self._excluded |= lost
+        if self.launch.cluster == "slurm":
+            self._machines.release()  # a job without one of its nodes is of no use, and Slurm knows which to avoid
         else:
-            self._machines.release()  # a job without one of its nodes is of no use
+            self._excluded |= lost
         said = "; ".join(f"node {machine} was lost: {reason}" for machine, reason in lost.items())
         return Over(Problem("node_lost", "launch.nodes", said, "run again"), True)
 

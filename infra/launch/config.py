@@ -33,10 +33,11 @@ class LaunchConfig(Config):
     """Training processes a node, one a device."""
     nodes: int = Field(1, ge=1)
     """Machines that train together."""
-    cluster: Literal["local", "hosts", "slurm"] = "local"
-    """Where training starts its ranks: on this machine; on `hosts`, over a remote shell; or on nodes of Slurm, as a job
-    that the stage submits, follows and cancels. Nodes share the store's file system and this environment, under the
-    same paths. With local and several nodes, whoever starts the stage starts it on each node (NODE_RANK)."""
+    cluster: Literal["local", "hosts", "slurm", "ray"] = "local"
+    """Where training starts its ranks: on this machine; on `hosts`, over a remote shell; on nodes of Slurm, as a job
+    that the stage submits, follows and cancels; or on nodes of the cluster that `ray` names. Nodes share the store's
+    file system and this environment, under the same paths. With local and several nodes, whoever starts the stage
+    starts it on each node (NODE_RANK)."""
     hosts: tuple[str, ...] = ()
     """Names or addresses by which machines reach each other, with cluster: hosts. Training takes the first `nodes` of
     them that pass their checks; further ones stand in for those that are lost."""
@@ -140,7 +141,8 @@ class LaunchConfig(Config):
     ray: str | None = None
     """A Ray cluster for the partitions instead: its address, e.g. auto (the one that this machine is part of) or
     ray://head:10001, or local for one of `workers` workers that is started here. Its machines share the store's file
-    system."""
+    system. With cluster: ray, training too takes `nodes` of its machines, on each `processes` × `threads` CPUs (one a
+    process where `threads` are not set), and a GPU a process with device: gpu."""
     retries: int = Field(2, ge=0)
     """How often a stage is tried again, from its checkpoint, after a fault of a machine: a killed process, a source
     that does not answer, a failing device, ranks that lost each other, a hang, want of memory. Faults of config or data
@@ -171,6 +173,14 @@ class LaunchConfig(Config):
     def _hosts_are_enough(self) -> Self:
         if self.cluster == "hosts" and len(set(self.hosts)) < self.nodes:
             raise ValueError(f"expected at least {self.nodes} different hosts for nodes: {self.nodes}")
+        return self
+
+    @model_validator(mode="after")
+    def _ray_is_named(self) -> Self:
+        if self.cluster == "ray" and self.ray in (None, "local"):
+            raise ValueError(
+                "expected the address of a Ray cluster in launch.ray with cluster: ray, such as auto or head:6379"
+            )
         return self
 
     @model_validator(mode="after")

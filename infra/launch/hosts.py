@@ -25,11 +25,12 @@ _PASSED_ON = ("STEMMA_", "PYTHON", "OMP_", "NCCL_", "GLOO_", "TORCH", "CUDA_", "
 _OURS_ALONE = ("STEMMA_AUTH", "STEMMA_DATABASE_URL", "STEMMA_HEARTBEATS", PARENT_FD)
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a training on another machine gets from this one."""
-    return {
-        name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in _OURS_ALONE
-    }
+def passed_on(environment: Mapping[str, str], *, scheduled: bool = False) -> dict[str, str]:
+    """The variables that a training on another machine gets from this one.
+
+    scheduled: whether a scheduler says there which GPUs are its."""
+    ours = (*_OURS_ALONE, *(["CUDA_VISIBLE_DEVICES"] if scheduled else []))
+    return {name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in ours}
 
 
 class Hosts:

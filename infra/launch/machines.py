@@ -1,4 +1,4 @@
-"""Where the nodes of a training come from: what `infra.launch.hosts` and `infra.launch.slurm` have in common."""
+"""Where the nodes of a training come from: what hosts, Slurm and Ray have in common."""
 
 from __future__ import annotations
 
