@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import tests.command
 from infra.servers.private import (
@@ -43,9 +43,10 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORM
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.register_profile("few", max_examples=25)
-    if "not long" in config.getoption("markexpr"):
-        settings.load_profile("few")
+    # How long an example takes says how busy the machine is.
+    settings.register_profile("many", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("few", settings.get_profile("many"), max_examples=25)
+    settings.load_profile("few" if "not long" in config.getoption("markexpr") else "many")
 
 
 @pytest.hookimpl(optionalhook=True)
