@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,10 @@ def test_equal_layers_share_one_graph_and_unlike_ones_do_not() -> None:
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, {"sharding": "fsdp", "trainer": "native"}),
+    "fsdp, composer": (2, {"sharding": "fsdp"}),
+    "zero2": (2, {"sharding": "zero2", "recompute": "selective"}),
+    "zero1": (2, {"sharding": "zero1"}),
+    "hsdp": (4, {"sharding": "hsdp", "shard_ranks": 2, "trainer": "native"}),
 }
 """Ranks, and their launch section beside `compile`."""
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -151,3 +156,33 @@ def test_two_compiled_ranks_train_as_uncompiled_ones(inputs: dict[str, Path], tm
         assert values_of(told["on"], name) == pytest.approx(values_of(told["off"], name), rel=1e-3), name
     assert any("compiling" in line.get("message", "") for line in told["on"])
     _close(weights(tmp_path / "on"), weights(tmp_path / "off"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("way", "other"),
+    [
+        ("fsdp", "fsdp, composer"),
+        ("zero2", "hsdp"),
+        ("zero1", "fsdp"),
+    ],
+)
+def test_each_compiled_way_goes_on_to_the_bit_and_into_any_other_uncompiled(
+    way: str, other: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
+    """The risk: what is compiled when a training goes on rounds otherwise than what was compiled when it began."""
+    told = pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one", launch={"compile": "off"})
+    for turn in ("begun", "again", "moved"):
+        if turn != "begun":
+            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
+        given = (other, "off") if turn == "moved" else (way, "on")
+        again = _train(*given, inputs, tmp_path / "model")
+        steps = 12 if turn == "begun" else 4
+        for name, close in (("train/loss", 1e-4), ("train/grad_norm", 1e-3)):
+            assert values_of(again, name) == pytest.approx(values_of(told, name)[-steps:], rel=close), name
+        found = weights(tmp_path / "model")
+        _close(found, weights(tmp_path / "one"))
+        if turn == "begun":
+            begun = found
+        if turn == "again":
+            assert all(torch.equal(found[name], begun[name]) for name in begun)
