@@ -211,7 +211,7 @@ def interval_plot(
         y += tall
     if reference_label:
         parts.append(
-            f'<text class="axis" x="{left - 12}" y="{height - 9}" text-anchor="end">┆ {escape(reference_label)}</text>'
+            f'<text class="axis" x="{left - 24}" y="{height - 9}" text-anchor="end">┆ {escape(reference_label)}</text>'
         )
     return Markup("".join([*parts, "</svg>"]))
 
