@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import PATIENCE_S, Prepare, pretrain_in_ranks, training_process
-from tests.training.test_families import LENGTH, SPECIAL, _values
+from tests.training.test_families import LENGTH, SPECIAL, values_of_family
 from tests.training.test_groups_of_ranks import SETTINGS, _close, values_of
 
 ALONE = {"device": "cpu", "threads": 1, "precision": "fp32", "sharding": "fsdp", "offload": True}
@@ -99,7 +99,7 @@ def _in_process(families: list[str], recompute: Recompute, kernel: str) -> tuple
         for family in families:
             counters.clear()
             torch._dynamo.reset()
-            _hold(*_pair(_values(family), recompute, kernel))
+            _hold(*_pair(values_of_family(family), recompute, kernel))
             found[family] = (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
     except BaseException:
         return f"{family}: {traceback.format_exc()}", found
