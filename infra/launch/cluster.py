@@ -20,6 +20,7 @@ from infra.launch import node_files
 from infra.launch.config import LaunchConfig
 from infra.launch.heartbeat import Beat, Hang, stuck_ranks
 from infra.launch.hosts import Hosts, passed_on
+from infra.launch.kubernetes import Kubernetes
 from infra.launch.machines import Machines, Over
 from infra.launch.node_files import NodeState, Order, Watch
 from infra.launch.ranks import GRACE_S, Ended
@@ -58,7 +59,7 @@ def run_on_cluster(
     _end_former(folder, launch, stop)
     place = folder / f"{time.time_ns()}"
     place.mkdir()
-    with _Nodes(place, command, launch, name, stop, say, environment) as nodes:
+    with _Nodes(place, command, launch, name, stop, say, environment, work_dir.resolve().parent.name) as nodes:
         restarts, newest = 0, progress()
         while True:
             found = nodes.attempt()
@@ -121,6 +122,7 @@ class _Nodes:
     stop: Callable[[], bool]
     say: Callable[[str, str], None]
     environment: Mapping[str, str]
+    build: str
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -187,6 +189,8 @@ class _Nodes:
             return Slurm(self.launch, self.folder, self.name, self.say)
         if self.launch.cluster == "ray":
             return RayNodes(self.launch, self.folder, self.environment, self.say)
+        if self.launch.cluster == "kubernetes":
+            return Kubernetes(self.launch, self.folder, self.name, self.build, self.say)
         return Hosts(self.launch, self.folder, self.environment)
 
     def _gather(self) -> list[str] | Over | None:
@@ -247,7 +251,7 @@ class _Nodes:
         over = self._machines.over(self._excluded)
         left = any(self._seen[name].state.state in ("leaving", "gone") for name in nodes)
         if over is not None and over.problem.code == "job_failed" and left:
-            return Over(replace(over.problem, code="time_limit", message="Slurm told the job to end"), False)
+            return Over(replace(over.problem, code="time_limit", message="the scheduler told the job to end"), False)
         return over
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,16 +28,64 @@ class SlurmConfig(Config):
     """Further arguments of sbatch, such as --account=lab, --constraint=h100 or --mem=0."""
 
 
+class KubernetesConfig(Config):
+    """What a training asks of Kubernetes, besides the nodes and processes of `launch`: a pod a node."""
+
+    image: str | None = None
+    """The image of the pods: this code and its environment, under the paths that they have where the stage runs."""
+    namespace: str | None = None
+    """By default that of the pod in which the stage runs, or of the kubeconfig's context."""
+    context: str | None = None
+    """A context of the kubeconfig; by default its current one, or the cluster of the pod in which the stage runs."""
+    claims: dict[Annotated[str, Field(pattern="^/")], str] = Field(default_factory=dict)
+    """Volume claims by the path under which pods see them, such as /store: store. The store's folder must lie in one
+    that many pods may write (ReadWriteMany), under its path here."""
+    cpus_per_process: int | None = Field(None, ge=1)
+    """Cores that are asked for a training process; by default `launch.threads`, or none."""
+    gpus_per_process: int | None = Field(None, ge=0)
+    """By default 1 with `launch.device: gpu`, else none is asked for."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """The resource that stands for a GPU."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Memory of a pod in gigabytes (10^9 bytes), shared memory included, asked for and not exceeded."""
+    time_limit_h: float | None = Field(None, gt=0)
+    """Hours that a Job may take, with what it waits for a node; by default no limit. Training goes on in another from
+    the newest checkpoint, as often as it takes."""
+    service_account: str | None = None
+    """Of the pods; by default the namespace's own. They get no token of it."""
+    priority_class: str | None = None
+    """Which pods come before which; by default the cluster's default."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of nodes that may be used, such as cloud.example.com/pool: h100."""
+    tolerations: tuple[dict[str, str | int], ...] = ()
+    """Taints of nodes that may be used, as in a pod's spec."""
+    secrets: tuple[str, ...] = ()
+    """Secrets whose keys become variables of the training, such as AWS_ACCESS_KEY_ID."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of Job and pods, such as kueue.x-k8s.io/queue-name: lab."""
+    pod: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of a pod's spec, such as imagePullSecrets, runtimeClassName or securityContext."""
+
+    @model_validator(mode="after")
+    def _pod_has_nothing_of_ours(self) -> Self:
+        if ours := sorted(set(self.pod) & _OUR_POD_FIELDS):
+            raise ValueError(f"expected no {', '.join(ours)} in launch.kubernetes.pod: training writes them itself")
+        return self
+
+
+_OUR_POD_FIELDS = {"affinity", "containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"}
+
+
 class LaunchConfig(Config):
     processes: int = Field(1, ge=1)
     """Training processes a node, one a device."""
     nodes: int = Field(1, ge=1)
     """Machines that train together."""
-    cluster: Literal["local", "hosts", "slurm", "ray"] = "local"
-    """Where training starts its ranks: on this machine; on `hosts`, over a remote shell; on nodes of Slurm, as a job
-    that the stage submits, follows and cancels; or on nodes of the cluster that `ray` names. Nodes share the store's
-    file system and this environment, under the same paths. With local and several nodes, whoever starts the stage
-    starts it on each node (NODE_RANK)."""
+    cluster: Literal["local", "hosts", "slurm", "ray", "kubernetes"] = "local"
+    """Where training starts its ranks: on this machine; on `hosts`, over a remote shell; on nodes of Slurm or of
+    Kubernetes, as a job that the stage submits, follows and cancels; or on nodes of the cluster that `ray` names. Nodes
+    share the store's file system and this environment, under the same paths. With local and several nodes, whoever
+    starts the stage starts it on each node (NODE_RANK)."""
     hosts: tuple[str, ...] = ()
     """Names or addresses by which machines reach each other, with cluster: hosts. Training takes the first `nodes` of
     them that pass their checks; further ones stand in for those that are lost."""
@@ -45,6 +93,8 @@ class LaunchConfig(Config):
     """The program, and its arguments, that runs a command line, its last argument, on {host}."""
     slurm: SlurmConfig = SlurmConfig()
     """What a job asks for, with cluster: slurm."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """What a Job asks for, with cluster: kubernetes."""
     lost_s: float = Field(60.0, gt=0)
     """Seconds that a node of a cluster may give no sign, before it counts as lost; one that sees no sign of the stage
     for as long ends its ranks. Must be longer than the shared file system may stall."""
@@ -173,6 +223,12 @@ class LaunchConfig(Config):
     def _hosts_are_enough(self) -> Self:
         if self.cluster == "hosts" and len(set(self.hosts)) < self.nodes:
             raise ValueError(f"expected at least {self.nodes} different hosts for nodes: {self.nodes}")
+        return self
+
+    @model_validator(mode="after")
+    def _pods_have_an_image(self) -> Self:
+        if self.cluster == "kubernetes" and not self.kubernetes.image:
+            raise ValueError("expected launch.kubernetes.image, which pods are made of, with cluster: kubernetes")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,174 @@
+"""The Job of Kubernetes (batch/v1) that brings a training onto nodes, from `launch:`.
+
+    python -m infra.launch.kube_manifest CONFIG [STAGE]
+
+prints what a training stage of this pipeline would submit, with a folder in place of its work folder.
+
+An Indexed Job: a pod a node, each on a machine of its own, each running `infra.launch.agent`. Pods find each other by
+the addresses that their agents write into the work folder, so no service is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.launch.config import LaunchConfig
+from infra.project import PROJECT
+
+# After the time that ranks have to save: for their processes to end.
+_ENDING_S = 30
+# A Job whose stage died is removed by Kubernetes so long after its pods ended.
+_KEPT_S = 3600
+_INDEX = "JOB_COMPLETION_INDEX"
+_NODE, _ADDRESS = "STEMMA_NODE", "STEMMA_POD_ADDRESS"
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+def manifest(
+    launch: LaunchConfig,
+    job: str,
+    stage: str,
+    build: str,
+    folder: Path,
+    excluded: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """job: its name. build: the fingerprint of what it trains. folder: see `infra.launch.node_files`.
+
+    excluded: names of nodes that get no pod. environment: further variables of the agents.
+    """
+    asked = launch.kubernetes
+    labels = {**asked.labels, "app": "stemma", "part": "training"}
+    labels |= {"stemma/stage": label(stage), "stemma/build": label(build), "stemma/job": job}
+    pods = {
+        "metadata": {"labels": labels},
+        "spec": {
+            **asked.pod,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": round(launch.grace_s) + _ENDING_S,
+            "securityContext": asked.pod.get("securityContext", _USER),
+            "affinity": _affinity(job, sorted(excluded)),
+            "containers": [_container(launch, job, folder, environment or {})],
+            "volumes": _volumes(launch),
+            **({"priorityClassName": asked.priority_class} if asked.priority_class else {}),
+            **({"serviceAccountName": asked.service_account} if asked.service_account else {}),
+            **({"nodeSelector": asked.node_selector} if asked.node_selector else {}),
+            **({"tolerations": [dict(one) for one in asked.tolerations]} if asked.tolerations else {}),
+        },
+    }
+    limit_s = {"activeDeadlineSeconds": round(asked.time_limit_h * 3600)} if asked.time_limit_h else {}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": job, "labels": labels},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": launch.nodes,
+            "parallelism": launch.nodes,
+            "backoffLimit": 0,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            **limit_s,
+            "template": pods,
+        },
+    }
+
+
+def job_name(stage: str, tail: str) -> str:
+    """A name that the API takes: the pods' own names are longer by some letters."""
+    return f"stemma-{re.sub(r'[^a-z0-9-]', '-', stage.lower())[:32]}-{tail}"
+
+
+def label(text: str) -> str:
+    """A text as the value of a label: at most 63 letters, digits, dots, lines and dashes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("._-")
+
+
+# The image's own user, see infra/Dockerfile.
+_USER: dict[str, Any] = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "fsGroup": 10001,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def _container(launch: LaunchConfig, job: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    asked = launch.kubernetes
+    # The kubelet puts the variables in.
+    names = [f"{job}.$({_INDEX})", f"$({_NODE})@$({_ADDRESS})"]
+    fields = {_NODE: "spec.nodeName", _ADDRESS: "status.podIP"}
+    return {
+        "name": "agent",
+        "image": asked.image,
+        "command": [sys.executable, "-m", "infra.launch.agent", str(folder), *names],
+        "workingDir": str(PROJECT),
+        "env": [
+            *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+            *({"name": name, "value": value} for name, value in sorted(environment.items())),
+        ],
+        "envFrom": [{"secretRef": {"name": name}} for name in asked.secrets],
+        "resources": _resources(launch),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": volume["name"], "mountPath": path} for path, volume in _mounts(launch).items()],
+    }
+
+
+def _resources(launch: LaunchConfig) -> dict[str, Any]:
+    """What a pod asks for: GPUs and memory are limits too, CPUs are not, so that idle ones can be used."""
+    asked = launch.kubernetes
+    requests: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    if cores := asked.cpus_per_process or launch.threads:
+        requests["cpu"] = str(cores * launch.processes)
+    if asked.memory_gb:
+        requests["memory"] = limits["memory"] = str(round(asked.memory_gb * 1e9))
+    gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
+    if gpus:
+        requests[asked.gpu_resource] = limits[asked.gpu_resource] = str(gpus * launch.processes)
+    return {"requests": requests, "limits": limits}
+
+
+def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
+    """Volumes by the path under which a pod sees them."""
+    claims = enumerate(sorted(launch.kubernetes.claims.items()))
+    shared = {
+        path: {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        for number, (path, claim) in claims
+    }
+    # Loaders and NCCL hand over in shared memory; the default of 64 MiB is too small.
+    return {**shared, "/dev/shm": {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}}
+
+
+def _volumes(launch: LaunchConfig) -> list[dict[str, Any]]:
+    return list(_mounts(launch).values())
+
+
+def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
+    """A machine for each pod, and none of the excluded."""
+    apart = {"labelSelector": {"matchLabels": {"stemma/job": job}}, "topologyKey": _HOSTNAME}
+    found: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    if excluded:
+        # A field may be held against one value only, so there is an expression for each.
+        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in excluded]
+        terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return found
+
+
+def main(config: str, stage: str = "pretrain") -> None:
+    document = yaml.safe_load(Path(config).read_text(encoding="utf8")) or {}
+    launch = LaunchConfig.model_validate({**(document.get("launch") or {}), "cluster": "kubernetes"})
+    name = job_name(stage, "example")
+    shown = manifest(launch, name, stage, "fingerprint", Path("/WORK/FOLDER"))
+    sys.stdout.write(yaml.safe_dump(shown, sort_keys=False))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

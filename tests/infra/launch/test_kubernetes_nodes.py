@@ -1,0 +1,203 @@
+"""Nodes of Kubernetes, behind an API on loopback whose pods are processes; ranks only meet."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import psutil
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from infra.launch.config import LaunchConfig
+from infra.launch.kube_manifest import manifest
+from tests.command import REPOSITORY
+from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
+from tests.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
+from tests.processes import wait_until
+
+SETTINGS: dict[str, Any] = {
+    "cluster": "kubernetes",
+    "kubernetes": {"image": "registry/stemma:1"},
+    "lost_s": 10,
+    "grace_s": 2,
+}
+EVERYTHING: dict[str, Any] = {
+    "cluster": "kubernetes",
+    "nodes": 4,
+    "processes": 8,
+    "threads": 6,
+    "device": "gpu",
+    "kubernetes": {
+        "image": "registry/stemma:1",
+        "namespace": "lab",
+        "claims": {"/store": "store", "/home/data": "data"},
+        "memory_gb": 512,
+        "gpu_resource": "amd.com/gpu",
+        "time_limit_h": 24,
+        "service_account": "training",
+        "priority_class": "high",
+        "node_selector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "secrets": ["s3-keys"],
+        "labels": {"kueue.x-k8s.io/queue-name": "lab"},
+        "pod": {"runtimeClassName": "nvidia", "imagePullSecrets": [{"name": "registry"}]},
+    },
+}
+ENDED = "[Ended(rank=0, code=0), Ended(rank=1, code=0)]"
+
+
+@pytest.fixture
+def cluster() -> Iterator[KubernetesCluster]:
+    with kubernetes_cluster("n1", "n2", "n3") as made:
+        yield made
+
+
+def _validated(document: dict[str, Any]) -> dict[str, Any]:
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    return document
+
+
+def _at_work(folder: Path) -> None:
+    wait_until(lambda: len(list(folder.glob("done.*"))) > 1, timeout_s=300)
+
+
+def _none_left(cluster: KubernetesCluster, folder: Path) -> None:
+    wait_until(lambda: not cluster.jobs and not cluster.pods, timeout_s=60)
+    assert not [pid for pid in rank_pids(folder) if psutil.pid_exists(pid)]
+
+
+def test_a_job_asks_for_all_that_the_config_says() -> None:
+    launch = LaunchConfig.model_validate(EVERYTHING)
+    job = _validated(manifest(launch, "stemma-sft-1", "sft", "f" * 64, Path("/store/work"), ["bad-1", "bad-2"]))
+    assert job["metadata"]["labels"]["stemma/build"] == "f" * 63 and job["metadata"]["labels"]["stemma/stage"] == "sft"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab"
+    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (4, 4, 0)
+    assert job["spec"]["activeDeadlineSeconds"] == 24 * 3600
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"memory": "512000000000", "amd.com/gpu": "8"}
+    assert container["resources"]["requests"]["cpu"] == "48"
+    mounted = {volume["name"]: volume for volume in pod["volumes"]}
+    claims = {
+        mount["mountPath"]: mounted[mount["name"]]["persistentVolumeClaim"]["claimName"]
+        for mount in container["volumeMounts"]
+        if "persistentVolumeClaim" in mounted[mount["name"]]
+    }
+    assert claims == {"/store": "store", "/home/data": "data"}
+    fields = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [(one["operator"], one["values"]) for one in fields[0]["matchFields"]] == [
+        ("NotIn", ["bad-1"]),
+        ("NotIn", ["bad-2"]),
+    ]
+    assert pod["terminationGracePeriodSeconds"] > launch.grace_s
+    assert pod["runtimeClassName"] == "nvidia" and pod["priorityClassName"] == "high"
+    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+
+
+def test_the_job_of_a_config_is_printed(tmp_path: Path) -> None:
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(yaml.safe_dump({"name": "x", "launch": {**SETTINGS, "nodes": 3}}))
+    command = [sys.executable, "-m", "infra.launch.kube_manifest", str(config), "reward_model"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    job = _validated(yaml.safe_load(told.stdout))
+    assert job["spec"]["completions"] == 3 and job["metadata"]["name"].startswith("stemma-reward-model")
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "expected"),
+    [
+        ({}, "expected launch.kubernetes.image"),
+        ({"image": "x", "pod": {"containers": []}}, "expected no containers"),
+        ({"image": "x", "claims": {"store": "store"}}, "claims"),
+    ],
+)
+def test_what_no_job_can_be_made_of_is_refused(kubernetes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        LaunchConfig.model_validate({"cluster": "kubernetes", "kubernetes": kubernetes})
+
+
+@pytest.mark.cluster
+def test_each_pod_has_a_rank_and_what_they_print_is_heard(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    out, err = on_cluster(tmp_path, 3, environment=cluster.variables, **SETTINGS).communicate(timeout=200)
+    assert out.splitlines()[0].startswith("submitted: submitted as Kubernetes Job stemma-pretrain-"), (out, err)
+    assert "training on n1@127.0.0.11, n2@127.0.0.12, which passed" in out and out.splitlines()[-1] == ENDED, (out, err)
+    assert sorted(line for line in err.splitlines() if " here " in line) == [
+        "[rank 0] here 0 2 0",
+        "[rank 1] here 1 2 1",
+    ]
+    _none_left(cluster, tmp_path)
+
+
+@pytest.mark.cluster
+def test_a_job_that_the_cluster_refuses_says_why(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "kubernetes": {"image": "x", "pod": {"dnsPolicyy": "Default"}}}
+    out, _ = on_cluster(tmp_path, 1, environment=cluster.variables, **settings).communicate(timeout=200)
+    assert (
+        out.startswith("kubernetes_refused: launch.kubernetes: Kubernetes did not take the Job") and "dnsPolicyy" in out
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_pods_that_no_node_takes_are_told_and_a_cancelled_run_takes_its_job_away(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
+    """The risk: a run that waits for ever without a word, or pods that wait for nobody."""
+    cluster.lost |= {"n2", "n3"}
+    stage = on_cluster(tmp_path, 3, environment=cluster.variables, **SETTINGS)
+    assert stage.stdout is not None
+    stage.stdout.readline()
+    said = stage.stdout.readline()
+    assert said.startswith("waiting: pods of Kubernetes Job") and "0/3 nodes are available" in said
+    stage.terminate()
+    stage.communicate(timeout=200)
+    _none_left(cluster, tmp_path)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_pod_that_is_evicted_is_followed_by_another_job(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    """The risk: ranks are killed before they saved, or a pre-emption counts as a restart."""
+    stage = on_cluster(tmp_path, 150, environment=cluster.variables, **SETTINGS, restarts=0)
+    _at_work(tmp_path)
+    cluster.evict(next(iter(cluster.pods)))
+    out, err = stage.communicate(timeout=300)
+    (told,) = (line for line in out.splitlines() if line.startswith("restarted: "))
+    assert "lost a pod: stemma-pretrain-" in told and told.endswith("; going on from the newest checkpoint"), (out, err)
+    assert out.splitlines()[-1] == ENDED
+    _none_left(cluster, tmp_path)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_job_that_is_deleted_from_outside_fails_by_its_name(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    """The risk: the deletion is taken for a crash of the ranks, which is not tried again."""
+    stage = on_cluster(tmp_path, 900, environment=cluster.variables, **SETTINGS)
+    _at_work(tmp_path)
+    (job,) = cluster.jobs
+    cluster.delete(job)
+    out, err = stage.communicate(timeout=200)
+    said = f"job_cancelled: pretrain: Kubernetes Job {job} was deleted from outside"
+    assert out.splitlines()[-1].startswith(said), (out, err)
+    _none_left(cluster, tmp_path)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_whoever_continues_a_killed_stage_takes_its_job_away_first(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    """The risk: two Jobs that write into one work folder."""
+    first = on_cluster(tmp_path, 60, environment=cluster.variables, **SETTINGS)
+    _at_work(tmp_path)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    out, err = on_cluster(tmp_path, 60, environment=cluster.variables, **SETTINGS).communicate(timeout=300)
+    assert out.splitlines()[-1] == ENDED, (out, err)
+    assert len(cluster.submitted) == 2
+    _none_left(cluster, tmp_path)
