@@ -15,7 +15,7 @@ from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem, StageError
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
-from training.families import sequences_problem, split_problem
+from training.families import expert_ranks_problem, sequences_problem, split_problem
 from training.pipeline_cut import pipeline_problem
 from training.planner.architecture import Architecture
 from training.planner.devices import DEVICES
@@ -84,10 +84,12 @@ def _refuse_place(place: str) -> None:
 
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:
-    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel` and `pipeline_parallel`."""
+    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
+    `expert_parallel`."""
     found = [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
     found += _unshareable(config)
     found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config)
+    found += _no_experts(config)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
         return found
     from flows.problems import nearest
@@ -170,6 +172,20 @@ def _no_pipelines(config: PipelineConfig) -> list[Problem]:
             layers=sizes.layers if sizes else None,
             sequences=sequences,
             microbatch=None if launch.microbatch == "auto" else launch.microbatch,
+        )
+        if wrong and wrong not in found:
+            found.append(wrong)
+    return found
+
+
+def _no_experts(config: PipelineConfig) -> list[Problem]:
+    """Why ranks cannot share the experts of pretrainings; a model that is loaded is looked at when training begins."""
+    found = []
+    for node in graph(config).values():
+        if not isinstance(section := node.config, PretrainConfig) or "model" in node.inputs:
+            continue
+        wrong = expert_ranks_problem(
+            config.launch.expert_parallel, section.model.architecture(), section.model.transformers or {}
         )
         if wrong and wrong not in found:
             found.append(wrong)

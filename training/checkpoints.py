@@ -17,7 +17,7 @@ from training import ranks
 from training.callbacks import Callback
 from training.checkpoint_folder import batch_of, retain, whole_checkpoints, write
 from training.checkpoint_upload import Uploader
-from training.snapshot import STATE, WEIGHTS, Snapshot, tensors_of, write_rank
+from training.snapshot import STATE, WEIGHTS, Snapshot, holders_of, tensors_of, write_rank
 from training.train_state import Clock, TrainState
 
 _FORMAT = 1
@@ -77,9 +77,10 @@ class Checkpointer(Callback):
     def write(self, state: TrainState) -> Path:
         """Writes a checkpoint of this moment and removes those that need not stay; every rank must call."""
         tensors = tensors_of(state.model, state.optimizer)
+        holders = holders_of(tensors)
 
         def files(folder: Path) -> list[Path]:
-            written = write_rank(folder, tensors)
+            written = write_rank(folder, tensors, holders)
             if ranks.is_first():
                 (folder / STATE).write_text(json.dumps(self._state(state)), encoding="utf8")
                 written += [folder / STATE, *state.loader.write(folder)]
@@ -198,7 +199,7 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
     ours = {
         name: tuple(value.shape) for name, value in tensors_of(model, optimizer).items() if name.startswith(WEIGHTS)
     }
-    if ranks.pipeline_parallel() > 1:
+    if ranks.hold_parts():
         ours = {name: shape for part in ranks.gather(ours) for name, shape in part.items()}
     if saved == ours:
         return

@@ -48,7 +48,7 @@ def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: 
     if launch.compile != "auto":
         return launch.compile == "on"
     on_cpu = hardware.device.type == "cpu"
-    in_groups = max(launch.shares_of_examples) > 1
+    in_groups = max(*launch.shares_of_examples, launch.expert_parallel) > 1
     if in_groups or (launch.shards_weights and not on_cpu) or (on_cpu and not _has_compiler()):
         return False
     rate = _UNCOMPILED_FLOPS[hardware.device.type] * launch.ranks

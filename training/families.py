@@ -21,6 +21,7 @@ class Family:
     varlen: whether the family hands `cu_seq_lens` on to a flash kernel.
     plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
     router: whether it is a mixture of experts, whose balancing loss belongs to its training.
+    idle_experts: whether transformers computes experts that no token chose too, whose gradient is 0 then, not absent.
     tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
     context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
     pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
@@ -30,6 +31,7 @@ class Family:
     varlen: bool = True
     plain_head: bool = True
     router: bool = False
+    idle_experts: bool = False
     tensor_parallel: bool = False
     context_parallel: bool = True
     pipeline_parallel: bool = False
@@ -51,7 +53,7 @@ FAMILIES: dict[str, Family] = {
     "olmo": Family(),
     "olmo2": Family(),
     "olmo3": Family("by_layer"),
-    "olmoe": Family(varlen=False, router=True, context_parallel=False),
+    "olmoe": Family(varlen=False, router=True, idle_experts=True, context_parallel=False),
     "opt": Family(varlen=False),
     "phi": Family(plain_head=False),
     "phi3": Family("one"),
@@ -62,6 +64,11 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family(varlen=False, context_parallel=False),
     "starcoder2": Family("one"),
 }
+
+
+def is_mixture(model_type: str) -> bool:
+    """Whether a proven family is a mixture of experts."""
+    return model_type in FAMILIES and FAMILIES[model_type].router
 
 
 LEARNED_POSITIONS = {"gpt2", "opt"}
@@ -186,6 +193,26 @@ def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Pr
         f"expected a mixture of experts whose balancing loss is trained as in transformers, not {model_type}",
         f"take one of {proven}, or a model without experts",
     )
+
+
+def expert_ranks_problem(count: int, model_type: str | None, values: Mapping[str, Any]) -> Problem | None:
+    """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot.
+
+    model_type: None where it is not known yet.
+    values: the config of transformers as a mapping, as far as it is known.
+    """
+    if count == 1 or model_type is None:
+        return None
+    path = "launch.expert_parallel"
+    if not is_mixture(model_type):
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+        message = f"expected a mixture of experts of {able}, not {model_type}"
+        return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
+    experts = values.get("num_local_experts", values.get("num_experts"))
+    if experts is not None and experts % count:
+        message = f"expected a number of experts that is a multiple of {count}, not {experts}"
+        return Problem("not_divisible", path, message, "let fewer ranks share them, or change the model's experts")
+    return None
 
 
 def _experts(values: Mapping[str, Any]) -> Iterator[int]:

@@ -34,6 +34,7 @@ from training.config import (
     TrainerConfig,
     batches,
 )
+from training.expert_parallel import IdleExperts
 from training.guard.callback import Alarmed, Guard
 from training.guard.corrections import FILE as CORRECTIONS
 from training.guard.corrections import Correction, Corrections, write_log
@@ -194,8 +195,8 @@ def fit(
     if model.compiles_blocks:
         compile_blocks(model)
     parallelize(model, run.launch, hardware)
-    optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32)
-    optimizer = shard_optimizer(optimizer, run.launch, hardware)
+    optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32, model.experts)
+    optimizer = shard_optimizer(optimizer, run.launch, hardware, model.experts)
     begin = beginning(config, inputs, plan.batches)
     corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
     schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
@@ -263,6 +264,7 @@ def fit(
             resumption,
             learning_rate,
             *([scale] if scale else []),
+            *([IdleExperts(model)] if ranks.world_size() > 1 else []),
             clip,
             activations,
             WeightsMove(stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)),

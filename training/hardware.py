@@ -72,12 +72,13 @@ def _measured_peak(dtype: torch.dtype) -> float:
 def prepare(launch: LaunchConfig, *, shares_examples: bool = False) -> Hardware:
     """Picks device and precision, sets the CPU threads of this process, and meets the other ranks.
 
-    shares_examples: whether the stage knows `launch.tensor_parallel`, `context_parallel` and `pipeline_parallel`; in
-        others every rank has a part of a batch.
+    shares_examples: whether the stage knows `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
+        `expert_parallel`; in others every rank has a part of a batch and the whole model.
 
     Raises StageError for a GPU that is not there.
     """
     ranks.share_examples(*(launch.shares_of_examples if shares_examples else (1, 1, 1)))
+    ranks.share_experts(launch.expert_parallel if shares_examples else 1)
     gpu = torch.cuda.is_available()
     if launch.device == "gpu" and not gpu:
         raise stage_error(

@@ -57,7 +57,7 @@ class InLoopEvaluator(Callback):
         if batch % self._every:
             return
         launch = self._run.launch
-        shared = launch.shards_weights or max(launch.shares_of_examples) > 1
+        shared = launch.shards_weights or max(*launch.shares_of_examples, launch.expert_parallel) > 1
         if shared and ranks.world_size() > 1 and not self._config.evaluate_tasks:
             return  # texts alone are not worth all weights on one device
         with _asked_alone(self._network, shared) as network:

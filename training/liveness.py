@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from infra.launch.heartbeat import Heartbeat
@@ -17,7 +16,7 @@ from infra.run import Run
 from training import ranks
 from training.blocks import blocks
 from training.callbacks import Callback, Event
-from training.train_state import TrainState
+from training.train_state import Trainable, TrainState
 
 _PHASES = {
     Event.BEFORE_DATALOADER: "data loading",
@@ -48,16 +47,17 @@ class SlowRanks(Callback):
     """Names ranks that the others wait for.
 
     Ranks that compute together all take as long as the slowest, so times of batches tell nothing. What tells is who
-    comes late to each layer of a forward pass: under FSDP the others wait there, under DDP they are ahead.
+    comes late to each layer of a forward pass: under FSDP and with shared experts the others wait there, under DDP they
+    are ahead.
     """
 
-    def __init__(self, model: nn.Module, run: Run) -> None:
+    def __init__(self, model: Trainable, run: Run) -> None:
         self._run = run
         self._arrivals: list[float] = []
         self._watching = False
         self._began = 0.0
         self._suspects: set[int] = set()
-        if isinstance(model, FSDPModule) and ranks.world_size() > 1:
+        if (isinstance(model, FSDPModule) or model.experts) and ranks.world_size() > 1:
             for block in blocks(model):
                 # Before FSDP's own hook, which waits for the other ranks.
                 block.register_forward_pre_hook(self._arrive, prepend=True)

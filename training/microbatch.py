@@ -34,9 +34,9 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     """Examples at once of this device's `batch_size`: what `launch.microbatch` says, or as many as memory allows.
 
     On a CPU all of them, since running out of memory cannot be caught there. No more than what an earlier try of the
-    same work left as its limit. Where weights are sharded, or ranks share layers or sequences, it is tried with whole
-    ones, which is cautious: one at once where they do not fit. Else raises StageError where not even one fits. In a
-    pipeline as many as training/pipeline_cut.py says.
+    same work left as its limit. Where weights are sharded, or ranks share layers, sequences or experts, it is tried
+    with whole ones, which is cautious: one at once where they do not fit. Else raises StageError where not even one
+    fits. In a pipeline as many as training/pipeline_cut.py says.
     """
     limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)
     if ranks.pipeline_parallel() > 1:
@@ -63,7 +63,7 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
         try:
             found = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))
         except StageError:
-            if not sharded and ranks.group_size() == 1:
+            if not sharded and ranks.group_size() == 1 and ranks.expert_parallel() == 1:
                 raise
             found = 1
     if found < batch_size:

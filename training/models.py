@@ -24,7 +24,7 @@ from training.balancing import Routed, balancing_loss
 from training.config import ModelConfig
 from training.context_parallel import SharedSequences
 from training.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
-from training.families import FAMILIES, documents_problem, experts_problem, windows
+from training.families import FAMILIES, documents_problem, experts_problem, is_mixture, windows
 from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
@@ -203,9 +203,7 @@ class LanguageModel(Trainable):
         self._encoder = model.config.model_type == "bert"
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
         self._windows = windows(model.config)
-        family = FAMILIES.get(model.config.model_type)
-        self.router = family is not None and family.router
-        """Whether it is a mixture of experts."""
+        self.router = is_mixture(model.config.model_type)
         self._plain_head = plain_head(model)
 
     def last_stack(self) -> nn.Module | None:

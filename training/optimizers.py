@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,16 @@ from transformers.pytorch_utils import Conv1D
 
 from training.blocks import blocks
 from training.config import OptimizerConfig
+from training.expert_parallel import SharedExperts
 from training.lion import Lion
 from training.muon import Muon
 
 
 def optimizer_of(
-    model: nn.Module, config: OptimizerConfig, compute: torch.dtype = torch.float32
+    model: nn.Module,
+    config: OptimizerConfig,
+    compute: torch.dtype = torch.float32,
+    experts: SharedExperts | None = None,
 ) -> torch.optim.Optimizer:
     """Fused AdamW or what `config.kind` names, or Muon for the matrices of a model's blocks beside AdamW;
     `config.decayed` says what decays.
@@ -24,7 +29,7 @@ def optimizer_of(
     Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) rates
     of matrices and output layer fall with the width, and what decays a step stays the same; Muon's steps have the same
     size at any width by themselves.
-    compute: the type in which Muon's products may run.
+    compute: the type in which Muon's products may run. experts: where ranks share those of the model.
     """
     inputs, outputs = _outer(model)
     wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0
@@ -57,7 +62,7 @@ def optimizer_of(
         }
         for kind, weights in kinds.items()
     ]
-    stepped_groups = [group for group in groups if group["params"]]
+    stepped_groups = _by_holders(groups, experts)
     if config.kind == "lion":
         return Lion(stepped_groups, config.learning_rate, config.betas)
     if config.kind == "adafactor":
@@ -74,7 +79,19 @@ def optimizer_of(
             "momentum": config.muon.momentum,
             "iterations": config.muon.iterations,
         }
-    return Muon([group for group in groups if group["params"]], adamw, compute)
+    return Muon(_by_holders(groups, experts), adamw, compute)
+
+
+def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None) -> list[dict[str, Any]]:
+    """Groups that have weights, those of experts apart from what other ranks hold too: a kernel that steps several
+    weights at once takes none together whose state is spread over different ranks (ZeRO stage 1)."""
+    own = set(map(id, experts.weights)) if experts else set()
+    found = []
+    for group in groups:
+        for apart in (False, True):
+            weights = [weight for weight in group["params"] if (id(weight) in own) == apart]
+            found += [{**group, "params": weights}] if weights else []
+    return found
 
 
 def _by_muon(model: nn.Module) -> dict[int, bool]:

@@ -27,6 +27,7 @@ from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import context_parallel, ranks
 from training.blocks import blocks
+from training.expert_parallel import SharedExperts, reach_every_expert
 from training.hardware import Hardware
 from training.pipeline_parallel import Pipeline, is_cut, join_stages
 from training.tensor_parallel import split
@@ -38,10 +39,16 @@ _COMPUTING = ("losses",)
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
     """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
-    `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or a number of ranks
-    that does not fit them."""
+    `expert_parallel`, `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or
+    a number of ranks that does not fit them."""
+    if ranks.expert_parallel() > 1:
+        mixture: Any = model  # training.models.LanguageModel, which imports more than this
+        mixture.experts = SharedExperts(model, hardware.device)
+        return
+    if ranks.world_size() > 1:
+        reach_every_expert(model)
     if ranks.pipeline_parallel() > 1:
-        cuttable: Any = model  # training.models.LanguageModel, which imports more than this
+        cuttable: Any = model  # as above
         cuttable.pipeline = Pipeline(
             cuttable.model, launch.pipeline_pieces, hardware.device, hardware.compute, cuttable.through
         )
@@ -147,12 +154,16 @@ def _sums_for_mean(device: torch.device) -> bool:
 
 
 def shard_optimizer(
-    optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware
+    optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware, experts: SharedExperts | None = None
 ) -> torch.optim.Optimizer:
-    """One that keeps this rank's part of the state alone, with `launch.sharding: zero1`; else the given one."""
+    """One that keeps this rank's part of the state alone, with `launch.sharding: zero1`; else the given one.
+
+    experts: which ranks share, so that those with the same ones share their state.
+    """
     if launch.sharding != "zero1" or ranks.gradient_ranks() == 1:
         return optimizer
-    return ShardedOptimizer(optimizer, mesh_of(launch, hardware)["shard"])
+    apart = dict.fromkeys(experts.weights, experts.copies) if experts else {}
+    return ShardedOptimizer(optimizer, mesh_of(launch, hardware)["shard"], apart)
 
 
 def unshard_root(model: nn.Module) -> None:

@@ -30,6 +30,7 @@ from torch.distributed.pipelining.stage import _RecvInfo
 from transformers import PreTrainedModel
 
 from training import ranks
+from training.gradients import average, clip_by
 from training.loss import IGNORE
 from training.pipeline_cut import layers_of
 from training.train_state import Batch, count_examples
@@ -39,8 +40,6 @@ Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor | None], Tenso
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(last hidden states (b, T, D), labels (b, T)) → what a microbatch adds to the loss of this pipeline's batch."""
 
-# Gradients are summed over pipelines together up to so many numbers (256 MB in fp32).
-_AT_ONCE = 1 << 26
 # Microbatches a rank into which a batch that is measured is cut, where it has so many sequences.
 _MEASURED = 4
 
@@ -213,13 +212,10 @@ class Pipeline:
         for weight in self._counted:
             if weight.grad is not None:
                 total += weight.grad.float().square().sum()
-        norm = float(ranks.all_reduce(total / len(self._replicas))) ** 0.5
-        factor = limit / (norm + 1e-6)
-        if not factor >= 1:  # a norm that is not a number, too, as torch has it
-            for weight in self._weights:
-                if weight.grad is not None:
-                    weight.grad.mul_(factor)
-        return norm
+        return clip_by(total / len(self._replicas), self._gradients(), limit)
+
+    def _gradients(self) -> list[Tensor]:
+        return [weight.grad for weight in self._weights if weight.grad is not None]
 
     def _filled(self, batch: Batch, size: int) -> tuple[Batch, int]:
         """A batch in as many equal microbatches as the schedule wants, and the sequences of one: at most `size`."""
@@ -289,12 +285,7 @@ class Pipeline:
         """Has gradients be the mean of all pipelines', and that of an embedding which is the output layer too the sum
         of both ends'."""
         if len(self._replicas) > 1:
-            for some in _buckets([weight.grad for weight in self._weights if weight.grad is not None]):
-                flat = torch.cat([gradient.flatten() for gradient in some])
-                distributed.all_reduce(flat, group=self._data)
-                flat /= len(self._replicas)
-                for gradient, part in zip(some, flat.split([one.numel() for one in some]), strict=True):
-                    gradient.copy_(part.view_as(gradient))
+            average(self._gradients(), self._data, len(self._replicas))
         if self._shared is not None:
             assert self._shared.grad is not None
             distributed.all_reduce(self._shared.grad, group=self._ends)
@@ -348,18 +339,6 @@ def _group_of_ends(pipe: Any) -> Any:
         return pipe
     groups = [distributed.new_group([first, first + count - 1]) for first in range(0, ranks.world_size(), count)]
     return groups[ranks.data_rank()]
-
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Gradients that are summed together."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        if bucket and sum(one.numel() for one in bucket) + gradient.numel() > _AT_ONCE:
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
 
 
 def _want_of_memory(error: BaseException) -> BaseException | None:

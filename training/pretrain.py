@@ -34,7 +34,7 @@ from training.compiling import NO_PLAIN_PATHS, by_block, plain_compiler_paths, w
 from training.config import PretrainConfig, batches
 from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
-from training.families import sequences_problem
+from training.families import expert_ranks_problem, sequences_problem
 from training.fit import Fit, Plan, fit
 from training.guard.stuck import Stuck
 from training.hardware import prepare
@@ -113,6 +113,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     scale: dict[str, Any] = {"batch_tokens": config.global_batch_tokens, "epoch_batches": epoch_batches}
     # What ranks cannot share is refused before they meet.
     ranks.share_examples(*run.launch.shares_of_examples)
+    ranks.share_experts(run.launch.expert_parallel)
     rampup = _rampup(config, length, batch_size, epoch_batches)
     hardware = prepare(run.launch, shares_examples=True)
     tokenizer = load_pretrained_tokenizer(tokenizer_dir)
@@ -135,6 +136,8 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if wrong := sequences_problem(
         run.launch.context_parallel, network.config.model_type, config.objective, length, network.config.to_dict()
     ):
+        raise StageError(wrong)
+    if wrong := expert_ranks_problem(run.launch.expert_parallel, network.config.model_type, network.config.to_dict()):
         raise StageError(wrong)
     if wrong := pipeline_problem(
         run.launch.pipeline_parallel,

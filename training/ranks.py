@@ -82,6 +82,33 @@ def pipeline_parallel() -> int:
     return _pipeline_parallel
 
 
+_expert_parallel = 1
+
+
+def share_experts(count: int) -> None:
+    """Has each `count` ranks that are next to each other hold a part of a mixture's experts each. Raises StageError if
+    they do not divide the ranks."""
+    global _expert_parallel
+    if world_size() % count:
+        raise stage_error(
+            "not_divisible",
+            "launch.expert_parallel",
+            f"expected a divisor of the {world_size()} ranks, not {count}",
+            "set it to one, such as the devices of a node",
+        )
+    _expert_parallel = count
+
+
+def expert_parallel() -> int:
+    """Ranks that hold a part of a mixture's experts each; every one has a part of a batch of its own."""
+    return _expert_parallel
+
+
+def hold_parts() -> bool:
+    """Whether ranks hold tensors that others do not have: some of the layers, or of the experts."""
+    return _pipeline_parallel * _expert_parallel > 1
+
+
 def group_size() -> int:
     """Ranks, next to each other, that get the same examples."""
     return _tensor_parallel * _context_parallel * _pipeline_parallel

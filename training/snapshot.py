@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,28 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def write_rank(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
-    """Writes this rank's files and returns them. What all ranks hold alike is shared out among them."""
-    mine = {name: tensor for place, (name, tensor) in enumerate(sorted(tensors.items())) if _is_writer(tensor, place)}
+def holders_of(names: Iterable[str]) -> dict[str, list[int]]:
+    """The ranks that hold each tensor or a part of it, by the names of all ranks' in order; every rank must call."""
+    own = sorted(names)
+    if not ranks.hold_parts():
+        return {name: [*range(ranks.world_size())] for name in own}
+    found: dict[str, list[int]] = {}
+    for rank, held in enumerate(ranks.gather(own)):
+        for name in held:
+            found.setdefault(name, []).append(rank)
+    return dict(sorted(found.items()))
+
+
+def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str, Sequence[int]]) -> list[Path]:
+    """Writes this rank's files and returns them. What several ranks hold alike is shared out among them.
+
+    holders: what `holders_of` gave.
+    """
+    mine = {
+        name: tensors[name]
+        for place, (name, held_by) in enumerate(holders.items())
+        if name in tensors and _is_writer(tensors[name], place, held_by)
+    }
     pieces = {name: Piece.of(tensor) for name, tensor in mine.items()}
     generators = {"random/torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -129,15 +148,11 @@ def write_rank(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
     return [data, index]
 
 
-def _is_writer(tensor: Tensor, place: int) -> bool:
+def _is_writer(tensor: Tensor, place: int, held_by: Sequence[int]) -> bool:
     """Whether this rank writes its part of a tensor: of ranks that hold the same, one does, by the tensor's place."""
     if not isinstance(tensor, DTensor):
-        # Ranks of a pipeline hold other tensors each.
-        alike, own = ranks.world_size(), ranks.rank()
-        if ranks.pipeline_parallel() > 1:
-            alike, own = ranks.data_ranks(), ranks.data_rank()
-        return place % alike == own
-    if 0 not in tensor.device_mesh.mesh and ranks.pipeline_parallel() == 1:
+        return held_by[place % len(held_by)] == ranks.rank()
+    if held_by[0] not in tensor.device_mesh.mesh:
         return False  # ranks of another group hold the same as the first one
     mine, copies = 0, 1
     coordinate = tensor.device_mesh.get_coordinate()

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from infra.errors import Problem, StageError
 from training import ranks
 from training.families import split_problem
+from training.gradients import clip_by
 
 _SEQUENCE = 1
 _HEADS = 2
@@ -145,12 +146,7 @@ def clip(model: nn.Module, limit: float) -> float:
     if not gradients:
         return 0.0
     total = torch.stack([_squares(gradient) for gradient in gradients]).sum()
-    norm = float(ranks.all_reduce(total)) ** 0.5
-    factor = limit / (norm + 1e-6)
-    if not factor >= 1:  # a norm that is not a number, too, as torch has it
-        for gradient in gradients:
-            (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
-    return norm
+    return clip_by(total, gradients, limit)
 
 
 def _squares(gradient: Tensor) -> Tensor:

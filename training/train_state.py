@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from training.callbacks import Callbacks
+    from training.expert_parallel import SharedExperts
     from training.pipeline_parallel import Pipeline
 
 Batch = dict[str, Tensor]
@@ -87,6 +88,10 @@ class Trainable(nn.Module, ABC):
 
     compiles_blocks = False
     """Whether each of its blocks is to be compiled by itself for the training."""
+
+    experts: SharedExperts | None = None
+    """Where ranks hold a part of its experts each: `forward` and its backward pass are computed by all of them at once,
+    and gradients of experts are joined after the last microbatch."""
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:

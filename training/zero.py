@@ -8,7 +8,8 @@ that nothing differs from DDP; Muon gathers what it needs, as under FSDP2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,15 +26,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
     model, and gradients are expected to be summed over the ranks already (DDP).
 
     inner: an optimizer that has not stepped yet; its groups and its state are those of this one.
-    mesh: all ranks, in one dimension.
+    mesh: all ranks, in one dimension. apart: the ranks that hold a weight, where that is another mesh.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        mesh: DeviceMesh,
+        apart: Mapping[Tensor, DeviceMesh] = MappingProxyType({}),
+    ) -> None:
         self.inner = inner
-        self._mesh = mesh
         self._parts: dict[Tensor, Tensor] = {}
+        self._meshes: dict[Tensor, DeviceMesh] = {}
         for group in inner.param_groups:
-            self._parts |= {weight: self._rows(weight) for weight in group["params"]}
+            self._meshes |= {weight: apart.get(weight, mesh) for weight in group["params"]}
+            self._parts |= {weight: self._rows(weight, self._meshes[weight]) for weight in group["params"]}
             group["params"] = [self._parts[weight] for weight in group["params"]]
         super().__init__(inner.param_groups, {})
         self.state = inner.state
@@ -57,25 +64,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for weight, part in self._parts.items():
             if part is not weight:
-                part.grad = None if weight.grad is None else self._rows(weight.grad)
+                part.grad = None if weight.grad is None else self._rows(weight.grad, self._meshes[weight])
         self.inner.step()
-        stepped = [weight for weight, part in self._parts.items() if part is not weight and weight.grad is not None]
-        for some in _buckets(stepped):
-            self._gather(some)
+        stepped: dict[DeviceMesh, list[Tensor]] = {}
+        for weight, part in self._parts.items():
+            if part is not weight and weight.grad is not None:
+                stepped.setdefault(self._meshes[weight], []).append(weight)
+        for mesh, weights in stepped.items():
+            for some in _buckets(weights):
+                self._gather(some, mesh)
         for part in self._parts.values():
             if isinstance(part, DTensor):
                 part.grad = None
         return loss
 
-    def _rows(self, whole: Tensor) -> Tensor:
-        """This rank's rows of a tensor; all of a scalar, which every rank steps."""
-        if not whole.ndim:
+    def _rows(self, whole: Tensor, mesh: DeviceMesh) -> Tensor:
+        """This rank's rows of a tensor; all of a scalar, which every rank steps, and of what no other rank has."""
+        if not whole.ndim or mesh.size() == 1:
             return whole
-        step = math.ceil(len(whole) / self._mesh.size())
-        start = min(self._mesh.get_local_rank() * step, len(whole))
+        step = math.ceil(len(whole) / mesh.size())
+        start = min(mesh.get_local_rank() * step, len(whole))
         mine = DTensor.from_local(
             whole.detach()[start : start + step],
-            self._mesh,
+            mesh,
             [Shard(0)],
             run_check=False,
             shape=whole.shape,
@@ -83,9 +94,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
         return nn.Parameter(mine) if whole.requires_grad else mine
 
-    def _gather(self, weights: Sequence[Tensor]) -> None:
-        """Puts the rows of all ranks into weights of one type and device."""
-        count = self._mesh.size()
+    def _gather(self, weights: Sequence[Tensor], mesh: DeviceMesh) -> None:
+        """Puts the rows of a mesh's ranks into weights of one type and device."""
+        count = mesh.size()
         sizes = [math.ceil(len(weight) / count) * math.prod(weight.shape[1:]) for weight in weights]
         mine = weights[0].new_zeros(sum(sizes))
         for weight, place in zip(weights, mine.split(sizes), strict=True):
@@ -94,7 +105,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             rows = part.to_local().flatten()
             place[: len(rows)].copy_(rows)
         everyone = mine.new_empty(count, len(mine))
-        distributed.all_gather_into_tensor(everyone.view(-1), mine, group=self._mesh.get_group())
+        distributed.all_gather_into_tensor(everyone.view(-1), mine, group=mesh.get_group())
         for weight, rows in zip(weights, everyone.split(sizes, 1), strict=True):
             weight.copy_(rows.flatten()[: weight.numel()].view_as(weight))
 

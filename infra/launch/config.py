@@ -135,6 +135,11 @@ class LaunchConfig(Config):
     """Runs of layers that each rank of a pipeline holds, by the schedule interleaved 1F1B (Narayanan et al. 2021,
     section 2.2): ranks wait for each other so many times less, and send so many times more. Needs a multiple of
     pipeline_parallel microbatches."""
+    expert_parallel: int = Field(1, ge=1)
+    """Ranks, next to each other, that hold a part of every layer's experts each (Lepikhin et al. 2020, section 3.2), in
+    pretraining of Mixtral, OLMoE and Qwen3-MoE; in other stages every rank has the whole model. Each has a part of a
+    batch of its own, and tokens are sent to the experts that their router chose. Needs trainer: native and sharding:
+    ddp or zero1."""
     offload: bool = False
     """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
     hsdp."""
@@ -298,6 +303,30 @@ class LaunchConfig(Config):
             wrong.append("compile: auto or off")
         if wrong:
             raise ValueError("expected with pipeline_parallel " + "; ".join(wrong))
+        return self
+
+    @model_validator(mode="after")
+    def _expert_parallel_fits(self) -> Self:
+        if self.expert_parallel == 1:
+            return self
+        wrong = []
+        if self.trainer != "native":
+            wrong.append("trainer: native, since Composer's loop does not know it")
+        if self.ranks % self.expert_parallel:
+            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.expert_parallel}")
+        wrong += [
+            f"{key}: 1, since the two do not go together"
+            for key, count in zip(
+                ("tensor_parallel", "context_parallel", "pipeline_parallel"), self.shares_of_examples, strict=True
+            )
+            if count > 1
+        ]
+        if self.shards_weights:
+            wrong.append(f"sharding: ddp or zero1, not {self.sharding}")
+        if self.compile == "on":
+            wrong.append("compile: auto or off")
+        if wrong:
+            raise ValueError("expected with expert_parallel " + "; ".join(wrong))
         return self
 
     @model_validator(mode="after")

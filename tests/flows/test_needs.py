@@ -121,6 +121,24 @@ def test_sequences_that_ranks_cannot_share_are_refused() -> None:
         problems(**{"launch.trainer": "composer"})
 
 
+def test_models_whose_experts_ranks_cannot_share_are_refused() -> None:
+    def problems(model: str, **settings: str) -> list[tuple[str, str, str, str]]:
+        given = {"launch.trainer": "native", "launch.processes": "8", "launch.expert_parallel": "4", **settings}
+        given |= {"pretrain.model": model, "pretrain.recipe": "null"}
+        return [(one.code, one.path, one.message, one.fix) for one in check_hardware(load(CONFIG, given))]
+
+    sizes = "hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4"
+    assert not problems(f"{{transformers: {{model_type: mixtral, {sizes}}}}}")
+    assert not problems(f"{{transformers: {{model_type: olmoe, {sizes}, num_experts: 8}}}}")
+    ((code, path, message, fix),) = problems("{preset: gpt-125m}")
+    assert (code, path) == ("no_expert_parallel", "launch.expert_parallel") and "not gpt2" in message
+    assert "leave launch.expert_parallel out" in fix
+    ((code, _, message, _),) = problems(f"{{transformers: {{model_type: qwen3_moe, {sizes}, num_experts: 6}}}}")
+    assert code == "not_divisible" and "a multiple of 4, not 6" in message
+    with pytest.raises(ConfigError, match="trainer: native"):
+        problems("{preset: gpt-125m}", **{"launch.trainer": "composer"})
+
+
 def test_models_and_batches_that_are_no_pipeline_are_refused() -> None:
     def problems(**settings: str) -> list[tuple[str, str, str, str]]:
         llama = {"pretrain.model.preset": "llama-3.2-1b", "shard.sequence_length": "2048", "pretrain.recipe": "null"}

@@ -1,27 +1,20 @@
-"""The balancing loss of a mixture of experts: transformers' own, with its gradients, and what it does to a training."""
+"""The balancing loss of a mixture of experts: transformers' own, with its gradients."""
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from tests.ranked import pretrain_in_ranks
 from tests.training.test_families import CPU, LENGTH, SPECIAL, tokens_of_two_rows, values_of_family
-from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from training.balancing import balancing_loss
+from training.blocks import checkpoint_activations
 from training.config import ModelConfig
 from training.families import FAMILIES
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, hf_config
-from training.parallel import checkpoint_activations
 
 EXPERTS: dict[str, Any] = {
     "model_type": "mixtral",
@@ -91,27 +84,3 @@ def test_loss_and_gradients_are_those_of_transformers_with_its_router_logits(nam
         assert float(counted) == pytest.approx(float(told.loss.detach() - 0.5 * told.aux_loss.detach()), rel=1e-4)
         for network in (ours, theirs):
             network.zero_grad()
-
-
-def test_a_training_learns_by_it_and_tells_how_tokens_are_spread(
-    shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
-) -> None:
-    model = {"transformers": EXPERTS | {"router_aux_loss_coef": 0.5}}
-    settings = SETTINGS | {"model": model, "duration": "3 batches"}
-    told = pretrain_in_ranks(
-        1, settings, {"shards": shards_dir, "tokenizer": tokenizer_dir}, tmp_path / "model", launch={"microbatch": 2}
-    )
-    shares = np.array([values_of(told, f"train/expert_share/{number}") for number in range(4)])
-    assert shares.shape == (4, 3) and shares.sum(0) == pytest.approx(np.ones(3))
-    assert (np.array(values_of(told, "train/expert_most")) >= 4 * shares.max(0) - 1e-9).all()
-    assert (np.array(values_of(told, "train/expert_least")) <= 4 * shares.min(0) + 1e-9).all()
-    balancing = values_of(told, "train/balancing_loss")
-    assert len(balancing) == 3 and min(balancing) > 1.9
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    guessed = math.log(config["vocab_size"])
-    assert values_of(told, "train/loss")[0] == pytest.approx(guessed + 0.5 * balancing[0], abs=0.1)
-    assert config["router_aux_loss_coef"] == 0.5
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    ids = torch.arange(4, 20)[None]
-    found = loaded(ids, labels=ids, output_router_logits=True)
-    assert torch.isfinite(found.loss) and 1.9 < float(found.aux_loss.detach()) < 4

@@ -35,6 +35,10 @@ class Native:
         seed_all(state.seed)
         self._model: nn.Module = state.model
         if ranks.gradient_ranks() > 1 and not (isinstance(state.model, FSDPModule) or state.model.pipeline):
+            if experts := state.model.experts:
+                DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+                    state.model, experts.names(state.model)
+                )
             self._model = DistributedDataParallel(state.model)
             settle_buckets(self._model)
 
@@ -114,6 +118,8 @@ class Native:
                     losses[name] = losses.get(name, 0.0) + loss.detach().mean() * share
         if ranks.tensor_parallel() > 1:
             sum_gradients(state.model)
+        if state.model.experts:
+            state.model.experts.join_gradients()
         state.batch, state.outputs, state.loss = whole, None, None
         return losses
 

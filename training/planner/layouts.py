@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from training.families import FAMILIES
+from training.families import FAMILIES, is_mixture
 from training.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.devices import DEVICES, GIB
@@ -123,9 +123,12 @@ def _fits(job: Training, devices: int) -> bool:
 
 def runs_here(layout: Layout, job: Training) -> bool:
     """Whether a plan's config can set `launch:` to it: data and context parallelism, with any sharding, or a pipeline
-    beside data parallelism, of a model and a batch that can be one."""
-    if layout.tp * layout.ep > 1:
+    beside data parallelism, of a model and a batch that can be one, or experts beside data parallelism."""
+    if layout.tp > 1:
         return False
+    if layout.ep > 1:
+        alone = layout.pp * layout.cp == 1 and layout.sharding in ("ddp", "zero1")
+        return alone and is_mixture(job.arch.name)
     if layout.pp == 1:
         return True
     # A model that is no preset is written as a Llama (flows/planned_config.py).

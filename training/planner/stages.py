@@ -111,6 +111,7 @@ def layout_of(
     tensor_parallel: int = 1,
     context_parallel: int = 1,
     pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
 ) -> Layout:
     """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
@@ -121,6 +122,7 @@ def layout_of(
         tensor_parallel,
         pipeline_parallel,
         context_parallel,
+        expert_parallel,
         microbatch=microbatch,
         recompute=launch.recompute,
         sharding=sharding,
@@ -141,9 +143,10 @@ def needs(
 
     length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known.
     """
-    ranks, tensor, context, pipeline = launch.ranks, 1, 1, 1
+    ranks, tensor, context, pipeline, experts = launch.ranks, 1, 1, 1, 1
     if isinstance(config, PretrainConfig):  # in other stages every rank has a part of a batch
         tensor, context, pipeline = launch.shares_of_examples
+        experts = launch.expert_parallel
     parts = ranks // (tensor * context * pipeline)
     sequences, copies, passes = _batch(config, length)
     precision = "fp32" if launch.precision == "fp32" else "bf16"
@@ -159,7 +162,7 @@ def needs(
     elif pipeline > 1:
         tried = [microbatch_of(share, pipeline, launch.pipeline_pieces) or 1]
     for at_once in tried:
-        at = layout_of(launch, at_once, tensor, context, pipeline)
+        at = layout_of(launch, at_once, tensor, context, pipeline, experts)
         # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
         beside = copies * _WEIGHT_BYTES * arch.parameters
         total = memory(job, at).total + beside

@@ -178,8 +178,10 @@ def step_time(job: Training, at: Layout) -> StepTime:
         times = 2 + (at.recompute != "none")
         context = layers * times * net.all_gather(keys, at.cp, at.tp)
     if at.ep > 1:
+        # To the experts and back, and the same of gradients (Fedus et al. 2021, section 3.1).
         sent = rows * arch.active_experts * arch.width * job.element / at.tp
-        experts = layers * 4 * net.all_to_all(sent, at.ep, at.tp)
+        times = 4 + (2 if at.recompute != "none" else 0)
+        experts = layers * times * net.all_to_all(sent, at.ep, at.tp)
     if at.pp > 1:
         crossing = rows * arch.width * job.element / at.tp
         pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp, at.devices)
@@ -205,9 +207,8 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     """Seconds of data parallel communication that do not hide, and of the optimizer."""
     arch, net = job.arch, job.network
     dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)
-    mine = dense / (at.tp * at.pp)
-    if arch.experts > 1:
-        mine += arch.layers * arch.experts * arch.mlp_weights / (at.tp * at.pp * at.ep)
+    apart = (arch.parameters - dense) / (at.tp * at.pp * at.ep) if at.ep > 1 else 0.0
+    mine = dense / (at.tp * at.pp) if at.ep > 1 else arch.parameters / (at.tp * at.pp)
     ranks, inner = at.dp * at.cp, at.tp
     shards = at.shards(job.device.node)
     traffic = 0.0
@@ -224,6 +225,8 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
         else:
             traffic = net.all_reduce(mine * 4, ranks, inner)
     hidden = min(job.kernels.overlap * traffic, (2 / 3) * computing)
-    weights = mine / (shards if at.sharding != "ddp" else 1)
+    # Gradients of experts that only some devices hold are summed after the last backward pass.
+    joined = net.all_reduce(apart * 4, ranks // at.ep, inner * at.ep) if ranks > at.ep > 1 else 0.0
+    weights = mine + apart if at.sharding == "ddp" else mine / shards + apart / max(1.0, shards / at.ep)
     optimizer = weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
-    return traffic - hidden, optimizer
+    return traffic - hidden + joined, optimizer

@@ -41,6 +41,10 @@ def test_long_sequences_are_cut_and_experts_are_spread() -> None:
     assert best.fits and best.layout.ep in (1, 2, 4, 8)
     spread = Layout(64, ep=8, sharding="zero1")
     assert memory(job(experts), spread).total < memory(job(experts), replace(spread, ep=1)).total
+    mixture = job(replace(experts, name="mixtral"))
+    assert runs_here(spread, mixture) and not runs_here(spread, job(experts))
+    assert not runs_here(replace(spread, sharding="zero3"), mixture)
+    assert step_time(mixture, spread).experts > 0 == step_time(mixture, replace(spread, ep=1)).experts
 
 
 def test_each_way_to_share_takes_less_memory() -> None:

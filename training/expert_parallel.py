@@ -1,0 +1,213 @@
+"""Mixtures of experts in several ranks, and expert parallelism: ranks that hold a part of every layer's experts each
+(Lepikhin et al. 2020, section 3.2; Fedus et al. 2021, section 3.1), for the mixtures of training/families.py.
+
+Every rank has a part of a batch of its own, and all of the model but the experts. In each layer tokens go to the ranks
+that hold the experts which their router chose, by an all-to-all, and what these make of them comes back by another. No
+token is dropped. Weights keep the names that they have in the whole model.
+
+Shapes: N tokens of a rank, D width, E experts of a layer, of which k see a token, C = N·k choices, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from training import ranks
+from training.callbacks import Callback
+from training.families import FAMILIES, Family
+from training.gradients import average, clip_by
+from training.pipeline_parallel import OtherRanks
+from training.snapshot import local
+from training.train_state import TrainState
+
+
+def expert_layers(model: nn.Module, of: Callable[[Family], bool] = lambda family: family.router) -> list[Any]:
+    """The layers that choose among experts, in networks of some of the proven families."""
+    found: dict[int, Any] = {}
+    for network in model.modules():
+        if isinstance(network, PreTrainedModel) and of(FAMILIES.get(network.config.model_type, Family())):
+            parts = [part for part in network.modules() if isinstance(getattr(part, "experts", None), nn.ModuleList)]
+            found |= {id(part): part for part in parts}
+    return [*found.values()]
+
+
+def reach_every_expert(model: nn.Module) -> None:
+    """Has every expert get a gradient in every backward pass, of zeros where no token chose it: DDP and FSDP wait for
+    each weight's, and transformers computes some families' experts only where they are chosen."""
+    for layer in expert_layers(model):
+        layer.forward = partial(_forward, layer, None)
+
+
+class SharedExperts:
+    """This rank's experts of a model, and what it takes to train them; every rank must call each method."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """Takes the experts of other ranks out of a model, of which each rank has all; all must call."""
+        count = ranks.expert_parallel()
+        sizes = {"copies": ranks.world_size() // count, "experts": count}
+        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self.copies: DeviceMesh = mesh["copies"]
+        """The ranks that hold the same experts as this one, in one dimension."""
+        group, place = mesh["experts"].get_group(), mesh["experts"].get_local_rank()
+        layers = expert_layers(model)
+        for layer in layers:
+            each = len(layer.experts) // count
+            own = range(place * each, (place + 1) * each)
+            layer.experts = nn.ModuleList(
+                expert if number in own else OtherRanks(expert) for number, expert in enumerate(layer.experts)
+            )
+            layer.forward = partial(_forward, layer, group)
+        model.to(device)
+        self.weights = [weight for layer in layers for weight in layer.experts.parameters()]
+        self._begin_alike()
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """Gives all that hold the same experts the first one's weights, as DDP does for the others."""
+        first, group = distributed.get_process_group_ranks(self.copies.get_group())[0], self.copies.get_group()
+        for weight in self.weights if self.copies.size() > 1 else ():
+            distributed.broadcast(weight.data, first, group=group)
+
+    def names(self, model: nn.Module) -> list[str]:
+        """Of the experts' weights in a model."""
+        own = set(map(id, self.weights))
+        return [name for name, weight in model.named_parameters() if id(weight) in own]
+
+    def join_gradients(self) -> None:
+        """Has the gradients of experts be what the mean over all ranks is, as DDP takes it of other weights: each has
+        those of its group's tokens already."""
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        if self.copies.size() > 1:
+            average(gradients, self.copies.get_group(), ranks.world_size())
+        else:
+            torch._foreach_div_(gradients, float(ranks.world_size()))
+
+    def clip(self, model: nn.Module, limit: float) -> float:
+        """Scales all gradients so that their norm over all experts is at most `limit`; the norm before."""
+        own = set(map(id, self.weights))
+        weights = [weight for weight in model.parameters() if weight.grad is not None]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        if not gradients:
+            return 0.0
+        shares = [self.copies.size() if id(weight) in own else ranks.world_size() for weight in weights]
+        parts = [one.float().square().sum() / share for one, share in zip(gradients, shares, strict=True)]
+        return clip_by(torch.stack(parts).sum(), gradients, limit)
+
+
+class IdleExperts(Callback):
+    """Takes their gradients of zeros from experts that no token of a batch chose on any rank, where one process gives
+    them none: an optimizer passes over such weights, and moves others by what it remembers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = expert_layers(model, lambda family: family.router and not family.idle_experts)
+        self._weights = [weight for layer in layers for weight in layer.experts.parameters()]
+
+    @torch.no_grad()
+    def after_train_batch(self, state: TrainState) -> None:
+        weights = [weight for weight in self._weights if weight.grad is not None]
+        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        if not gradients:
+            return
+        norms = torch.stack(torch._foreach_norm(gradients))
+        if any(isinstance(weight, DTensor) for weight in weights):
+            ranks.all_reduce(norms)  # each has a part of all of them
+        for weight, norm in zip(weights, norms.tolist(), strict=True):
+            if norm == 0:
+                weight.grad = None
+
+
+def _forward(layer: Any, group: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """What a layer of experts makes of hidden states (B, T, D), and the logits (N, E) of its router, as transformers'
+    own. group: of ranks that share its experts; None where this one holds all."""
+    if layer.training and getattr(layer, "jitter_noise", 0) > 0:
+        least, most = 1 - layer.jitter_noise, 1 + layer.jitter_noise
+        hidden = hidden * torch.empty_like(hidden).uniform_(least, most)
+    tokens = hidden.view(-1, hidden.shape[-1])
+    logits: Tensor = layer.gate(tokens)
+    weights, chosen = logits.softmax(1, dtype=torch.float).topk(layer.top_k, -1)
+    if getattr(layer, "norm_topk_prob", True):
+        weights = weights / weights.sum(-1, keepdim=True)
+    places, inverse = _order_of(chosen.flatten())
+    # Experts would cast what they get; so it is sent in that type.
+    device = hidden.device.type
+    given = tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens
+    given = _Rows.apply(given, places, inverse, layer.top_k)
+    counts = torch.bincount(chosen.flatten(), minlength=len(layer.experts))
+    made = _made_by(layer.experts, given, counts) if group is None else _made_by_ranks(layer, given, counts, group)
+    made = _Rows.apply(made, inverse, places, 1).unflatten(0, (-1, layer.top_k))
+    mixed = (made * weights.to(hidden.dtype)[..., None]).sum(1)
+    return mixed.to(hidden.dtype).view_as(hidden), logits
+
+
+def _made_by(experts: Sequence[nn.Module], given: Tensor, counts: Tensor) -> Tensor:
+    """What experts make of their tokens (C, D), of which each has the next `counts` (E,), also where that is none."""
+    parts = given.split(counts.tolist())
+    return torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+
+
+def _made_by_ranks(layer: Any, given: Tensor, counts: Tensor, group: Any) -> Tensor:
+    """The same, where the experts are those of a group of ranks; all of it must call."""
+    own = [expert for expert in layer.experts if not isinstance(expert, OtherRanks)]
+    to_send = counts.view(-1, len(own))  # (R, E / R)
+    to_come = torch.empty_like(to_send)
+    distributed.all_to_all_single(to_come, to_send.contiguous(), group=group)
+    sent, came = to_send.sum(1).tolist(), to_come.sum(1).tolist()
+    arrived = _Exchanged.apply(given, sent, came, group)
+    # By rank and expert; each expert takes those of all ranks.
+    numbers = torch.arange(len(own), device=given.device).repeat(len(to_come))
+    places, inverse = _order_of(numbers.repeat_interleave(to_come.flatten()))
+    made = _made_by(own, _Rows.apply(arrived, places, inverse, 1), to_come.sum(0))
+    return _Exchanged.apply(_Rows.apply(made, inverse, places, 1), came, sent, group)
+
+
+def _order_of(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The places (C,) of rows in the order of their keys, where rows of one key stay as they were; and those back."""
+    places = keys.argsort(stable=True)
+    inverse = torch.empty_like(places)
+    inverse[places] = torch.arange(len(places), device=places.device)
+    return places, inverse
+
+
+class _Rows(torch.autograd.Function):
+    """Rows (N, D), each k times (N·k, D), in the order `places` (N·k,), to which `inverse` is the way back. torch's own
+    gradient adds rows up in any order on a GPU, and would not give the same bits twice."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor, inverse: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.k = k
+        return rows.index_select(0, places if k == 1 else places // k)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        back = upstream[0].index_select(0, inverse)
+        return back if ctx.k == 1 else back.unflatten(0, (-1, ctx.k)).sum(1), None, None, None
+
+
+class _Exchanged(torch.autograd.Function):
+    """Rows that the ranks of a group send each other: of these the next `sent` to each, and as many of each as `came`;
+    all must call, with rows or without."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], came: list[int], group: Any) -> Tensor:
+        ctx.sent, ctx.came, ctx.group = sent, came, group
+        return _exchange(rows, sent, came, group)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(upstream[0], ctx.came, ctx.sent, ctx.group), None, None, None
+
+
+def _exchange(rows: Tensor, sent: list[int], came: list[int], group: Any) -> Tensor:
+    found = rows.new_empty(sum(came), rows.shape[1])
+    distributed.all_to_all_single(found, rows.contiguous(), came, sent, group=group)
+    return found
