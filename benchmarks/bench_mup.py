@@ -1,10 +1,12 @@
 """Whether a learning rate found on a narrow model serves a wide one, with µP and without, by sweeps.
 
 python benchmarks/bench_mup.py [--root DIR] [--widths 32,128] [--tokens 409600]    about 10 minutes on 2 quiet cores
+python benchmarks/bench_mup.py --seed 18 --powers=-9..-5    another seed, and the rates 2^-9 to 2^-5 alone
 
 The text is the docstrings of installed packages. Two sweeps over width and learning rate, alike but for
 `optimizer.mup_base_width`; told is the validation loss of each pair, each width's best rate (by a parabola through the
-best and its neighbours, in log2), and what the narrowest model's best rate costs a wider one.
+best and its neighbours, in log2), and what the narrowest model's best rate costs a wider one. The narrowest is trained
+once, since µP changes nothing there. The seed is that of the training alone: first weights and the order of the data.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ CONFIG: dict[str, Any] = {
         "keep_state": "none",
     },
 }  # fmt: skip
-RATES = [float(f"{2.0**power:.6g}") for power in range(-10, -3)]
 
 
 def main() -> None:
@@ -44,25 +45,33 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="The store; by default a folder that goes afterwards.")
     parser.add_argument("--widths", type=lambda text: [int(one) for one in text.split(",")], default=[32, 128])
     parser.add_argument("--tokens", type=int, default=409_600)
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--powers", default="-10..-4", metavar="FROM..TO", help="Learning rates, as powers of two.")
+    parser.add_argument("--threads", type=int, help="Of a training; by default as many as there are cores.")
     given = parser.parse_args()
+    low, high = map(int, given.powers.split(".."))
+    given.rates = [float(f"{2.0**power:.6g}") for power in range(low, high + 1)]
     with tempfile.TemporaryDirectory() as folder:
         root = given.root or Path(folder) / "store"
+        narrowest, *wider = given.widths
+        narrow = sweep(Path(folder), root, narrowest, "as they are", given)
         for way in ("as they are", "mup"):
-            losses = {width: sweep(Path(folder), root, width, way, given) for width in given.widths}
-            show(way, losses)
+            losses = {narrowest: narrow, **{width: sweep(Path(folder), root, width, way, given) for width in wider}}
+            show(way, losses, given.rates)
 
 
 def sweep(folder: Path, root: Path, width: int, way: str, given: argparse.Namespace) -> dict[float, float]:
     """Validation loss by learning rate of one width; heads keep their size."""
     config = json.loads(json.dumps(CONFIG))
     config["name"] = f"mup-{width}-{way.split()[0]}"
-    config["pretrain"]["duration"] = f"{given.tokens} tokens"
+    config["pretrain"] |= {"duration": f"{given.tokens} tokens", "seed": given.seed}
+    config["launch"] = {"threads": given.threads}
     config["pretrain"]["model"] |= {"width": width, "heads": width // 16}
     if way == "mup":
         config["pretrain"]["optimizer"] = {"mup_base_width": given.widths[0]}
     path = folder / "mup.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf8")
-    key = f"pretrain.optimizer.learning_rate={','.join(map(str, RATES))}"
+    key = f"pretrain.optimizer.learning_rate={','.join(map(str, given.rates))}"
     command = [sys.executable, "-m", "cli.main", "sweep", str(path), "--key", key, "--root", str(root), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     document = json.loads(done.stdout)
@@ -75,13 +84,13 @@ def sweep(folder: Path, root: Path, width: int, way: str, given: argparse.Namesp
     }
 
 
-def show(way: str, losses: dict[int, dict[float, float]]) -> None:
+def show(way: str, losses: dict[int, dict[float, float]], rates: list[float]) -> None:
     print(f"\nlearning rates {way}")
-    print("width   " + "  ".join(f"{rate:>8.5f}" for rate in RATES) + "   best rate")
+    print("width   " + "  ".join(f"{rate:>8.5f}" for rate in rates) + "   best rate")
     first = min(losses)
     narrow = min(losses[first], key=lambda rate: losses[first][rate])
     for width, found in losses.items():
-        row = "  ".join(f"{found.get(rate, math.nan):8.4f}" for rate in RATES)
+        row = "  ".join(f"{found.get(rate, math.nan):8.4f}" for rate in rates)
         cost = found[narrow] - min(found.values()) if narrow in found else math.nan
         print(f"{width:>5}   {row}   {best(found):.5f}; the rate of width {first} costs {cost:+.4f}", flush=True)
 
