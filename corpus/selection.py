@@ -8,7 +8,7 @@ text/part-00000.parquet        that text part: all columns of all documents, the
                                the text was written first, so that it takes no room and outlives that artifact.
 
 Whoever reads a part by `read_table` or `read_batches` sees the documents that are left, and no difference to a part
-that holds its text itself. docs/decisions/0012 says why.
+that holds its text itself. docs/decisions/0013 says why.
 """
 
 from __future__ import annotations
