@@ -18,7 +18,7 @@ _WEIGHT, _GRADIENT = 4, 4
 _LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
 """As training/loss.py takes the logits in pieces."""
 _SUMMED_AT_ONCE = 2**28
-"""Bytes of gradients that pipelines sum together, as training/pipeline_parallel.py does."""
+"""Bytes of gradients that are summed together, as training/gradients.py does."""
 FRAGMENTED = 0.04
 """Share that torch's allocator holds beside what tensors take: 2 to 6 % where sizes repeat from step to step."""
 
@@ -89,6 +89,10 @@ def kept_by(
         outside = 4 * width + element * width
         softmax = 4 + (element if half else 0) if cuda else element
     layer += attention + heads * (length * softmax if scores else 4)
+    if arch.experts > 1:
+        # What each expert is given and gives, the router's softmax here and in the balancing loss, which of the experts
+        # a token chose, and in which order they take tokens.
+        layer += arch.active_experts * (2 * element * arch.width + 2 * 8 + 2 * 4) + 2 * 4 * arch.experts
     layer += 0 if cuda or scores else element * length
     return Kept(layer, 4 * width, outside)
 
@@ -104,15 +108,17 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     arch, element = job.arch, job.element
     ranks, count = at.dp * at.cp, microbatches(job, at)
     part = part_of(arch.layers, at.pp, at.interleave, rank, count)
-    experts = arch.layers * arch.experts * arch.mlp_weights if arch.experts > 1 else 0
-    layer = (arch.layer_weights - experts / arch.layers) / at.tp + experts / arch.layers / (at.tp * at.ep)
+    experts = arch.experts * arch.mlp_weights / (at.tp * at.ep) if arch.experts > 1 else 0.0  # of a layer
+    layer = (arch.layer_weights - experts * at.tp * at.ep) / at.tp + experts
     outside = _outside(arch, part) / at.tp
     mine = part.layers * layer + outside
     shards = at.shards(job.device.node)
     gathers = at.sharding in ("zero2", "zero3", "hsdp") and ranks > 1
-    weights = _WEIGHT * mine / (shards if gathers else 1)
-    gradients = _GRADIENT * mine / (shards if gathers else 1)
-    optimizer = job.moments * mine / shards
+    # Devices that hold other experts each share none of theirs.
+    sharded = (mine - part.layers * experts) / shards + part.layers * experts / max(1.0, shards / at.ep)
+    weights = _WEIGHT * (sharded if gathers else mine)
+    gradients = _GRADIENT * (sharded if gathers else mine)
+    optimizer = job.moments * sharded
 
     rows = at.microbatch * job.length / at.cp
     whole = at.tp if at.sequence_parallel else 1
@@ -122,6 +128,9 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
         keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
         kept = Kept(kept.layer + keys, kept.checkpoint, kept.outside + element * job.length)
+    if arch.experts > 1 and at.devices == 1:
+        # transformers' own layer keeps what experts give once more; in ranks training/expert_parallel.py computes it.
+        kept = Kept(kept.layer + 4 * arch.active_experts * arch.width, kept.checkpoint, kept.outside)
     # Of one layer, while its backward pass is under way, what checkpointing dropped is there again.
     once = 0.0
     if at.recompute == "full":
@@ -135,12 +144,14 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     # have tensor parallelism beside a pipeline do not.
     given = rows * arch.width * element if part.last and at.pp > 1 and at.tp == 1 else 0.0
 
-    matrices = arch.attention_weights + arch.experts * arch.mlp_weights
-    copied = element * matrices / arch.layer_weights * layer if element < 4 and not gathers else 0.0
+    matrices = arch.attention_weights / at.tp + (experts or arch.mlp_weights / at.tp)
+    copied = element * matrices if element < 4 and not gathers else 0.0
     # Autocast keeps its copies, of each microbatch its own, for as long as the backward pass needs them.
     copied_by_layer = copied if at.recompute == "none" else 0.0
     logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda) if part.last else (0.0, 0.0)
-    there = _spread(job, at, part, mine, layer, outside, once > 0)
+    alone = part.layers * experts if at.ep > 1 else 0.0  # what DDP knows nothing of
+    there = _spread(job, at, part, mine - alone, layer, outside, once > 0)
+    summed_alone = min(_GRADIENT * alone, _SUMMED_AT_ONCE) if ranks > at.ep else 0.0
     back = rows * (once + 2 * 4 * arch.width / whole)
     # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
     # is kept once, where it is computed again.
@@ -149,7 +160,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     last = rows * (once or kept.layer) + count * given
     moments = [
         Moment(gradients + there.summed_last, copied + there.outside, last, 0.0, there.ended),
-        Moment(gradients, 0.0, 2 * count * given, 0.0, there.joined),
+        Moment(gradients, 0.0, 2 * count * given, 0.0, there.joined + summed_alone),
     ]
     for share, under_way in part.fullest:
         # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
@@ -206,6 +217,8 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     ranks, element = at.dp * at.cp, job.element
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
+    if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back
+        stream += 4 * at.microbatch * job.length / at.cp * job.arch.active_experts * job.arch.width * element
     if ranks == 1 or at.sharding in ("ddp", "zero1"):
         # DDP sums gradients in buffers of their own, a pipeline in one of a part of them after the last microbatch.
         buckets = _GRADIENT * mine if ranks > 1 and at.pp == 1 else 0.0
@@ -259,4 +272,6 @@ def _products(arch: Architecture, element: int, tp: int, whole: int) -> float:
     """Bytes a token and layer of the results of matrix products and attention, which selective checkpointing keeps."""
     queries, keys = arch.heads * arch.head_width / tp, arch.kv_heads * arch.head_width / tp
     inner = arch.mlp_width / tp * arch.active_experts
-    return element * (2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + 2 * arch.width / whole)
+    return element * (
+        2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + (1 + arch.active_experts) * arch.width / whole
+    )
