@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.command import Answer, write_config
 
 Run = Callable[..., Answer]
@@ -47,7 +49,9 @@ def _files(folder: Path) -> list[str]:
     return paths
 
 
+@pytest.mark.long
 def test_three_forms_are_read_side_by_side_and_bad_pairs_are_told_by_file_and_line(run: Run, tmp_path: Path) -> None:
+    """The risk: what the readers of single forms refuse, tested in corpus/, is lost on its way through a run."""
     read = [{"kind": "files", "paths": [path]} for path in _files(tmp_path)]
     settings: dict[str, Any] = {"read": read, "heldout_share": 0.3, "max_quarantine_share": 0.1}
     config = write_config(tmp_path / "config.yaml", {"name": "pairs", "preferences": settings})

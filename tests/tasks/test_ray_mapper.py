@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.process import signal_group
-from infra.servers.ports import any_free_port
-from tests.command import REPOSITORY, Answer, environment, write_config
+from tests.command import REPOSITORY, Answer, write_config
 from tests.pipelines import DOCSTRING_RULES, data_config
-from tests.processes import wait_until
+from tests.ray_cluster import ray_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -36,25 +28,8 @@ CHAIN: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[str, dict[str, str]]]:
     """A Ray cluster with two workers, which knows nothing of this project: its address and what opens it."""
-    # Ray's sockets lie in it, and their paths must be short.
-    folder = tempfile.mkdtemp(prefix="ray-")
-    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    env = environment(RAY_AUTH_MODE="token", **token)
-    address = f"127.0.0.1:{any_free_port()}"
-    options = ["--head", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", "--block"]
-    where = [f"--port={address.rpartition(':')[2]}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
-    command = [str(Path(sys.executable).with_name("ray")), "start", *options, *where]
-    head = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=env
-    )
-    status = [str(Path(sys.executable).with_name("ray")), "status", f"--address={address}"]
-    try:
-        wait_until(lambda: not subprocess.run(status, capture_output=True, check=False, env=env).returncode)
-        yield address, token
-    finally:
-        signal_group(head.pid, signal.SIGKILL)
-        head.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster(2) as found:
+        yield found.address, found.variables
 
 
 def digests(answer: Answer) -> dict[str, str]:
@@ -84,7 +59,7 @@ def test_a_pipeline_on_a_cluster_of_two_workers_gives_the_same_bytes_and_errors(
 
     wrong = run("run", *refused, "--root", tmp_path / "ray", **token)
     [problem] = wrong.document["errors"]
-    assert problem["code"] == "wrong_field" and problem["fix"] == "set ingest.read.2.text_field"
+    assert problem["code"] == "wrong_field" and problem["fix"] == "set ingest.read.2.text_field: text"
 
 
 def test_without_a_cluster_one_of_two_workers_is_started_on_this_machine(

@@ -147,7 +147,9 @@ def _train(
     return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=given, prepare=prepare)
 
 
+@pytest.mark.long
 def test_two_compiled_ranks_train_as_uncompiled_ones(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
+    """The risk: a layer whose weights are gathered outside of what is compiled computes with what was there before."""
     told = {
         choice: _train("fsdp", choice, inputs, tmp_path / choice, prepare=_run_graphs_as_they_are)
         for choice in ("off", "on")
