@@ -72,6 +72,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)
+    yield from config.launch.missing_packages()
     yield from _nothing_to_clear(config)
 
 

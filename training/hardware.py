@@ -93,7 +93,7 @@ def prepare(launch: LaunchConfig, *, shares_examples: bool = False) -> Hardware:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
     if ranks.world_size() > 1 or launch.offload:
         ranks.join(device)
-    bf16 = launch.precision == "bf16" or (launch.precision == "auto" and native_bf16(device))
+    bf16 = launch.precision == "bf16" or (launch.precision in ("auto", "fp8") and native_bf16(device))
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.type == "cpu")
     return Hardware(device, bf16, launch.attention, launch.precision == "fp16", shares)
 

@@ -36,6 +36,7 @@ from training.evaluate import Validation, bits_per_byte, sides
 from training.export import export
 from training.families import expert_ranks_problem, sequences_problem
 from training.fit import Fit, Plan, fit
+from training.float8 import train_in_float8
 from training.guard.stuck import Stuck
 from training.hardware import prepare
 from training.heldout import count_baselines, measure
@@ -155,6 +156,10 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         causal=config.objective == "causal",
         documents=within or config.objective == "prefix",
     )
+    if run.launch.precision == "fp8":
+        layers_in_float8 = train_in_float8(network, hardware.device)
+        emulated = ", emulated: slower than without, for trying a config" if hardware.device.type == "cpu" else ""
+        run.event("float8", f"{layers_in_float8} linear layers train in FP8{emulated}")
     model = LanguageModel(network, hardware)
     # PaLM's formula is of models in which every token passes every layer.
     whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))

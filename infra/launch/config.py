@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from infra.config import Config
+from infra.errors import Problem
 
 
 class SlurmConfig(Config):
@@ -103,8 +106,11 @@ class LaunchConfig(Config):
     hardware: str | None = None
     """The device that `stemma check` plans for, such as a100-80 or h100 (training/planner/devices.py): a step that it
     does not hold is refused. By default the one of the machine at hand, which refuses nothing."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto is bf16 where the device computes in it natively, else fp32; fp16 has a dynamic loss scale."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
+    """auto is bf16 where the device computes in it natively, else fp32; fp16 has a dynamic loss scale. fp8 is auto with
+    the products of pretraining's linear layers in 8 bits (Micikevicius et al. 2022), on GPUs since Ada and Hopper; on a
+    CPU they are emulated, to try a config. Needs the package torchao, and neither tensor, context, pipeline nor
+    expert_parallel."""
     microbatch: int | Literal["auto"] = "auto"
     """Sequences a device computes at once; gradients accumulate to the global batch."""
     threads: int | None = Field(None, ge=1)
@@ -205,6 +211,19 @@ class LaunchConfig(Config):
     retry_wait_s: float = Field(10.0, ge=0)
     """Seconds before the first of these tries; each further wait is four times as long."""
 
+    def missing_packages(self) -> Iterator[Problem]:
+        """Optional packages of Python that are asked for and not installed here."""
+        for key, package, extra, wanted in (
+            ("ray", "ray", "ray", self.ray is not None),
+            ("precision", "torchao", "fp8", self.precision == "fp8"),
+        ):
+            if wanted and importlib.util.find_spec(package) is None:
+                message, fix = (
+                    f"expected the package {package}, which is not installed",
+                    f"pip install 'stemma[{extra}]'",
+                )
+                yield Problem("missing_package", f"launch.{key}", message, f"{fix}, or leave launch.{key} out")
+
     def checkpoint_place(self, build: str) -> str:
         """Where the uploaded checkpoints of a build lie, empty for none. build: <stage>/<fingerprint>."""
         return f"{self.checkpoint_remote.rstrip('/')}/{build}" if self.checkpoint_remote else ""
@@ -242,6 +261,14 @@ class LaunchConfig(Config):
             raise ValueError(
                 "expected the address of a Ray cluster in launch.ray with cluster: ray, such as auto or head:6379"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fp8_fits(self) -> Self:
+        if self.precision == "fp8":
+            shared = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
+            if wrong := [f"{key}: 1" for key in shared if getattr(self, key) > 1]:
+                raise ValueError(f"expected with precision: fp8 {'; '.join(wrong)}, since they do not go together")
         return self
 
     @model_validator(mode="after")

@@ -150,6 +150,8 @@ def needs(
     parts = ranks // (tensor * context * pipeline)
     sequences, copies, passes = _batch(config, length)
     precision = "fp32" if launch.precision == "fp32" else "bf16"
+    if launch.precision == "fp8" and isinstance(config, PretrainConfig):
+        precision = "fp8"
     kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
     job = Training(
         arch, device, kernels, network_of(device), length, max(sequences, parts), precision, _moments(config, arch)
