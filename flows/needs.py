@@ -145,6 +145,7 @@ def _unshareable(config: PipelineConfig) -> list[Problem]:
             section.objective,
             length,
             section.model.transformers or {} if fresh else {},
+            config.launch.tensor_parallel,
         )
         if wrong and wrong not in found:
             found.append(wrong)

@@ -3,7 +3,8 @@
 A sequence is cut into 2N chunks for N ranks, and each rank has the r-th from the beginning and the r-th from the end,
 so that all meet as many keys under a causal mask (Grattafiori et al. 2024, section 3.3.2). Embeddings, norms, MLP and
 loss are of a rank's own tokens. In attention the keys and values of all ranks are gathered, and their gradients are
-summed and scattered back. All ranks of a group get the same examples.
+summed and scattered back. All ranks of a group get the same examples. With tensor parallelism, groups of ranks that
+share layers share sequences: keys and values are then those of a rank's heads.
 
 Shapes: B sequences, T tokens of a whole one, N ranks, H heads, K heads of keys, D width of a head.
 """
@@ -95,13 +96,13 @@ class SharedSequences:
 
 
 def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
-    """Has each `ranks.context_parallel()` ranks that are next to each other share the sequences of a model, whose
-    attention is replaced in place: what it is given from now on are a rank's tokens with their positions, and the rows
-    of the mask that are theirs. Every rank must call.
+    """Has each `ranks.context_parallel()` groups of `ranks.tensor_parallel()` ranks share the sequences of a model,
+    whose attention is replaced in place: what it is given from now on are a rank's tokens with their positions, and the
+    rows of the mask that are theirs. Every rank must call.
 
     Where one process would compute plain attention, as on a CPU, ranks do too; else they take SDPA.
     """
-    sizes = {"data": ranks.data_ranks(), "context": ranks.context_parallel()}
+    sizes = {"data": ranks.data_ranks(), "context": ranks.context_parallel(), "tensor": ranks.tensor_parallel()}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     found = SharedSequences(mesh["context"])
     plain = is_plain(network) and network.config._attn_implementation in ADDED_MASKS

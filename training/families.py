@@ -5,6 +5,7 @@ Imports nothing heavy: configs are held against it before anything runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -144,9 +145,15 @@ def split_problem(
 
 
 def sequences_problem(
-    count: int, model_type: str | None, objective: str, length: int | None, values: Mapping[str, Any]
+    count: int,
+    model_type: str | None,
+    objective: str,
+    length: int | None,
+    values: Mapping[str, Any],
+    tensor_ranks: int = 1,
 ) -> Problem | None:
-    """Why `count` ranks cannot share the sequences of a pretraining (launch.context_parallel), if they cannot.
+    """Why `count` ranks, or groups of `tensor_ranks` ranks that share layers, cannot share the sequences of a
+    pretraining (launch.context_parallel), if they cannot.
 
     model_type: None where it is not known yet; so length, of a sequence in tokens.
     values: the config of transformers as a mapping, as far as it is known.
@@ -169,8 +176,10 @@ def sequences_problem(
         message = f"expected positions that do not hang on the longest sequence of a batch, not rope_scaling {kind}"
         fix = "leave launch.context_parallel out, or take another rope_scaling, such as yarn"
         return Problem("no_context_parallel", path, message, fix)
-    if length is not None and length % (2 * count):
-        message = f"expected sequences of a multiple of {2 * count} tokens, two chunks a rank, not {length:,}"
+    parts = count * math.lcm(2, tensor_ranks)
+    if length is not None and length % parts:
+        split = f", each split over {tensor_ranks} ranks" if tensor_ranks > 1 else ""
+        message = f"expected sequences of a multiple of {parts} tokens, two chunks a rank{split}, not {length:,}"
         return Problem(
             "not_divisible", path, message, "change shard.sequence_length, or let fewer ranks share a sequence"
         )

@@ -135,7 +135,12 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         vocab_size = max(vocab_size, len(tokenizer))
     network = known or _fresh(config, objective, tokenizer, vocab_size)
     if wrong := sequences_problem(
-        run.launch.context_parallel, network.config.model_type, config.objective, length, network.config.to_dict()
+        run.launch.context_parallel,
+        network.config.model_type,
+        config.objective,
+        length,
+        network.config.to_dict(),
+        run.launch.tensor_parallel,
     ):
         raise StageError(wrong)
     if wrong := expert_ranks_problem(run.launch.expert_parallel, network.config.model_type, network.config.to_dict()):

@@ -48,13 +48,13 @@ _tensor_parallel = _context_parallel = _pipeline_parallel = 1
 
 
 def share_examples(tensor_parallel: int, context_parallel: int, pipeline_parallel: int) -> None:
-    """Has each so many ranks that are next to each other share every layer of a model, or every sequence, or hold some
-    of its layers each, one of the three; these get the same examples. Raises StageError if they do not divide the
-    ranks."""
+    """Has each so many ranks that are next to each other share every layer of a model, so many such groups that are
+    next to each other share every sequence, or so many ranks hold some of its layers each; these get the same examples.
+    Raises StageError if they do not divide the ranks."""
     global _tensor_parallel, _context_parallel, _pipeline_parallel
     for key, count in (
         ("tensor_parallel", tensor_parallel),
-        ("context_parallel", context_parallel),
+        ("context_parallel", context_parallel * tensor_parallel),
         ("pipeline_parallel", pipeline_parallel),
     ):
         if world_size() % count:

@@ -131,7 +131,8 @@ class LaunchConfig(Config):
     """Ranks, next to each other, that share every sequence along its tokens, in pretraining with objective: causal; in
     other stages every rank has its own part of a batch. Each computes its tokens, and attention gathers the keys and
     values of all (Grattafiori et al. 2024, section 3.3.2). For sequences whose activations one device does not hold.
-    Goes with any sharding; needs trainer: native."""
+    Goes with any sharding, and with tensor_parallel, whose ranks lie next to each other within these; needs trainer:
+    native."""
     pipeline_parallel: int = Field(1, ge=1)
     """Ranks, next to each other, that hold a run of a model's layers each (Narayanan et al. 2021, section 2.2), in
     pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own part of a batch and the whole
@@ -297,10 +298,9 @@ class LaunchConfig(Config):
         wrong = []
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
-        if self.ranks % self.context_parallel:
-            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.context_parallel}")
-        if self.tensor_parallel > 1:
-            wrong.append("tensor_parallel: 1, since the two do not go together")
+        if self.ranks % (self.context_parallel * self.tensor_parallel):
+            times = f" times tensor_parallel: {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.context_parallel}{times}")
         if self.compile == "on":
             wrong.append("compile: auto or off")
         if self.attention not in ("auto", "sdpa", "causal_blocks"):

@@ -112,6 +112,11 @@ def test_sequences_that_ranks_cannot_share_are_refused() -> None:
     assert (
         (code, path) == ("not_divisible", "launch.context_parallel") and "16 tokens" in message and "1,032" in message
     )
+    both = {"pretrain.model.preset": "llama-3.2-1b", "launch.tensor_parallel": "8"}
+    both |= {"launch.processes": "32", "launch.context_parallel": "4", "launch.sharding": "fsdp"}
+    odd = {"shard.sequence_length": "1032", "pretrain.global_batch_tokens": "1032000"}
+    (found,) = [one for one in problems(**both, **odd) if one[0] == "not_divisible"]
+    assert "32 tokens, two chunks a rank, each split over 8 ranks" in found[2]
     mixture = "{model_type: mixtral, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4}"
     ((code, _, message),) = problems(**{"pretrain.model": f"{{transformers: {mixture}}}", "pretrain.recipe": "null"})
     assert code == "no_context_parallel" and "not mixtral" in message

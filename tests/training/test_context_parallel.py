@@ -202,7 +202,10 @@ def test_it_trains_in_bf16_and_offloaded(inputs: dict[str, Path], tmp_path: Path
 def test_what_does_not_go_with_it_is_refused() -> None:
     for wrong, said in (
         ({"trainer": "composer"}, "trainer: native"),
-        ({"tensor_parallel": 2}, "tensor_parallel: 1"),
+        (
+            {"processes": 6, "tensor_parallel": 2, "sharding": "fsdp"},
+            "a divisor of the 6 ranks, not 2 times tensor_parallel: 2",
+        ),
         ({"processes": 3}, "a divisor of the 3 ranks, not 2"),
         ({"attention": "flash_attention_2"}, "attention: auto, sdpa or causal_blocks, not flash_attention_2"),
     ):
