@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +104,7 @@ def _unsplittable(config: PipelineConfig) -> list[Problem]:
     """Why ranks cannot share the layers of models that are pretrained; a vocabulary that is not known yet is looked at
     when the training begins."""
     launch, count = config.launch, config.launch.tensor_parallel
-    shards = launch.ranks // count
+    shards = launch.ranks // count if launch.shards_weights else 1
     if launch.sharding == "hsdp":
         shards = launch.shard_ranks or max(1, launch.processes // count)
     found = []
@@ -165,7 +166,8 @@ def _no_pipelines(config: PipelineConfig) -> list[Problem]:
         sequences = None
         if shards and isinstance(shards.config, ShardConfig):
             smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
-            sequences = smallest // shards.config.sequence_length // (launch.ranks // launch.pipeline_parallel)
+            pipelines = launch.ranks // math.prod(launch.shares_of_examples)
+            sequences = smallest // shards.config.sequence_length // pipelines
         wrong = pipeline_problem(
             launch.pipeline_parallel,
             launch.pipeline_pieces,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
@@ -102,9 +102,7 @@ def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
 
     Where one process would compute plain attention, as on a CPU, ranks do too; else they take SDPA.
     """
-    sizes = {"data": ranks.data_ranks(), "context": ranks.context_parallel(), "tensor": ranks.tensor_parallel()}
-    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    found = SharedSequences(mesh["context"])
+    found = SharedSequences(ranks.mesh(device.type)["context"])
     plain = is_plain(network) and network.config._attn_implementation in ADDED_MASKS
     kernel = CAUSAL_BLOCKS if plain else "sdpa"
     name = f"gathered_{kernel}"

@@ -238,13 +238,14 @@ class LanguageModel(Trainable):
     def through(self, layers: PreTrainedModel, batch: Batch, hidden: Tensor | None) -> Tensor:
         """What some of the layers of a model make of a batch (B, T, D). hidden: what those before them gave, None
         before the first."""
-        inputs = self._inputs({**batch, **self._attention(batch)})
+        own = batch if self.sequences is None else self.sequences.parts(batch)
+        inputs = self._inputs({**own, **self._attention(batch)})
         if hidden is not None:
             ids = inputs.pop("input_ids")
             inputs["inputs_embeds"] = hidden.reshape(*ids.shape, -1)
         with self._hardware.autocast():
             outputs: Tensor = layers(**inputs).last_hidden_state
-        return outputs.view(*batch["input_ids"].shape, -1)
+        return outputs.view(*own["input_ids"].shape, -1)
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
         """What keeps attention within documents and windows, in the form that the model's attention takes; made outside
@@ -373,12 +374,12 @@ class LanguageModel(Trainable):
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
         """Cross-entropy (B, T) in nats of each labelled token, 0 elsewhere."""
-        if self.pipeline is not None:
+        labels = self._own(batch["labels"])
+        if self.pipeline is None:
+            found = self._token_losses(self.forward(batch), labels)
+        else:
             last = self.pipeline.measure(dict(batch))
-            return self.pipeline.from_last(
-                None if last is None else self._token_losses(last, batch["labels"]), batch["labels"]
-            )
-        found = self._token_losses(self.forward(batch), self._own(batch["labels"]))
+            found = self.pipeline.from_last(None if last is None else self._token_losses(last, labels), labels)
         return found if self.sequences is None else self.sequences.whole(found)
 
     @torch.no_grad()
@@ -386,11 +387,9 @@ class LanguageModel(Trainable):
         """Each sequence's summed cross-entropy (B,) and labelled tokens (B,), from what `forward` gave; in a pipeline
         from what its last rank has and the others have not."""
         labels = batch["labels"]
-        if self.pipeline is not None:
-            own = None if outputs is None else self._token_losses(outputs, labels).sum(1)
-            return self.pipeline.from_last(own, labels[:, 0]), (labels != IGNORE).sum(1)
-        assert outputs is not None
-        found = self._token_losses(outputs, self._own(labels)).sum(1)
+        own = None if outputs is None else self._token_losses(outputs, self._own(labels)).sum(1)
+        found = own if self.pipeline is None else self.pipeline.from_last(own, labels[:, 0])
+        assert found is not None
         return found if self.sequences is None else self.sequences.sum(found), (labels != IGNORE).sum(1)
 
     def _own(self, labels: Tensor) -> Tensor:

@@ -47,6 +47,9 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
         return
     if ranks.world_size() > 1:
         reach_every_expert(model)
+    if ranks.context_parallel() > 1:
+        sharing: Any = model  # as above
+        sharing.sequences = context_parallel.share(sharing.model, hardware.device)
     if ranks.pipeline_parallel() > 1:
         cuttable: Any = model  # as above
         cuttable.pipeline = Pipeline(
@@ -54,9 +57,6 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
         )
         return
     sharded = launch.shards_weights and (ranks.gradient_ranks() > 1 or launch.offload)
-    if ranks.context_parallel() > 1:
-        sharing: Any = model  # as above
-        sharing.sequences = context_parallel.share(sharing.model, hardware.device)
     if ranks.tensor_parallel() == 1 and not sharded:
         model.to(hardware.device)
         return

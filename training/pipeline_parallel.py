@@ -4,9 +4,10 @@ A batch is cut into microbatches, which pass the stages one behind the other by 
 torch.distributed.pipelining: 1F1B, or interleaved 1F1B where a rank holds several pieces of the model (Narayanan et al.
 2021, section 2.2). The first stage has the embedding too, the last one the last norm, the output layer and the loss.
 Ranks that are next to each other make a pipeline, and get the same examples. Weights keep the names that they have in
-the whole model.
+the whole model. With tensor or context parallelism groups of ranks that share layers or sequences make a pipeline: each
+rank sends to the one that has its place in the next group.
 
-Shapes: B sequences of a pipeline's batch, b of a microbatch, T tokens, D width.
+Shapes: B sequences of a pipeline's batch, b of a microbatch, T tokens that a rank has of each, D width.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -27,12 +27,15 @@ from torch.distributed.pipelining import (
     schedules,
 )
 from torch.distributed.pipelining.stage import _RecvInfo
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from training import ranks
 from training.gradients import average, clip_by
 from training.loss import IGNORE
 from training.pipeline_cut import layers_of
+from training.snapshot import local
+from training.tensor_parallel import padded, split, sum_gradients
 from training.train_state import Batch, count_examples
 
 Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor | None], Tensor]
@@ -127,11 +130,13 @@ class Pipeline:
         pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
         """
         self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
-        sizes = {"data": ranks.data_ranks(), "pipe": self._count}
-        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        self._pipe, self._data = mesh["pipe"].get_group(), mesh["data"].get_group()
+        self._tensor, self._context = ranks.tensor_parallel(), ranks.context_parallel()
+        mesh = ranks.mesh(device.type)
+        self._pipe = mesh["pipe"].get_group()
         self._members = distributed.get_process_group_ranks(self._pipe)
-        self._replicas = distributed.get_process_group_ranks(self._data)
+        # Those that hold the same parts of the same layers; by (pipe, tensor), of all data and context ranks.
+        alike = mesh.mesh.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)
+        self._data, self._replicas = _own_group(alike.tolist())
         self._width = int(network.config.hidden_size)
         self._total = self._count * pieces
         place = self._members.index(ranks.rank())
@@ -139,24 +144,27 @@ class Pipeline:
         tied = head.weight is stack.embed_tokens.weight
         ends = place in (0, self._count - 1)
         self._stages: dict[int, _Stage] = {}
-        held: set[int] = set()
+        runs = []
         for stage in range(place, self._total, self._count):
             run, last = layers_of(stage, self._total, len(stack.layers)), stage == self._total - 1
             # Under autocast the residual stream has the embeddings' type, fp32, as in one process.
             gives = computes_in if last else torch.float32
             self._stages[stage] = _Stage(_piece(stack, run, last=last), compute, gives)
-            held |= set(run)
-        stack.layers = _held(stack.layers, held)
+            runs.append(run)
+        stack.layers = _held(stack.layers, {number for run in runs for number in run})
         if place < self._count - 1:
             stack.norm = nn.Identity()
             network.set_output_embeddings(None)
         if place and not (tied and ends):
             stack.embed_tokens = None
         network.to(device)
+        if self._tensor > 1:
+            split(network, mesh["tensor"], runs=runs)
         self._weights = list(network.parameters())
         # With both ends the embedding, where it is the output layer too.
         self._shared = stack.embed_tokens.weight if tied and ends else None
-        self._ends = _group_of_ends(self._pipe) if tied else None
+        ends_of = mesh.mesh.movedim(1, -1).flatten(0, -2)[:, [0, -1]]
+        self._ends = _own_group(ends_of.tolist())[0] if tied else None
         self._counted = [weight for weight in self._weights if not (place and weight is self._shared)]
         self._begin_alike()
         self._loss_of: LossOf | None = None
@@ -167,9 +175,9 @@ class Pipeline:
         """Gives all pipelines the first one's weights, and both ends what they share: where a model starts from what a
         GPU has computed, it may differ in the last bits."""
         for weight in self._weights:
-            distributed.broadcast(weight.data, self._replicas[0], group=self._data)
+            distributed.broadcast(local(weight.data), self._replicas[0], group=self._data)
         if self._shared is not None:
-            distributed.broadcast(self._shared.data, self._members[0], group=self._ends)
+            distributed.broadcast(local(self._shared.data), self._members[0], group=self._ends)
         # NCCL wants all ranks in the first call of a group, which those of a schedule are not.
         distributed.all_reduce(torch.zeros(1, device=self._device), group=self._pipe)
 
@@ -182,7 +190,7 @@ class Pipeline:
         size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
         started: is called before each of this rank's forward passes.
         """
-        batch, size = self._filled(batch, size)
+        batch, size, _ = self._filled(batch, size)
         for stage in self._stages.values():
             stage.started = started
         self._loss_of = loss_of
@@ -197,8 +205,9 @@ class Pipeline:
         rows = count_examples(batch)
         for stage in self._stages.values():
             stage.started = lambda: None
-        found = self._step(*self._filled(batch, -(-rows // (_MEASURED * self._count))), train=False)
-        return None if found is None else found[:rows]
+        batch, size, length = self._filled(batch, -(-rows // (_MEASURED * self._count)))
+        found = self._step(batch, size, train=False)
+        return None if found is None else found[:rows, :length]
 
     def from_last(self, found: Tensor | None, like: Tensor) -> Tensor:
         """What the last rank found, on all ranks of a pipeline: in fp32, of the shape of `like`."""
@@ -211,15 +220,18 @@ class Pipeline:
         total = torch.zeros((), device=self._device)
         for weight in self._counted:
             if weight.grad is not None:
-                total += weight.grad.float().square().sum()
+                total += local(weight.grad).float().square().sum() / (1 if _is_cut_up(weight) else self._tensor)
         return clip_by(total / len(self._replicas), self._gradients(), limit)
 
     def _gradients(self) -> list[Tensor]:
-        return [weight.grad for weight in self._weights if weight.grad is not None]
+        """This rank's own parts of them."""
+        return [local(weight.grad) for weight in self._weights if weight.grad is not None]
 
-    def _filled(self, batch: Batch, size: int) -> tuple[Batch, int]:
-        """A batch in as many equal microbatches as the schedule wants, and the sequences of one: at most `size`."""
+    def _filled(self, batch: Batch, size: int) -> tuple[Batch, int, int]:
+        """A batch in as many equal microbatches as the schedule wants, the sequences of one, at most `size`, and the
+        tokens of a sequence before ranks that share layers had them filled up."""
         rows = count_examples(batch)
+        batch, length = padded(batch, self._tensor)
         number = -(-rows // size)
         if rows % size or number < self._count or (self._pieces > 1 and number % self._count):
             size = min(size, -(-rows // self._count))
@@ -228,7 +240,7 @@ class Pipeline:
         if more:
             batch = {name: torch.cat([one, one[:1].expand(more, *one.shape[1:])]) for name, one in batch.items()}
             batch["labels"][rows:] = IGNORE
-        return batch, size
+        return batch, size, length
 
     def _step(self, batch: Batch, size: int, *, train: bool) -> Tensor | None:
         rows, length = batch["input_ids"].shape
@@ -251,7 +263,7 @@ class Pipeline:
         return self._schedules[train][1]
 
     def _new_schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
-        hidden = torch.empty(size, length, self._width, device="meta", requires_grad=train)
+        hidden = torch.empty(size, length // self._context, self._width, device="meta", requires_grad=train)
         # Newer versions of torch have memory for what they receive only while it is needed.
         stage_class = PipelineStage if hasattr(_RecvInfo, "allocate_buffer") else _UnderWay
         stages = [
@@ -284,11 +296,13 @@ class Pipeline:
     def _join_gradients(self) -> None:
         """Has gradients be the mean of all pipelines', and that of an embedding which is the output layer too the sum
         of both ends'."""
+        if self._tensor > 1:
+            sum_gradients(self._weights)
         if len(self._replicas) > 1:
             average(self._gradients(), self._data, len(self._replicas))
         if self._shared is not None:
             assert self._shared.grad is not None
-            distributed.all_reduce(self._shared.grad, group=self._ends)
+            distributed.all_reduce(local(self._shared.grad), group=self._ends)
 
 
 def is_cut(model: nn.Module) -> bool:
@@ -332,13 +346,20 @@ def _held(layers: nn.ModuleList, run: Collection[int]) -> nn.ModuleList:
     return nn.ModuleList(layer if number in run else OtherRanks(layer) for number, layer in enumerate(layers))
 
 
-def _group_of_ends(pipe: Any) -> Any:
-    """The first and the last rank of this pipeline; every rank must call."""
-    count = ranks.pipeline_parallel()
-    if count == 2:
-        return pipe
-    groups = [distributed.new_group([first, first + count - 1]) for first in range(0, ranks.world_size(), count)]
-    return groups[ranks.data_rank()]
+def _own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
+    """A process group of each of these ranks; every rank must call. This rank's, and who is in it: None and nobody
+    where it is in none."""
+    found: tuple[Any, list[int]] = None, []
+    for members in groups:
+        group = distributed.new_group(members)
+        if ranks.rank() in members:
+            found = group, members
+    return found
+
+
+def _is_cut_up(weight: Tensor) -> bool:
+    """Whether ranks that share a layer have a part of a weight each."""
+    return isinstance(weight, DTensor) and any(one.is_shard() for one in weight.placements)
 
 
 def _want_of_memory(error: BaseException) -> BaseException | None:

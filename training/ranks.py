@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from infra.errors import stage_error
 from infra.launch.heartbeat import MEETING, Heartbeat
@@ -49,13 +50,13 @@ _tensor_parallel = _context_parallel = _pipeline_parallel = 1
 
 def share_examples(tensor_parallel: int, context_parallel: int, pipeline_parallel: int) -> None:
     """Has each so many ranks that are next to each other share every layer of a model, so many such groups that are
-    next to each other share every sequence, or so many ranks hold some of its layers each; these get the same examples.
-    Raises StageError if they do not divide the ranks."""
+    next to each other share every sequence, and so many of these hold some of the layers each; all of them get the same
+    examples. Raises StageError if they do not divide the ranks."""
     global _tensor_parallel, _context_parallel, _pipeline_parallel
     for key, count in (
         ("tensor_parallel", tensor_parallel),
         ("context_parallel", context_parallel * tensor_parallel),
-        ("pipeline_parallel", pipeline_parallel),
+        ("pipeline_parallel", pipeline_parallel * context_parallel * tensor_parallel),
     ):
         if world_size() % count:
             raise stage_error(
@@ -112,6 +113,13 @@ def hold_parts() -> bool:
 def group_size() -> int:
     """Ranks, next to each other, that get the same examples."""
     return _tensor_parallel * _context_parallel * _pipeline_parallel
+
+
+def mesh(device_type: str) -> DeviceMesh:
+    """All ranks by what they share, the outermost first: `data` parts of a batch, `pipe` parts of the layers, `context`
+    parts of sequences, `tensor` parts of layers. Every rank must call."""
+    sizes = {"data": data_ranks(), "pipe": _pipeline_parallel, "context": _context_parallel, "tensor": _tensor_parallel}
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def data_rank() -> int:

@@ -10,7 +10,7 @@ Shapes: B sequences, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,35 +55,42 @@ def problems(config: Any, count: int, shard_ranks: int = 1) -> list[Problem]:
     return [wrong] if wrong else []
 
 
-def split(network: PreTrainedModel, mesh: DeviceMesh, shard_ranks: int = 1) -> None:
+def split(
+    network: PreTrainedModel, mesh: DeviceMesh, shard_ranks: int = 1, runs: Sequence[range] | None = None
+) -> None:
     """Splits a model in place over the ranks of `mesh`, in one dimension; each has loaded all of it, on its device.
 
-    What the model gives is as before: hidden states (B, T, D), the same on every rank of the group. T must be a
-    multiple of the ranks (see `padded`). Raises StageError for a model that cannot be split so.
+    What the model gives is as before: hidden states (B, T, D), the same on every rank of the group; so is what each run
+    of layers gives and takes. T must be a multiple of the ranks (see `padded`). Raises StageError for a model that
+    cannot be split so.
+
+    runs: of layers that these ranks have, of a model that is cut into pieces; by default all in one.
     """
     if found := problems(network.config, mesh.size(), shard_ranks):
         raise StageError(*found)
     stack, head = network.base_model, network.get_output_embeddings()
-    tied = head.weight is stack.embed_tokens.weight
-    plan: dict[str, Any] = {
-        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+    last = len(stack.layers) - 1
+    tied = head is not None and stack.embed_tokens is not None and head.weight is stack.embed_tokens.weight
+    plan: dict[str, Any] = {}
+    if stack.embed_tokens is not None:
+        plan["embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    for run in [range(last + 1)] if runs is None else runs:
         # Positions and masks are made of whole sequences; the residual stream is split where the first layer begins.
-        "layers.0": PrepareModuleInput(
+        plan[f"layers.{run[0]}"] = PrepareModuleInput(
             input_layouts=(Replicate(),), desired_input_layouts=(Shard(_SEQUENCE),), use_local_output=True
-        ),
-        "norm": SequenceParallel(),
-    }
+        )
+        if run[-1] == last:
+            plan["norm"] = SequenceParallel()
     parallelize_module(stack, mesh, plan)
-    parallelize_module(
-        stack.norm, mesh, PrepareModuleOutput(output_layouts=Shard(_SEQUENCE), desired_output_layouts=Replicate())
-    )
     for layer in stack.layers:
         parallelize_module(layer, mesh, _layer_plan(layer))
-    head.weight = (
-        stack.embed_tokens.weight
-        if tied
-        else nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None))
-    )
+    for run in [range(last + 1)] if runs is None else runs:
+        joined = PrepareModuleOutput(output_layouts=Shard(_SEQUENCE), desired_output_layouts=Replicate())
+        parallelize_module(stack.norm if run[-1] == last else stack.layers[run[-1]], mesh, joined)
+    if tied:
+        head.weight = stack.embed_tokens.weight
+    elif head is not None:
+        head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None))
 
 
 def _layer_plan(layer: nn.Module) -> dict[str, Any]:
@@ -128,10 +135,10 @@ def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], 
     }, length
 
 
-def sum_gradients(model: nn.Module) -> None:
+def sum_gradients(weights: Iterable[nn.Parameter]) -> None:
     """Adds up over the ranks of a group the gradients that each has a part of: those of weights that all hold whole,
     as a norm's. Every rank must call."""
-    for weight in model.parameters():
+    for weight in weights:
         gradient: Any = weight.grad
         if isinstance(weight, DTensor) and gradient is not None and gradient.placements != weight.placements:
             weight.grad = gradient.redistribute(placements=weight.placements)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -137,7 +138,8 @@ class LaunchConfig(Config):
     """Ranks, next to each other, that hold a run of a model's layers each (Narayanan et al. 2021, section 2.2), in
     pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own part of a batch and the whole
     model. Microbatches pass them one behind the other, by the schedule 1F1B. For models that no device holds, over
-    links that are too slow for tensor_parallel or sharding. Needs trainer: native and sharding: ddp or zero1."""
+    links that are too slow for tensor_parallel or sharding. Needs trainer: native and sharding: ddp or zero1; beside
+    tensor_parallel or context_parallel, whose groups of ranks it then has in place of ranks, ddp."""
     pipeline_pieces: int = Field(1, ge=1)
     """Runs of layers that each rank of a pipeline holds, by the schedule interleaved 1F1B (Narayanan et al. 2021,
     section 2.2): ranks wait for each other so many times less, and send so many times more. Needs a multiple of
@@ -272,6 +274,15 @@ class LaunchConfig(Config):
                 raise ValueError(f"expected with precision: fp8 {'; '.join(wrong)}, since they do not go together")
         return self
 
+    def _uneven(self, *keys: str) -> list[str]:
+        """What is wrong where groups of groups of ranks, the outer ones first, do not divide the ranks."""
+        sizes = {key: getattr(self, key) for key in keys if getattr(self, key) > 1 or key == keys[0]}
+        if self.ranks % math.prod(sizes.values()) == 0:
+            return []
+        first, *others = sizes.items()
+        times = "".join(f" times {key}: {size}" for key, size in others)
+        return [f"a divisor of the {self.ranks} ranks, not {first[1]}{times}"]
+
     @model_validator(mode="after")
     def _tensor_parallel_fits(self) -> Self:
         if self.tensor_parallel == 1:
@@ -279,9 +290,8 @@ class LaunchConfig(Config):
         wrong = []
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
-        if self.ranks % self.tensor_parallel:
-            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.tensor_parallel}")
-        if self.ranks > self.tensor_parallel and not self.shards_weights:
+        wrong += self._uneven("tensor_parallel")
+        if self.ranks > self.tensor_parallel and not self.shards_weights and self.pipeline_parallel == 1:
             wrong.append(
                 f"sharding: zero2, fsdp or hsdp for more than {self.tensor_parallel} ranks, not {self.sharding}"
             )
@@ -298,9 +308,7 @@ class LaunchConfig(Config):
         wrong = []
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
-        if self.ranks % (self.context_parallel * self.tensor_parallel):
-            times = f" times tensor_parallel: {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.context_parallel}{times}")
+        wrong += self._uneven("context_parallel", "tensor_parallel")
         if self.compile == "on":
             wrong.append("compile: auto or off")
         if self.attention not in ("auto", "sdpa", "causal_blocks"):
@@ -318,13 +326,11 @@ class LaunchConfig(Config):
         wrong = []
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
-        if self.ranks % self.pipeline_parallel:
-            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.pipeline_parallel}")
-        if self.tensor_parallel > 1:
-            wrong.append("tensor_parallel: 1, since the two do not go together")
-        if self.context_parallel > 1:
-            wrong.append("context_parallel: 1, since the two do not go together")
-        if self.shards_weights:
+        wrong += self._uneven("pipeline_parallel", "context_parallel", "tensor_parallel")
+        grouped = [key for key in ("tensor_parallel", "context_parallel") if getattr(self, key) > 1]
+        if grouped and self.sharding != "ddp":
+            wrong.append(f"sharding: ddp beside {' and '.join(grouped)}, not {self.sharding}")
+        elif self.shards_weights:
             wrong.append(f"sharding: ddp or zero1, not {self.sharding}")
         if self.compile == "on":
             wrong.append("compile: auto or off")

@@ -45,6 +45,12 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "stages-ddp": (4, STAGES | {"recompute": "full"}),
     "stages-zero1": (4, STAGES | {"sharding": "zero1"}),
     "pieces": (2, STAGES | {"pipeline_pieces": 2}),
+    "stages-layers": (4, STAGES | LAYERS),
+    "stages-layers-ddp": (8, STAGES | LAYERS | {"recompute": "full"}),
+    "stages-sequences": (4, STAGES | SEQUENCES),
+    "stages-sequences-ddp": (8, STAGES | SEQUENCES | {"recompute": "selective"}),
+    "all": (8, STAGES | SEQUENCES | LAYERS),
+    "pieces-layers": (4, STAGES | LAYERS | {"pipeline_pieces": 2}),
 }
 """Ranks, and their launch section."""
 
@@ -118,6 +124,13 @@ def test_two_ranks_train_as_one_process_which_then_goes_on(
         ("stages-ddp", "layers-fsdp"),
         ("one", "stages"),
         ("sequences-zero1", "stages"),
+        ("stages-layers", "stages-layers-ddp"),
+        ("stages-layers-ddp", "pieces-layers"),
+        ("pieces-layers", "both"),
+        ("one", "stages-layers"),
+        ("stages-sequences", "stages-sequences-ddp"),
+        ("stages-sequences-ddp", "all"),
+        ("all", "stages-layers"),
     ],
 )
 def test_each_way_goes_on_to_the_bit_and_into_any_other(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
@@ -25,23 +26,25 @@ CASES: dict[str, list[tuple[str, int, int, bool]]] = {
     "two": [("llama", 1, 3, True), ("mistral", 2, 4, False), ("qwen2", 1, 2, False), ("qwen3", 2, 5, True)],
     "four": [("llama", 1, 4, True), ("qwen3", 2, 9, False)],
 }
-"""Of so many ranks: family, pieces of the model on each, layers, and whether the embedding is the output layer too."""
-RANKS = {"two": 2, "four": 4}
+CASES["pairs"] = CASES["two"]
+"""Family, pieces of the model on each rank, layers, and whether the embedding is the output layer too."""
+RANKS = {"two": (2, 1), "four": (4, 1), "pairs": (2, 2)}
+"""Of a pipeline, and that share its layers."""
 
 
-def _compare(rank: int, count: int, port: int, cases: list[tuple[str, int, int, bool]]) -> str:
+def _compare(rank: int, count: int, port: int, tensor: int, cases: list[tuple[str, int, int, bool]]) -> str:
     """In each rank: a model, and the same one as a pipeline; the traceback of what differs."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     try:
         for family, pieces, layers, tied in cases:
-            _compare_one(count, family, pieces, layers, tied)
+            _compare_one(count // tensor, tensor, family, pieces, layers, tied)
     except BaseException:
         return traceback.format_exc()
     return ""
 
 
-def _compare_one(count: int, family: str, pieces: int, layers: int, tied: bool) -> None:
+def _compare_one(count: int, tensor: int, family: str, pieces: int, layers: int, tied: bool) -> None:
     from training.config import ModelConfig
     from training.hardware import prepare
     from training.loss import IGNORE
@@ -52,8 +55,9 @@ def _compare_one(count: int, family: str, pieces: int, layers: int, tied: bool) 
         device="cpu",
         threads=1,
         precision="fp32",
-        processes=count,
+        processes=count * tensor,
         pipeline_parallel=count,
+        tensor_parallel=tensor,
         pipeline_pieces=pieces,
         trainer="native",
     )
@@ -102,11 +106,11 @@ def _compare_one(count: int, family: str, pieces: int, layers: int, tied: bool) 
         torch.testing.assert_close(two.losses(some), one.losses(some), rtol=1e-4, atol=1e-5)
         gradients = {name: weight.grad for name, weight in one.named_parameters()}
         for name, weight in two.named_parameters():
-            torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(_whole(weight.grad), gradients[name], rtol=1e-4, atol=1e-6)
         norm = torch.nn.utils.clip_grad_norm_(one.parameters(), 0.1)
         assert two.pipeline.clip(0.1) == pytest.approx(float(norm), rel=1e-4)
         for name, weight in two.named_parameters():
-            torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(_whole(weight.grad), gradients[name], rtol=1e-4, atol=1e-6)
     held = {name.split(".")[3] for name, _ in two.named_parameters() if ".layers." in name}
     assert len(held) <= -(-layers // (count * pieces)) * pieces < layers
     joined = whole_weights(two)
@@ -115,18 +119,26 @@ def _compare_one(count: int, family: str, pieces: int, layers: int, tied: bool) 
     assert not joined
 
 
+def _whole(gradient: Any) -> Any:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
 def batch_of_one(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value[:1] for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("name", ["two", pytest.param("four", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["two", pytest.param("four", marks=pytest.mark.long), pytest.param("pairs", marks=pytest.mark.long)]
+)
 def test_a_pipeline_has_loss_and_gradients_of_the_whole_model(name: str) -> None:
-    """The risk of four: ranks in the middle, which have neither end, and what they hand on."""
+    """The risk of four: ranks in the middle, which have neither end, and what they hand on. Of pairs: what each of a
+    group has a part of is summed once, an embedding on both ends among it, and sequences are filled up for them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    count = RANKS[name]
-    started = [training_process(_compare, rank, count, port, CASES[name]) for rank in range(count)]
+    pipeline, tensor = RANKS[name]
+    count = pipeline * tensor
+    started = [training_process(_compare, rank, count, port, tensor, CASES[name]) for rank in range(count)]
     try:
         found = {
             rank: one.returned() if one.wait(PATIENCE_S) is not None else "no answer"
@@ -208,9 +220,10 @@ def test_what_does_not_go_with_it_is_refused() -> None:
         LaunchConfig(**native, sharding="fsdp")
     with pytest.raises(ValidationError, match="a divisor of the 4 ranks, not 3"):
         LaunchConfig(**native | {"pipeline_parallel": 3})
-    with pytest.raises(ValidationError, match="context_parallel: 1"):
-        LaunchConfig(**native, context_parallel=2)
-    with pytest.raises(ValidationError, match="tensor_parallel: 1"):
-        LaunchConfig(**native | {"processes": 2}, tensor_parallel=2)
+    both = {"context_parallel": 2, "tensor_parallel": 2}
+    with pytest.raises(ValidationError, match="4 ranks, not 2 times context_parallel: 2 times tensor_parallel: 2"):
+        LaunchConfig(**native, **both)
+    with pytest.raises(ValidationError, match="sharding: ddp beside context_parallel, not zero1"):
+        LaunchConfig(**native, context_parallel=2, sharding="zero1")
     with pytest.raises(ValidationError, match="pipeline_parallel: 2 or more with pipeline_pieces"):
         LaunchConfig(pipeline_pieces=2)

@@ -63,7 +63,7 @@ def _compare(rank: int, port: int, family: str, tied: bool) -> str:
             torch.testing.assert_close(two.losses(some), one.losses(some), rtol=1e-4, atol=1e-5)
             whole.backward()
             split.backward()
-            sum_gradients(two)
+            sum_gradients(two.parameters())
             theirs = {name: weight.grad for name, weight in one.named_parameters()}
             for name, weight in two.named_parameters():
                 torch.testing.assert_close(weight.grad.full_tensor(), theirs[name], rtol=1e-4, atol=1e-6)

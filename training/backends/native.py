@@ -117,7 +117,7 @@ class Native:
                 for name, loss in self._backward(share).items():
                     losses[name] = losses.get(name, 0.0) + loss.detach().mean() * share
         if ranks.tensor_parallel() > 1:
-            sum_gradients(state.model)
+            sum_gradients(state.model.parameters())
         if state.model.experts:
             state.model.experts.join_gradients()
         state.batch, state.outputs, state.loss = whole, None, None
