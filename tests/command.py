@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 GUARD = str(REPOSITORY / "tests" / "offline_guard")
 Command = ForkedCommand | subprocess.Popen[str]
 patience_s = 400.0
-"""How long a command may take; `conftest` sets it for each test."""
+"""How long a command or a forked call may take; `conftest` sets it for each test."""
 
 
 @dataclass(frozen=True)

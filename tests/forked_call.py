@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import tests.command
 from infra.forked import ForkServer
 from infra.process import die_with_parent
 from tests.command import REPOSITORY
@@ -40,9 +41,9 @@ class ForkedCall:
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """`poll` after its end, or after so many seconds."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (code := self.poll()) is None and (deadline is None or time.monotonic() < deadline):
+        """`poll` after its end, or after so many seconds, by default `tests.command.patience_s`."""
+        deadline = time.monotonic() + (timeout_s or tests.command.patience_s)
+        while (code := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         return code
 

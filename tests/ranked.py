@@ -15,7 +15,6 @@ from typing import Any
 from tests.command import stage_server
 from tests.forked_call import ForkedCall
 
-PATIENCE_S = 240
 TRAINER = "STEMMA_TEST_TRAINER"
 """Names the loop (`launch.trainer`) for tests that name none; `make test-newer` sets it."""
 _IMPORTS = ["training.pretrain", "training.backends.composer", "tests.ranked"]
@@ -65,7 +64,7 @@ def train_in_ranks(
             given = (stage, rank, count, nodes, port, settings, inputs, out, launch, prepare, environment or {})
             ranks.append(training_process(_rank, *given, checkpoint_place))
         for rank, process in enumerate(ranks):
-            if process.wait(PATIENCE_S) is None:
+            if process.wait() is None:
                 errors[rank] = "no answer"
                 continue
             errors[rank], lines = process.returned()

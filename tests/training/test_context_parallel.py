@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from torch import distributed
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from tests.ranked import pretrain_in_ranks, training_process
 from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from training.families import FAMILIES
 
@@ -152,7 +152,7 @@ def _in_ranks(count: int, function: Callable[..., str], *arguments: Any) -> list
         port = probe.getsockname()[1]
     together = [training_process(function, rank, count, port, *arguments) for rank in range(count)]
     try:
-        return [one.returned() if one.wait(PATIENCE_S) is not None else "no answer" for one in together]
+        return [one.returned() if one.wait() is not None else "no answer" for one in together]
     finally:
         for one in together:
             one.kill()

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from tests.ranked import pretrain_in_ranks, training_process
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_groups_of_ranks import SETTINGS as DENSE
 from tests.training.test_groups_of_ranks import values_of
@@ -115,10 +115,7 @@ def test_experts_of_several_ranks_have_loss_and_gradients_of_the_whole_model(cou
         port = probe.getsockname()[1]
     started = [training_process(_compare, rank, count, port, experts) for rank in range(count)]
     try:
-        found = {
-            rank: one.returned() if one.wait(PATIENCE_S) is not None else "no answer"
-            for rank, one in enumerate(started)
-        }
+        found = {rank: one.returned() if one.wait() is not None else "no answer" for rank, one in enumerate(started)}
     finally:
         for one in started:
             one.kill()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from tests.ranked import pretrain_in_ranks, training_process
 from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from tests.training.test_ranks import GUARDED, _NotANumber
 
@@ -140,10 +140,7 @@ def test_a_pipeline_has_loss_and_gradients_of_the_whole_model(name: str) -> None
     count = pipeline * tensor
     started = [training_process(_compare, rank, count, port, tensor, CASES[name]) for rank in range(count)]
     try:
-        found = {
-            rank: one.returned() if one.wait(PATIENCE_S) is not None else "no answer"
-            for rank, one in enumerate(started)
-        }
+        found = {rank: one.returned() if one.wait() is not None else "no answer" for rank, one in enumerate(started)}
     finally:
         for one in started:
             one.kill()

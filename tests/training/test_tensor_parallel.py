@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import PATIENCE_S, training_process
+from tests.ranked import training_process
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LENGTH = 13
@@ -87,9 +87,7 @@ def test_a_split_model_has_loss_and_gradients_of_the_whole(family: str) -> None:
         port = probe.getsockname()[1]
     both = [training_process(_compare, rank, port, family, family == "qwen3") for rank in range(2)]
     try:
-        found = {
-            rank: one.returned() if one.wait(PATIENCE_S) is not None else "no answer" for rank, one in enumerate(both)
-        }
+        found = {rank: one.returned() if one.wait() is not None else "no answer" for rank, one in enumerate(both)}
     finally:
         for one in both:
             one.kill()

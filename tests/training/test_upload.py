@@ -21,7 +21,7 @@ from infra.s3_write import remove_below, upload
 from tests.object_store import bucket as make_bucket
 from tests.object_store import cut_off, refused, silent, unavailable
 from tests.processes import wait_until
-from tests.ranked import PATIENCE_S, pretrain_in_ranks, training_process
+from tests.ranked import pretrain_in_ranks, training_process
 from training import pretrain as pretrain_module
 from training.callbacks import Callback
 from training.config import PretrainConfig
@@ -108,7 +108,7 @@ def test_a_machine_that_is_lost_takes_no_complete_checkpoint_along(
     given = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "STEMMA_S3"))}
     process = training_process(_train_and_die, lost, inputs, given)
     try:
-        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
     finally:
         process.kill()
     assert not proxy.faults
