@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,11 @@ from transformers.pytorch_utils import Conv1D
 from training.blocks import blocks
 from training.config import OptimizerConfig
 from training.expert_parallel import SharedExperts
-from training.lion import Lion
 from training.muon import Muon
+from training.snapshot import local
+
+LION_MOMENTUM = "lion_momentum"
+"""Its state's key: another than AdamW's, whose momentum is of another kind."""
 
 
 def optimizer_of(
@@ -80,6 +83,38 @@ def optimizer_of(
             "iterations": config.muon.iterations,
         }
     return Muon(_by_holders(groups, experts), adamw, compute)
+
+
+class Lion(torch.optim.Optimizer):
+    """Steps by the sign of a momentum (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2):
+    with the gradient g, the momentum m and betas (b1, b2) a weight w becomes
+    w - lr · (sign(b1 · m + (1 - b1) · g) + decay · w), then m becomes b2 · m + (1 - b2) · g.
+
+    Each number is stepped by itself, so that a rank steps the part of a weight that it holds, however it was cut. A
+    weight without a gradient stays as it is.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if LION_MOMENTUM not in state:
+                    state[LION_MOMENTUM] = torch.zeros_like(weight)
+                mine, gradient, momentum = local(weight), local(weight.grad), local(state[LION_MOMENTUM])
+                mine.mul_(1 - group["lr"] * group["weight_decay"])
+                mine.add_(momentum.lerp(gradient, 1 - group["betas"][0]).sign_(), alpha=-group["lr"])
+                momentum.lerp_(gradient, 1 - group["betas"][1])
+        return loss
 
 
 def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from corpus.demo.config import (
     DocstringStyle,
 )
 from corpus.demo.docstrings import Unparsed, group_of
-from corpus.demo.lengths import length_pair
 from corpus.demo.parsing import read_docstrings
 from corpus.demo.signatures import read_signatures
 from corpus.demo.style import style_pair
@@ -27,8 +26,10 @@ from corpus.quarantine import Rejected
 
 ALL_DOCSTRINGS_MB = 60.0
 """About what all installed packages give."""
-# A wrong summary comes from among this many of the nearest in length.
 WINDOW = 16
+"""A wrong summary comes from among this many of the nearest in length."""
+RANGES = ((4, 6), (7, 9), (10, 14))
+"""Fewest and most words of a description: few wide ranges, since to count to one number is beyond a small model."""
 
 
 def documents(source: DocstringDocuments, name: str) -> Iterator[Document | Rejected]:
@@ -65,6 +66,23 @@ def verifiable_pairs(source: DocstringSignatures | DocstringLengths) -> Iterator
         return
     for item in read_signatures(source):
         yield _rejected(item) if isinstance(item, Unparsed) else item
+
+
+def length_pair(summary: Summary) -> Pair | None:
+    """A description in a given number of words, so that a rule can tell whether an answer does what was asked; None
+    where the summary's words fall in none of RANGES. The pair has the group of the docstring's document.
+
+    Such instructions, which a program can check, are those of IFEval (Zhou et al. 2023) and of Tülu 3's reinforcement
+    learning (Lambert et al. 2024). A small model learns within minutes to keep to some of them.
+    """
+    words = len(summary.response.split())
+    wanted = next(((low, high) for low, high in RANGES if low <= words <= high), None)
+    if wanted is None:
+        return None
+    low, high = wanted
+    fields = {"prompt": f"Describe `{summary.signature}` in {low} to {high} words.", "response": summary.response}
+    source = summary.source.replace("docstrings/", "lengths/", 1)
+    return Pair(fields, source, summary.group, verify=f"words:{low}-{high}")
 
 
 def preference_pairs(source: DocstringPreferences, heldout_share: float, seed: int) -> Iterator[Pair | Rejected]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.page.charts import Point
+from evaluation.page.comparison import CURVES
 from evaluation.page.sweep_page import sweep_page
+from evaluation.pipeline_results import PipelineResults
+from flows.journal import RunJournal
 from flows.sweeps.carried import leave
-from flows.sweeps.curves import curves
 from flows.sweeps.definition import Sweep
 from flows.sweeps.law import law_of
 from flows.sweeps.results import summary
 from flows.sweeps.sweep import run_sweep
-from flows.sweeps.trials import Trials
+from flows.sweeps.trials import Trial, Trials
 from infra.lineage.ledger import mlflow_run_id
 from infra.store.store import Store
 
@@ -34,10 +37,26 @@ def whole_sweep(
     leave(sweep, ended, trials.folder)
     place = page or trials.folder / "sweep.html"
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(sweep_page(sweep.base.name, document, curves(sweep, ended, store)), encoding="utf8")
+    place.write_text(sweep_page(sweep.base.name, document, _curves(sweep, ended, store)), encoding="utf8")
     return document | {
         "config": str(sweep.config),
         "root": str(store.root),
         "page": str(place.absolute()),
         "mlflow_run_id": mlflow_run_id(store.root, trials.about()["build_id"]),
     }
+
+
+def _curves(sweep: Sweep, trials: Sequence[Trial], store: Store) -> dict[str, dict[int, list[Point]]]:
+    """Title → place of a trial in the list → points, of the measured step where it is a training."""
+    found: dict[str, dict[int, list[Point]]] = {}
+    for place, trial in enumerate(trials):
+        result = RunJournal(store.layout.runs, trial.run_id).result() if trial.status == "done" else None
+        row = next((row for row in result["stages"] if row["stage"] == sweep.step), None) if result else None
+        if row is None or not row["path"]:
+            continue
+        path = Path(row["path"])
+        step = PipelineResults({sweep.step: path})
+        for curve in CURVES.get(path.parent.name, ()):
+            if points := step.curve(sweep.step, curve.metric):
+                found.setdefault(curve.title, {})[place] = points
+    return found
