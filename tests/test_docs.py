@@ -145,6 +145,20 @@ def test_every_command_is_told_of_in_the_readme_or_a_guide() -> None:
     assert not [name for name in COMMANDS if not re.search(rf"(stemma |`){name}\b", told)]
 
 
+def test_guides_name_only_files_that_are_there() -> None:
+    """By their path, or a file of training/ by its name alone, all of which the guide to training tells of."""
+    folders = (*PACKAGES, "tests", "benchmarks")
+    files = [f"/{path.relative_to(REPOSITORY)}" for name in folders for path in (REPOSITORY / name).rglob("*.*")]
+    guides = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
+    for guide in guides:
+        named = re.findall(r"`([\w./-]+\.(?:py|sh))`", guide.read_text(encoding="utf8"))
+        assert not [name for name in named if not any(path.endswith(f"/{name}") for path in files)], guide.name
+    table = page("docs/training.md").partition("| file |")[2].partition("## ")[0]
+    there = {path.split("/")[2] for path in files if path.startswith("/training/") and path.endswith(".py")}
+    told = {name.rstrip("/") for name in re.findall(r"`(\w+(?:\.py|/))`", table)}
+    assert told - {"composer.py", "native.py"} == there - {"__init__.py"}
+
+
 def literals() -> Iterator[str]:
     """Every text in the packages, with … where a value is put in."""
     for package in PACKAGES:
