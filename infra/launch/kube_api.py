@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -26,6 +27,7 @@ from infra.errors import stage_error
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 30.0
+SILENT_S = 120.0
 _EXEC_S = 60.0
 
 
@@ -54,7 +56,7 @@ class KubeApi:
     def find(cls, name: str | None = None) -> KubeApi:
         """name: of a context in the kubeconfig; by default its current one, or this pod's own cluster.
 
-        Raises StageError `no_kubernetes` where there is neither.
+        Raises StageError: `no_kubernetes` where there is neither, `bad_kubeconfig` for a file that cannot be used.
         """
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if name is None and "KUBECONFIG" not in os.environ and host and (SERVICE_ACCOUNT / "token").exists():
@@ -63,11 +65,20 @@ class KubeApi:
             namespace = (SERVICE_ACCOUNT / "namespace").read_text().strip()
             user = {"tokenFile": str(SERVICE_ACCOUNT / "token")}
             return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", user, context, namespace)
-        return cls._of_kubeconfig(name)
+        given = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        try:
+            return cls._of_kubeconfig(name, given)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise stage_error(
+                "bad_kubeconfig",
+                given,
+                f"expected a kubeconfig whose context, cluster, user and certificates can be read: {said}",
+                "`kubectl --context NAME get pods` with the same KUBECONFIG has to work",
+            ) from None
 
     @classmethod
-    def _of_kubeconfig(cls, name: str | None) -> KubeApi:
-        given = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    def _of_kubeconfig(cls, name: str | None, given: str) -> KubeApi:
         found: dict[str, dict[str, Any]] = {"contexts": {}, "clusters": {}, "users": {}}
         current = name or ""
         for path in [Path(part) for part in given.split(os.pathsep) if part and Path(part).exists()]:
@@ -100,16 +111,20 @@ class KubeApi:
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> dict[str, Any]:
         """The answer's document. Raises KubeError."""
         with self._open(method, path, body, query, TIMEOUT_S) as answer:
-            return json.load(answer)
+            try:
+                return dict(json.load(answer))
+            except (OSError, ValueError, TypeError, HTTPException) as error:  # cut off, or of something in between
+                raise KubeError(0, f"{self.server} gave no whole answer: {type(error).__name__}: {error}") from None
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """A text that may go on, line by line; ends with the text or the connection."""
-        with self._open("GET", path, None, query, None) as answer, suppress(OSError):
+        """A text that may go on, line by line; ends with the text or the connection, or where nothing comes for
+        SILENT_S: a connection that broke without a word looks the same."""
+        with self._open("GET", path, None, query, SILENT_S) as answer, suppress(OSError, HTTPException):
             for line in answer:
                 yield line.decode("utf8", errors="replace").rstrip("\n")
 
     def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], timeout_s: float | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], timeout_s: float
     ) -> Any:
         url = f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
         data = json.dumps(body).encode() if body is not None else None
@@ -125,13 +140,16 @@ class KubeApi:
                     self._given = None  # what the program gave is no longer good
                     continue
                 raise KubeError(error.code, _said(error)) from None
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 raise KubeError(0, f"{self.server} gave no answer: {getattr(error, 'reason', error)}") from None
         raise AssertionError("not reached")
 
     def _token(self) -> str:
         if path := self._user.get("tokenFile"):
-            return Path(path).read_text().strip()  # it is renewed in place
+            try:
+                return Path(path).read_text().strip()  # it is renewed in place
+            except OSError as error:
+                raise KubeError(0, f"the token cannot be read: {error}") from None
         if "exec" in self._user:
             if self._given is None:
                 self._given = _executed(self._user["exec"])
@@ -172,8 +190,8 @@ def _executed(asked: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {"apiVersion": asked["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
     variables = {**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(wanted)}
     try:
-        told = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=_EXEC_S, check=True)
-        return dict(json.loads(told.stdout)["status"])
+        answer = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=_EXEC_S, check=True)
+        return dict(json.loads(answer.stdout)["status"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise KubeError(0, f"the kubeconfig's program {command[0]} gave no credentials: {said}") from None

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import kubernetes_validate
@@ -15,7 +17,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from infra.errors import StageError
 from infra.launch.config import LaunchConfig
+from infra.launch.kube_api import KubeApi, KubeError
 from infra.launch.kube_manifest import manifest
 from tests.command import REPOSITORY
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
@@ -121,6 +125,55 @@ def test_the_job_of_a_config_is_printed(tmp_path: Path) -> None:
 def test_what_no_job_can_be_made_of_is_refused(kubernetes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
         LaunchConfig.model_validate({"cluster": "kubernetes", "kubernetes": kubernetes})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "expected"),
+    [
+        ({"certificate-authority": "gone.crt"}, {}, "FileNotFoundError"),
+        ({"certificate-authority-data": "bm8gY2VydGlmaWNhdGU="}, {}, "SSLError"),
+        ({}, {"client-certificate-data": "bm8="}, "client-key"),
+        (None, {}, "expected the context"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    cluster: dict[str, str] | None, user: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [] if cluster is None else [{"name": "lab", "cluster": {"server": "https://127.0.0.1:1", **cluster}}]
+    document = {
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "me"}}],
+        "clusters": known,
+        "users": [{"name": "me", "user": user}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(StageError) as caught:
+        KubeApi.find("lab")
+    (problem,) = caught.value.problems
+    assert problem.code == ("no_kubernetes" if cluster is None else "bad_kubeconfig")
+    assert expected in problem.message and str(tmp_path / "config") in problem.path + problem.message and problem.fix
+
+
+@pytest.mark.parametrize("answer", [b"<html>the proxy is busy</html>", b'{"kind": '])
+def test_what_is_no_answer_of_the_api_is_taken_for_none(answer: bytes) -> None:
+    """A training goes on while the API does not answer."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Not into the log of the tests."""
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        api = KubeApi(f"http://127.0.0.1:{server.server_port}", {}, None, "lab")
+        with pytest.raises(KubeError) as caught:
+            api.call("GET", "/api/v1/pods")
+        server.shutdown()
+    assert caught.value.status == 0
 
 
 @pytest.mark.cluster
