@@ -17,7 +17,7 @@ from prefect import Flow, task
 from prefect.cache_policies import NO_CACHE
 
 from infra.errors import stage_error
-from infra.launch.ray_job import use_token
+from infra.launch.ray_job import INSTALL, use_token
 from infra.project import PROJECT
 from infra.workers import Mapper, core_count
 
@@ -95,7 +95,7 @@ def _runner(address: str, workers: int | None) -> Any:
         from prefect_ray import RayTaskRunner
     except ImportError as error:
         raise stage_error(
-            "no_ray", "launch.ray", f"{error.name} is not installed", "pip install prefect-ray, or leave launch.ray out"
+            "no_ray", "launch.ray", f"{error.name} is not installed", f"{INSTALL}, or leave launch.ray out"
         ) from None
     kept = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_", "AWS_"))}
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))

@@ -169,8 +169,9 @@ class _Nodes:
             if self.stop():
                 return self._stopped(gathered)
             # By a scheduler that takes the machines back: what becomes of the job, it tells soon.
-            told = any(one.code for one in ended) and any(node.state.state in ("leaving", "gone") for node in nodes)
-            if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not told:
+            has_left = any(node.state.state in ("leaving", "gone") for node in nodes)
+            is_taken_back = has_left and any(one.code for one in ended)
+            if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not is_taken_back:
                 return sorted(ended, key=lambda one: one.rank)
             if over := self._over(gathered):
                 return over  # the scheduler ended what ran there
@@ -180,7 +181,7 @@ class _Nodes:
                 return self._end_hang(gathered, hang)
             if any(one.code for one in ended):
                 ended_badly = ended_badly or time.monotonic()
-                if time.monotonic() - ended_badly > SETTLE_S and not told:
+                if time.monotonic() - ended_badly > SETTLE_S and not is_taken_back:
                     return self._end_failed(gathered)
             time.sleep(POLL_S)
 
@@ -197,7 +198,7 @@ class _Nodes:
         """The ids of nodes that passed their checks, in order; None if the run was stopped."""
         self._tell("wait")
         while True:
-            self._machines.ask(self._excluded)
+            self._machines.request(self._excluded)
             while not self.stop():
                 seen = self._look()
                 if over := self._machines.over(self._excluded):

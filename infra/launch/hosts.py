@@ -43,7 +43,7 @@ class Hosts:
         self._agents: dict[str, tuple[str, subprocess.Popen[bytes], float]] = {}
         self._numbers = itertools.count()
 
-    def ask(self, excluded: Mapping[str, str]) -> None:
+    def request(self, excluded: Mapping[str, str]) -> None:
         """Has as many agents as `launch.nodes`, none on an excluded host."""
         for name, (host, _, _) in list(self._agents.items()):
             if host in excluded:

@@ -16,7 +16,7 @@ from infra.errors import Problem, StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.kube_api import KubeApi, KubeError
 from infra.launch.kube_manifest import job_name, manifest
-from infra.launch.machines import Over
+from infra.launch.machines import OneJob, Over
 from infra.project import PROJECT
 from infra.tail import last_lines
 
@@ -27,10 +27,10 @@ _ENDING_S = 60.0
 _RECORD = "kubernetes-job"
 
 
-class Kubernetes:
+class Kubernetes(OneJob):
     """At most one Job at a time. Its name lies in the work folder, so that whoever continues deletes one that was left.
 
-    build: the fingerprint of what is trained. told: hears, as (name, message), of what the Job waits for.
+    build: the fingerprint of what is trained. say: hears, as (name, message), what the Job waits for.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Kubernetes:
         folder: Path,
         name: str,
         build: str,
-        told: Callable[[str, str], None] = lambda *_: None,
+        say: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._launch = launch
         self._folder = folder
         self._name = name
         self._build = build
-        self._told = told
+        self._say = say
         self._api = KubeApi.find(launch.kubernetes.context)
         namespace = launch.kubernetes.namespace or self._api.namespace
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
@@ -56,7 +56,6 @@ class Kubernetes:
         self._seen: dict[str, dict[str, Any]] = {}
         self._taken: dict[str, str] = {}
         self._said = ""
-        self._excluded: frozenset[str] = frozenset()
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._log = folder / "job.log"
         self._followed: set[str] = set()
@@ -64,23 +63,8 @@ class Kubernetes:
             self._job = self._record.read_text().strip()
             self.release()
 
-    def ask(self, excluded: Mapping[str, str]) -> None:
-        """Submits a Job, unless there is one without excluded nodes."""
-        if self._job and frozenset(excluded) == self._excluded:
-            return
-        self._excluded = frozenset(excluded)
-        self.release()
-        self._submit()
-        self._told("submitted", f"submitted as Kubernetes Job {self._job}")
-
     def is_ours(self, name: str) -> bool:
         return bool(self._job) and name.startswith(f"{self._job}.")
-
-    def order_of(self, name: str) -> int:
-        return int(name.rpartition(".")[2])
-
-    def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
-        return {}
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
         """What became of the Job, asked every few seconds; None while it waits or runs, or the API does not answer."""
@@ -147,6 +131,9 @@ class Kubernetes:
             sys.stderr.writelines(lines)
             sys.stderr.flush()
 
+    def _has_job(self) -> bool:
+        return bool(self._job)
+
     def _submit(self) -> None:
         job = job_name(self._name, secrets.token_hex(4))
         variables = {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
@@ -162,6 +149,7 @@ class Kubernetes:
             raise StageError(Problem(code, "launch.kubernetes", said, "its own words say what it expects")) from None
         self._job, self._asked = job, time.monotonic()
         self._seen, self._taken, self._said = {}, {}, ""
+        self._say("submitted", f"submitted as Kubernetes Job {job}")
 
     def _bad_nodes(self) -> set[str]:
         return {machine.rpartition("@")[0] for machine in self._excluded}
@@ -270,7 +258,7 @@ class Kubernetes:
         if said != self._said:
             self._said = said
             if said:
-                self._told("waiting", f"pods of Kubernetes Job {self._job} wait: {said}")
+                self._say("waiting", f"pods of Kubernetes Job {self._job} wait: {said}")
 
 
 def _condition(of: Mapping[str, Any], kind: str) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""Where the nodes of a training come from: what hosts, Slurm and Ray have in common."""
+"""Where the nodes of a training come from: what hosts, Slurm, Ray and Kubernetes have in common."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +28,7 @@ class Machines(Protocol):
     `excluded` has machines that failed, with the reason.
     """
 
-    def ask(self, excluded: Mapping[str, str]) -> None:
+    def request(self, excluded: Mapping[str, str]) -> None:
         """Sees to it that there are, or will be, `launch.nodes` agents, none of them on an excluded machine."""
 
     def is_ours(self, name: str) -> bool:
@@ -53,3 +54,37 @@ class Machines(Protocol):
 
     def pass_on_log(self) -> None:
         """Writes what the agents printed since to this process's log."""
+
+
+class OneJob(ABC):
+    """Machines of a scheduler: a job of `launch.nodes` agents at a time, submitted anew once one of them is excluded.
+
+    Agents have ids that begin with what tells the job, and end with a dot and their place in it.
+    """
+
+    _excluded: frozenset[str] = frozenset()
+    """Of the job that was submitted last."""
+
+    def request(self, excluded: Mapping[str, str]) -> None:
+        """Submits a job, unless there is one without excluded machines."""
+        if self._has_job() and frozenset(excluded) == self._excluded:
+            return
+        self._excluded = frozenset(excluded)
+        self.release()
+        self._submit()
+
+    def order_of(self, name: str) -> int:
+        return int(name.rpartition(".")[2])
+
+    def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
+        """The scheduler replaces machines itself, or ends the job."""
+        return {}
+
+    @abstractmethod
+    def release(self, leaving_s: float = 0.0) -> None: ...
+
+    @abstractmethod
+    def _has_job(self) -> bool: ...
+
+    @abstractmethod
+    def _submit(self) -> None: ...

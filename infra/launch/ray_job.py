@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+INSTALL = "pip install -e '.[ray]' in the project's folder"
+"""What brings Ray along."""
 POLL_S = 0.5
 _ENDING_S = 20.0
 _WAITED = 10

@@ -15,9 +15,9 @@ from pathlib import Path
 from infra.errors import Problem, stage_error
 from infra.launch.config import LaunchConfig
 from infra.launch.hosts import passed_on
-from infra.launch.machines import Over
+from infra.launch.machines import OneJob, Over
 from infra.launch.node_files import node_file
-from infra.launch.ray_job import RayRequest
+from infra.launch.ray_job import INSTALL, RayRequest
 from infra.process import PARENT_FD
 from infra.project import PROJECT
 from infra.tail import Tail
@@ -28,10 +28,10 @@ _ENDING_S = 60.0
 _POLL_S = 0.1
 
 
-class RayNodes:
+class RayNodes(OneJob):
     """One job at a time. A machine is named by the beginning of its id in Ray, and its address.
 
-    environment: of the stage. told: hears, as (name, message), of what the job waits for.
+    environment: of the stage. say: hears, as (name, message), what the job waits for.
     """
 
     def __init__(
@@ -39,21 +39,21 @@ class RayNodes:
         launch: LaunchConfig,
         folder: Path,
         environment: Mapping[str, str],
-        told: Callable[[str, str], None] = lambda *_: None,
+        say: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            fix = "pip install 'stemma[ray]', or another launch.cluster"
-            raise stage_error("no_ray", "launch.cluster", "ray is not installed", fix)
+            raise stage_error(
+                "no_ray", "launch.cluster", "ray is not installed", f"{INSTALL}, or another launch.cluster"
+            )
         self._launch = launch
         self._folder = folder
         # As for corpus stages: what opens S3 too.
         keys = {name: value for name, value in environment.items() if name.startswith("AWS_")}
         self._environment = passed_on(environment, scheduled=True) | keys
-        self._told = told
+        self._say = say
         self._numbers = itertools.count()
         self._number = -1
         self._process: subprocess.Popen[bytes] | None = None
-        self._excluded: frozenset[str] = frozenset()
         self._events = Tail(folder / "none")
         self._logs: list[Tail] = []
         self._placed: list[str] = []
@@ -61,19 +61,8 @@ class RayNodes:
         self._ended: dict[str, str] = {}
         self._problem: Problem | None = None
 
-    def ask(self, excluded: Mapping[str, str]) -> None:
-        """Has a job, unless there is one without excluded machines."""
-        if self._process is not None and frozenset(excluded) == self._excluded:
-            return
-        self.release()
-        self._excluded = frozenset(excluded)
-        self._begin()
-
     def is_ours(self, name: str) -> bool:
         return name.startswith(f"{self._number}.")
-
-    def order_of(self, name: str) -> int:
-        return int(name.rpartition(".")[2])
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
         """Machines whose agent ended, or that Ray lost, with the reason."""
@@ -121,7 +110,10 @@ class RayNodes:
                 sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    def _begin(self) -> None:
+    def _has_job(self) -> bool:
+        return self._process is not None
+
+    def _submit(self) -> None:
         launch, number = self._launch, next(self._numbers)
         names = [f"{number}.{place}" for place in range(launch.nodes)]
         logs = [self._folder / f"log-{name}" for name in names]
@@ -150,7 +142,7 @@ class RayNodes:
         for line in self._events.lines():
             event = json.loads(line)
             if "waiting" in event:
-                self._told("waiting", event["waiting"])
+                self._say("waiting", event["waiting"])
             elif "problem" in event:
                 self._problem = Problem(*event["problem"])
             elif "placed" in event:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.errors import Problem, StageError
 from infra.launch.config import LaunchConfig
-from infra.launch.machines import Over
+from infra.launch.machines import OneJob, Over
 from infra.process import PARENT_FD
 from infra.tail import Tail, last_lines
 
@@ -32,48 +32,32 @@ _ALIVE = {
 _NOTICE_S = 30
 
 
-class Slurm:
+class Slurm(OneJob):
     """At most one job at a time. Its number lies in the work folder, so that whoever continues cancels one that was
     left.
 
-    told: hears, as (name, message), of what the job waits for, before any rank runs.
+    say: hears, as (name, message), what becomes of the job before any rank runs.
     """
 
     def __init__(
-        self, launch: LaunchConfig, folder: Path, name: str, told: Callable[[str, str], None] = lambda *_: None
+        self, launch: LaunchConfig, folder: Path, name: str, say: Callable[[str, str], None] = lambda *_: None
     ) -> None:
         self._launch = launch
         self._folder = folder
         self._name = name
-        self._told = told
+        self._say = say
         self._record = folder.parent / _RECORD
         self._job = ""
         self._fields: dict[str, str] = {}
         self._asked = 0.0
         self._start = 0
-        self._excluded: frozenset[str] = frozenset()
         self._log: Tail | None = None
         if self._record.exists():
             self._job = self._record.read_text().strip()
             self.release()
 
-    def ask(self, excluded: Mapping[str, str]) -> None:
-        """Submits a job, unless there is one without excluded nodes."""
-        if self._job and frozenset(excluded) == self._excluded:
-            return
-        self.release()
-        self._excluded = frozenset(excluded)
-        self._submit()
-        self._told("submitted", f"submitted as Slurm job {self._job}")
-
     def is_ours(self, name: str) -> bool:
         return name.startswith(f"{self._job}.{self._start}.")
-
-    def order_of(self, name: str) -> int:
-        return int(name.rpartition(".")[2])
-
-    def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
-        return {}
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
         """What became of the job, asked every few seconds; None while it waits or runs."""
@@ -137,6 +121,9 @@ class Slurm:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
+    def _has_job(self) -> bool:
+        return bool(self._job)
+
     def _submit(self) -> None:
         launch, asked = self._launch, self._launch.slurm
         log = self._folder / "job.log"
@@ -162,22 +149,23 @@ class Slurm:
             *([f"--exclude={','.join(sorted(self._excluded))}"] if self._excluded else []),
             *asked.arguments,
         ]
-        told = _command("sbatch", "--parsable", *options, text=script)
-        if told.returncode:
-            code = "scheduler_unreachable" if _is_unreachable(told.stderr) else "slurm_refused"
+        answer = _command("sbatch", "--parsable", *options, text=script)
+        if answer.returncode:
+            code = "scheduler_unreachable" if _is_unreachable(answer.stderr) else "slurm_refused"
             fix = "sbatch tells why; launch.slurm says what is asked for"
-            raise StageError(Problem(code, "launch.slurm", f"sbatch refused the job: {told.stderr.strip()}", fix))
-        self._job = told.stdout.strip().partition(";")[0]
+            raise StageError(Problem(code, "launch.slurm", f"sbatch refused the job: {answer.stderr.strip()}", fix))
+        self._job = answer.stdout.strip().partition(";")[0]
         self._record.write_text(self._job)
         self._fields, self._start, self._asked = {}, 0, time.monotonic()
         self._log = Tail(log, from_end=True)
+        self._say("submitted", f"submitted as Slurm job {self._job}")
 
     def _look(self) -> None:
-        told = _command("scontrol", "show", "job", "--oneliner", self._job)
+        answer = _command("scontrol", "show", "job", "--oneliner", self._job)
         self._asked = time.monotonic()
-        if told.returncode == 0:
-            self._fields = dict(re.findall(r"(\S+?)=(\S*)", told.stdout))
-        elif not _is_unreachable(told.stderr):
+        if answer.returncode == 0:
+            self._fields = dict(re.findall(r"(\S+?)=(\S*)", answer.stdout))
+        elif not _is_unreachable(answer.stderr):
             self._fields = {"JobState": "GONE"}
 
     def _forget(self) -> None:
