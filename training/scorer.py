@@ -21,8 +21,7 @@ from infra.errors import stage_error
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.norms import last_stack
-from training.preference_pairs import Pair
-from training.rankings import Preferred, Ranking, ranking_batch
+from training.rankings import Ranking, ranking_batch
 from training.shared_prompts import hidden_states
 from training.train_state import TokenCount, Trainable
 
@@ -139,11 +138,6 @@ def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Sc
         spread = 1 / math.sqrt(model.config.hidden_size + 1)
         model.score.weight.data.normal_(0.0, spread, generator=generator)
     return Scorer(model.train(), hardware)
-
-
-def pair_batch(pairs: Sequence[Pair], fill: int) -> dict[str, Tensor]:
-    """Pairs as `input_ids (B, 2, T)`, padded on the right, and `last (B, 2)`."""
-    return ranking_batch([Ranking([pair.chosen, pair.rejected], [Preferred(0, 1)]) for pair in pairs], fill)
 
 
 def count_pairs(batch: Mapping[str, Tensor]) -> TokenCount:

@@ -116,11 +116,6 @@ def _layer_plan(layer: nn.Module) -> dict[str, Any]:
     return {name: how for name, how in plan.items() if name in parts}
 
 
-def is_split(model: nn.Module) -> bool:
-    """Whether several ranks share each layer of a model."""
-    return ranks.tensor_parallel() > 1 and any(isinstance(one, DTensor) for one in model.parameters())
-
-
 def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
     """A batch with its tokens (B, T) filled up on the right to a multiple of `count`, and T as it was. What is filled
     up comes after all else, where a causal model does not see it."""

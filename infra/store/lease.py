@@ -151,7 +151,7 @@ class Leases:
     ) -> Lease | None:
         """Waits until the lease is ours; None if `stop_if` said to stop waiting. `on_wait` is told once a holder,
         `on_away` once that the table does not answer."""
-        pid, token, told, away = os.getpid(), uuid.uuid4().hex, "", False
+        pid, token, announced, away = os.getpid(), uuid.uuid4().hex, "", False
         watch = _Watch()
         while True:
             mine = Holder(token, this_machine(), pid, start_ticks(pid) or 0, 0, time.time())
@@ -173,8 +173,8 @@ class Leases:
                 return Lease(self.table, key, token, holder)
             if holder is not None and holder.is_orphaned:
                 end_orphans(holder.group)
-            if holder is not None and holder.token != told:
-                told = holder.token
+            if holder is not None and holder.token != announced:
+                announced = holder.token
                 on_wait(holder)
             if stop_if():
                 if away:  # it may be ours all the same, and only the answer that said so was lost
@@ -185,9 +185,6 @@ class Leases:
     def check(self) -> None:
         """Raises StageError where no lease could be taken now: `acquire` would wait for the table."""
         self.table.check()
-
-    def holder(self, key: str) -> Holder | None:
-        return self.table.read(key)
 
     def living(self) -> list[str]:
         """The keys of all leases whose holders live."""

@@ -20,9 +20,9 @@ from training.hardware import Hardware
 from training.loaders import next_token_batch
 from training.models import LanguageModel, build, flops_per_token, hf_config, load
 from training.optimizers import optimizer_of
-from training.preference_pairs import Pair
+from training.rankings import Preferred, Ranking, ranking_batch
 from training.sampling import sample
-from training.scorer import RewardModel, load_scorer, pair_batch
+from training.scorer import RewardModel, load_scorer
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
@@ -112,7 +112,8 @@ def test_the_reward_and_its_loss_are_trl_s_on_transformers_classifier(base_dir: 
         for answers in (["Sort the list.", "No."], ["Copy.", "Load the file and the string."])
     )
     model = RewardModel(scorer).eval()
-    batch = pair_batch([Pair(*both) for both in zip(good, bad, strict=True)], chat.pad)
+    pairs = [Ranking([*both], [Preferred(0, 1)]) for both in zip(good, bad, strict=True)]
+    batch = ranking_batch(pairs, chat.pad)
     rows = torch.cat([batch["input_ids"][:, 0], batch["input_ids"][:, 1]])
     inputs = {"input_ids": rows, "attention_mask": (rows != chat.pad).long()}
     same = SimpleNamespace(gather=lambda value: value, gather_for_metrics=lambda value: value)

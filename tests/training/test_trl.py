@@ -29,8 +29,9 @@ from training.policy_and_value import PolicyAndValue
 from training.preference_losses import kto_kl
 from training.preference_model import Example, PreferenceTuned, preference_batch
 from training.preference_pairs import Pair
+from training.rankings import Preferred, Ranking, ranking_batch
 from training.rewards import RewardScale
-from training.scorer import RewardModel, load_scorer, pair_batch
+from training.scorer import RewardModel, load_scorer
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 PROMPTS = ["What does a do?", "b", "And why?"]
@@ -221,7 +222,7 @@ def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair
     scorer = load_scorer(base_dir, CPU, seed=3)
     _moved(scorer.model.eval(), 5)
     copied, model = copy.deepcopy(scorer.model), RewardModel(scorer)
-    batch = pair_batch(pairs, chat.pad)
+    batch = ranking_batch([Ranking([one.chosen, one.rejected], [Preferred(0, 1)]) for one in pairs], chat.pad)
     rows = torch.cat([batch["input_ids"][:, 0], batch["input_ids"][:, 1]])
     names = ("num_tokens", "min_reward", "mean_reward", "max_reward", "accuracy", "margin")
     itself: Any = SimpleNamespace(

@@ -259,7 +259,7 @@ def test_who_works_for_a_stopped_holder_renews_and_ends_once_the_lease_is_lost(
     try:
         assert said(process) == "works"
         rewind(table, 1000.0)
-        wait_until(lambda: (found := Leases(table).holder("sft/1")) and time.time() - found.renewed < 100)
+        wait_until(lambda: (found := table.read("sft/1")) and time.time() - found.renewed < 100)
         assert process.poll() is None
         change_leases(table, "token = 'somebody else'")
         assert process.wait(30) == -signal.SIGKILL

@@ -157,7 +157,7 @@ def test_leases_move_from_sqlite_once_nothing_is_being_built(
 
     after = Store(tmp_path)
     assert isinstance(after.leases.table, PostgresTable)
-    assert after.leases.holder("rlhf/1") == silent, "whoever seems dead by its clock is still to be watched"
+    assert after.leases.table.read("rlhf/1") == silent, "whoever seems dead by its clock is still to be watched"
     assert not before.leases.table.renew("rlhf/1", "token"), "its holder, if it lives, ends its work"
     lease = before.leases.acquire("sft/1", stop_if=lambda: True)
     assert lease is not None and after.being_built() == ["sft/1"], "who had the old table open goes along"
