@@ -196,8 +196,9 @@ class ClassifierConfig(Config):
     """pareto keeps a document if a draw from numpy's pareto(alpha) is above 1 - score, as GPT-3: mostly good ones, and
     some of all kinds. threshold keeps what scores at least `min_score`."""
     alpha: float = Field(9, gt=0)
-    """GPT-3 has 9."""
+    """pareto's shape: the larger, the fewer bad ones stay. GPT-3 has 9 (Brown et al., 2020, appendix A)."""
     min_score: Share = 0.5
+    """Smallest score that threshold keeps: the probability, from 0 to 1, that a document is of the good sources."""
     max_examples: int = Field(20_000, ge=10)
     """Most documents of either side to learn from."""
     features: int = Field(2**18, ge=2**10)
