@@ -46,6 +46,23 @@ def short_config(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in data_config(folder).items() if key != "validate"}
 
 
+def trained_config(folder: Path, batches: int, **launch: Any) -> dict[str, Any]:
+    """`short_config` up to a pretraining of seconds, with compressed shards and many checkpoints, for a test that has
+    it train on machines of some kind."""
+    return {
+        **short_config(folder),
+        "shard": {"sequence_length": 64, "compression": "zstd", "shard_mb": 0.05},
+        "pretrain": {
+            "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
+            "duration": f"{batches} batches",
+            "global_batch_tokens": 512,
+            "checkpoint_every": "20 batches",
+            "evaluate_every": "100000 batches",
+        },
+        "launch": {"device": "cpu", "threads": 1, "precision": "fp32", "retry_wait_s": 0, **launch},
+    }
+
+
 BIAS_ROWS = Path(__file__).parent / "bias_rows"
 """Rows of our own in the files of published bias sets."""
 

@@ -52,9 +52,7 @@ def train_in_ranks(
 
     Its work folder lies beside `out`, so that another call continues there.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     launch = {**({"trainer": os.environ[TRAINER]} if TRAINER in os.environ else {}), **(launch or {})}
     told: list[dict[str, Any]] = []
     errors: dict[int, str] = {}
@@ -82,6 +80,24 @@ def train_in_ranks(
 def training_process(function: Callable[..., Any], *arguments: Any) -> ForkedCall:
     """The call of a function in a process that has imported what a training needs; whoever starts it kills it."""
     return ForkedCall(stage_server(), _IMPORTS, function, *arguments)
+
+
+def called_in_ranks(function: Callable[..., str], count: int, *arguments: Any) -> list[str]:
+    """Calls `function(rank, count, port, *arguments)` in `count` processes, which may meet at this port of loopback;
+    what each said: by the custom of tests, "" where all was well."""
+    port = _free_port()
+    together = [training_process(function, rank, count, port, *arguments) for rank in range(count)]
+    try:
+        return [one.returned() if one.wait(PATIENCE_S) is not None else "no answer" for one in together]
+    finally:
+        for one in together:
+            one.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def pretrain_in_ranks(count: int, *arguments: Any, **options: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.command import environment, finish, start, write_config
 from tests.namespaces import Network, network
-from tests.pipelines import short_config
+from tests.pipelines import trained_config
 from tests.processes import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -24,21 +24,15 @@ def hosts() -> Iterator[Network]:
 
 def _config(folder: Path, hosts: Network, used: int, **launch: Any) -> Path:
     """A training of two hosts, of the first `used` of the network."""
-    config = {
-        **short_config(folder),
-        "shard": {"sequence_length": 64, "compression": "zstd", "shard_mb": 0.05},
-        "pretrain": {
-            "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
-            "duration": "1500 batches",
-            "global_batch_tokens": 512,
-            "checkpoint_every": "50 batches",
-            "evaluate_every": "100000 batches",
-        },
-        "launch": {
-            **{"device": "cpu", "threads": 1, "precision": "fp32", "retry_wait_s": 0, "nodes": 2, "lost_s": 20},
-            **{"cluster": "hosts", "hosts": list(hosts.hosts[:used]), "remote_shell": hosts.shell, **launch},
-        },
+    given = {
+        "nodes": 2,
+        "lost_s": 20,
+        "cluster": "hosts",
+        "hosts": list(hosts.hosts[:used]),
+        "remote_shell": hosts.shell,
     }
+    config = trained_config(folder, 1500, **given, **launch)
+    config["pretrain"]["checkpoint_every"] = "50 batches"
     return write_config(folder / "config.yaml", config)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.command import finish, start, stemma, write_config
-from tests.pipelines import short_config
+from tests.pipelines import trained_config
 from tests.processes import wait_until
 from tests.ray_cluster import RayCluster, launch_on, ray_cluster
 
@@ -23,19 +23,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def _config(folder: Path, name: str, **launch: Any) -> Path:
-    config = {
-        **short_config(folder),
-        "shard": {"sequence_length": 64, "compression": "zstd", "shard_mb": 0.05},
-        "pretrain": {
-            "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
-            "duration": "600 batches",
-            "global_batch_tokens": 512,
-            "checkpoint_every": "20 batches",
-            "evaluate_every": "100000 batches",
-        },
-        "launch": {"device": "cpu", "threads": 1, "precision": "fp32", "retry_wait_s": 0, **launch},
-    }
-    return write_config(folder / f"{name}.yaml", config)
+    return write_config(folder / f"{name}.yaml", trained_config(folder, 600, **launch))
 
 
 def test_a_training_on_ray_that_loses_a_machine_ends_with_the_bits_of_local_ranks(

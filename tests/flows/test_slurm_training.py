@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.command import environment, finish, start, stemma, write_config
-from tests.pipelines import short_config
+from tests.pipelines import trained_config
 from tests.processes import progress_of, wait_until
 from tests.slurm import slurm
 
@@ -26,19 +26,7 @@ def cluster() -> Iterator[dict[str, str]]:
 
 
 def _config(folder: Path, batches: int, **launch: Any) -> Path:
-    config = {
-        **short_config(folder),
-        "shard": {"sequence_length": 64, "compression": "zstd", "shard_mb": 0.05},
-        "pretrain": {
-            "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
-            "duration": f"{batches} batches",
-            "global_batch_tokens": 512,
-            "checkpoint_every": "20 batches",
-            "evaluate_every": "100000 batches",
-        },
-        "launch": {"device": "cpu", "threads": 1, "precision": "fp32", "retry_wait_s": 0, **launch},
-    }
-    return write_config(folder / "config.yaml", config)
+    return write_config(folder / "config.yaml", trained_config(folder, batches, **launch))
 
 
 def _on_slurm(folder: Path, batches: int, **launch: Any) -> Path:

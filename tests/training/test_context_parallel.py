@@ -4,7 +4,6 @@ test_groups_of_ranks.py."""
 from __future__ import annotations
 
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from torch import distributed
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import pretrain_in_ranks, training_process
+from tests.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from training.families import FAMILIES
 
@@ -146,33 +145,21 @@ def _held(rank: int, count: int, port: int) -> str:
         return traceback.format_exc()
 
 
-def _in_ranks(count: int, function: Callable[..., str], *arguments: Any) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    together = [training_process(function, rank, count, port, *arguments) for rank in range(count)]
-    try:
-        return [one.returned() if one.wait() is not None else "no answer" for one in together]
-    finally:
-        for one in together:
-            one.kill()
-
-
 def test_shared_sequences_have_loss_and_gradients_of_the_whole() -> None:
-    assert _in_ranks(2, _compare, ABLE) == ["", ""]
+    assert called_in_ranks(_compare, 2, ABLE) == ["", ""]
 
 
 @pytest.mark.long
 def test_four_ranks_share_them_too() -> None:
     """The risk: chunks of more than two ranks come together in another order."""
-    assert _in_ranks(4, _compare, ["llama", "gpt2", "mistral", "gemma3_text"]) == [""] * 4
+    assert called_in_ranks(_compare, 4, ["llama", "gpt2", "mistral", "gemma3_text"]) == [""] * 4
 
 
 @pytest.mark.long
 def test_a_rank_holds_its_part_of_the_activations(record_property: Callable[[str, object], None]) -> None:
     """The risk: each rank computes whole sequences somewhere. Beside its part it holds all keys and values of a layer,
     and the weights' copies in bf16. The figures go to --junit-xml."""
-    held = {count: [int(one) for one in _in_ranks(count, _held)] for count in (1, 2, 4)}
+    held = {count: [int(one) for one in called_in_ranks(_held, count)] for count in (1, 2, 4)}
     record_property("bytes", held)
     assert max(held[2]) < 0.55 * held[1][0] and max(held[4]) < 0.3 * held[1][0]
 

@@ -7,9 +7,8 @@ import json
 import math
 import os
 import shutil
-import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import pretrain_in_ranks, training_process
+from tests.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_groups_of_ranks import SETTINGS as DENSE
-from tests.training.test_groups_of_ranks import values_of
+from tests.training.test_groups_of_ranks import _close, values_of
 from tests.training.test_ranks import GUARDED
 from tests.training.test_ranks import _NotANumber as NotANumber
 from training.families import expert_ranks_problem
@@ -110,16 +109,8 @@ def _compare_one(rank: int, count: int, experts: int, family: str) -> None:
 def test_experts_of_several_ranks_have_loss_and_gradients_of_the_whole_model(count: int, experts: int) -> None:
     """The risk of more ranks: tokens come back to others than they came from, or copies of experts are summed twice; of
     one rank's experts: those that no token of a rank chose."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [training_process(_compare, rank, count, port, experts) for rank in range(count)]
-    try:
-        found = {rank: one.returned() if one.wait() is not None else "no answer" for rank, one in enumerate(started)}
-    finally:
-        for one in started:
-            one.kill()
-    assert found == dict.fromkeys(range(count), ""), "\n".join(found.values())
+    found = called_in_ranks(_compare, count, experts)
+    assert not any(found), "\n".join(found)
 
 
 SETTINGS: dict[str, Any] = DENSE | {
@@ -158,12 +149,6 @@ def one(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tu
     """The model of one process, and what it told."""
     folder = tmp_path_factory.mktemp("one") / "model"
     return folder, _train("one", inputs, folder)
-
-
-def _close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_training_learns_by_the_balancing_loss_and_tells_how_tokens_are_spread(

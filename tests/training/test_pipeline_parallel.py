@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import traceback
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import pretrain_in_ranks, training_process
+from tests.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.test_groups_of_ranks import SETTINGS, values_of
 from tests.training.test_ranks import GUARDED, _NotANumber
 
@@ -133,18 +132,9 @@ def batch_of_one(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_a_pipeline_has_loss_and_gradients_of_the_whole_model(name: str) -> None:
     """The risk of four: ranks in the middle, which have neither end, and what they hand on. Of pairs: what each of a
     group has a part of is summed once, an embedding on both ends among it, and sequences are filled up for them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     pipeline, tensor = RANKS[name]
-    count = pipeline * tensor
-    started = [training_process(_compare, rank, count, port, tensor, CASES[name]) for rank in range(count)]
-    try:
-        found = {rank: one.returned() if one.wait() is not None else "no answer" for rank, one in enumerate(started)}
-    finally:
-        for one in started:
-            one.kill()
-    assert found == dict.fromkeys(range(count), ""), "\n".join(found.values())
+    found = called_in_ranks(_compare, pipeline * tensor, tensor, CASES[name])
+    assert not any(found), "\n".join(found)
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import training_process
+from tests.ranked import called_in_ranks
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LENGTH = 13
@@ -22,9 +21,9 @@ LENGTH = 13
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 
 
-def _compare(rank: int, port: int, family: str, tied: bool) -> str:
+def _compare(rank: int, count: int, port: int, family: str, tied: bool) -> str:
     """In each of two ranks: a model, and the same one split; the traceback of what differs."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     try:
         from training.config import ModelConfig
@@ -82,16 +81,8 @@ def _compare(rank: int, port: int, family: str, tied: bool) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_split_model_has_loss_and_gradients_of_the_whole(family: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    both = [training_process(_compare, rank, port, family, family == "qwen3") for rank in range(2)]
-    try:
-        found = {rank: one.returned() if one.wait() is not None else "no answer" for rank, one in enumerate(both)}
-    finally:
-        for one in both:
-            one.kill()
-    assert found == {0: "", 1: ""}, "\n".join(found.values())
+    found = called_in_ranks(_compare, 2, family, family == "qwen3")
+    assert found == ["", ""], "\n".join(found)
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:
