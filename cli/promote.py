@@ -24,15 +24,15 @@ def command(artifact: str, force: bool, root: Path | None, as_json: bool) -> tup
     A model that a gate refused is never promoted. One that is worse than the promoted model over the same items, with
     95 % confidence, is refused. The alias `promoted` of MLflow's registry follows.
     """
-    from flows.promotion import as_json as told
+    from flows.promotion import as_json as as_document
     from flows.promotion import promote
     from infra.store.store import Store
 
     store = Store(root_of(root))
     done = promote(store, artifact, force=force)
     if not as_json:
-        _print(told(done))
-    return {"status": "done", "root": str(store.root), **told(done)}, 0
+        _print(as_document(done))
+    return {"status": "done", "root": str(store.root), **as_document(done)}, 0
 
 
 @click.command("rollback")
@@ -41,15 +41,15 @@ def command(artifact: str, force: bool, root: Path | None, as_json: bool) -> tup
 @as_json
 def rollback(name: str | None, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Take the last promotion of NAME back: the model promoted before it is in force again."""
-    from flows.promotion import as_json as told
+    from flows.promotion import as_json as as_document
     from flows.promotion import rollback as back
     from infra.store.store import Store
 
     store = Store(root_of(root))
     done = back(store, name)
     if not as_json:
-        _print(told(done))
-    return {"status": "done", "root": str(store.root), **told(done)}, 0
+        _print(as_document(done))
+    return {"status": "done", "root": str(store.root), **as_document(done)}, 0
 
 
 def _print(document: dict[str, Any]) -> None:

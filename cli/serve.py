@@ -93,5 +93,5 @@ def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> Non
     if program is None:
         raise click.UsageError("vLLM is not installed: uv pip install vllm, or leave --engine out")
     # It counts its users unless told otherwise (vLLM's docs, "Usage Stats Collection").
-    told = {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
-    os.execve(program, vllm_command(folder, name, host, port), {**os.environ, **told})
+    own = {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
+    os.execve(program, vllm_command(folder, name, host, port), {**os.environ, **own})

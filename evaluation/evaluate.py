@@ -171,8 +171,8 @@ def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep
             for (task, shots), items in one.samples.items()
         ]
         # What numpy counts with is not JSON's.
-        told = json.dumps([one.results, one.calibration, samples, one.failures], default=lambda number: number.item())
-        return json.loads(told)
+        text = json.dumps([one.results, one.calibration, samples, one.failures], default=lambda number: number.item())
+        return json.loads(text)
 
     files = json.dumps(state_of({"model": folder}))
     results, calibrated, samples, failures = keep(hashlib.sha256(files.encode()).hexdigest()[:16], as_json)

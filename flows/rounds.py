@@ -47,9 +47,9 @@ def compare_round(store: Store, folder: Path, model: str, after: str) -> dict[st
     export = Export.read(folder)
     before = export.models[model]["artifact"]
     rounds = rounds_of(export.drawn["pipeline"], store.root)
-    told = [one for one in rounds if one.name <= folder.name][-2:]
+    recent = [one for one in rounds if one.name <= folder.name][-2:]
     found: dict[str, Any] = {"round": folder.name, "model": model, "before": before, "after": after}
-    found["labels"] = [{"round": one.name, **_labels(one)} for one in told]
+    found["labels"] = [{"round": one.name, **_labels(one)} for one in recent]
     if before == after:
         return _kept(folder, {**found, "figures": [], "paired": []})
     document = compare(find(store, [before, after]))

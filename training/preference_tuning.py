@@ -59,8 +59,8 @@ class _Told(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         chosen, rejected = state.losses["chosen"], state.losses["rejected"]
-        told = {"chosen_rise": chosen, "rejected_rise": rejected, "margin": chosen - rejected}
-        self._run.metrics({f"preference/{name}": value for name, value in told.items()}, state.clock.batch)
+        figures = {"chosen_rise": chosen, "rejected_rise": rejected, "margin": chosen - rejected}
+        self._run.metrics({f"preference/{name}": value for name, value in figures.items()}, state.clock.batch)
 
 
 def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:

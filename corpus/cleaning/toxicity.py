@@ -77,17 +77,17 @@ class ClassifierScorer:
             for start in range(0, len(texts), self._batch_size):
                 batch = list(texts[start : start + self._batch_size])
                 # Attention over nothing is no number; most tokenizers begin a text with a token of their own.
-                told = [place for place, ids in enumerate(self._tokenizer(batch)["input_ids"]) if ids]
-                if not told:
+                filled = [place for place, ids in enumerate(self._tokenizer(batch)["input_ids"]) if ids]
+                if not filled:
                     continue
                 encoded = self._tokenizer(
-                    [batch[place] for place in told], truncation=True, padding=True, return_tensors="pt"
+                    [batch[place] for place in filled], truncation=True, padding=True, return_tensors="pt"
                 )
                 logits = self._model(**encoded).logits  # (B, labels)
                 # A model of one problem a label has a sigmoid each, one of exclusive labels a softmax.
                 several = self._model.config.problem_type == "multi_label_classification" or logits.shape[-1] == 1
                 shares = torch.sigmoid(logits) if several else torch.softmax(logits, dim=-1)
-                scores[[start + place for place in told]] = shares[:, self._label].double().numpy()
+                scores[[start + place for place in filled]] = shares[:, self._label].double().numpy()
         return scores
 
 

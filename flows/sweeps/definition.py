@@ -88,7 +88,7 @@ class Sweep:
     @cached_property
     def id(self) -> str:
         """Tells it from others: the same command goes on with the same sweep."""
-        told = {
+        identity = {
             "config": {key: value for key, value in dump(self.base).items() if key != "launch"},
             "space": {key: vars(one) for key, one in self.space.items()},
             "arms": [[arm.name, arm.settings] for arm in self.arms],
@@ -97,7 +97,7 @@ class Sweep:
             "seeds": self.seeds,
             "sampler": [self.sampler, self.pruner, self.trials if self.sampler != "grid" else 0],
         }
-        return hashlib.sha256(canonical_json(told).encode()).hexdigest()[:12]
+        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
 
     def pipeline(self, settings: Mapping[str, Any], seed: int) -> PipelineConfig:
         """The pipeline of one trial, as `stemma run --set` would have it."""

@@ -161,13 +161,13 @@ class Drawn:
     def prunes(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
         if self._sweep.pruner == "none" or trial.arm not in self._open:
             return False
-        told = self._open[trial.arm]
+        running = self._open[trial.arm]
         seen = self._reported.get(trial.arm, -1)
         for step, value in curve:
             if step > seen:
-                told.report(value, step)
+                running.report(value, step)
                 self._reported[trial.arm] = step
-        return bool(curve) and self._reported[trial.arm] > seen and bool(told.should_prune())
+        return bool(curve) and self._reported[trial.arm] > seen and bool(running.should_prune())
 
 
 def _startup(trials: int) -> int:

@@ -235,9 +235,9 @@ class _Running:
             lines = read_journal(path)
         except FileNotFoundError:
             return []
-        told = [line for line in lines if line["kind"] == "metric" and WATCHED in line["values"]]
+        measured = [line for line in lines if line["kind"] == "metric" and WATCHED in line["values"]]
         sign = -1.0 if self.sweep.maximise else 1.0
-        return [(int(line["step"]), sign * float(line["values"][WATCHED])) for line in told]
+        return [(int(line["step"]), sign * float(line["values"][WATCHED])) for line in measured]
 
 
 def _no_figure(sweep: Sweep, trial: Trial) -> Problem:

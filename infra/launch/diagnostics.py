@@ -93,7 +93,8 @@ def _write(folder: Path) -> dict[str, float]:
 
 
 def _use_gpus() -> dict[str, float]:
-    told = subprocess.run([sys.executable, "-c", _ON_GPUS], capture_output=True, text=True, timeout=_GPU_S)
-    if told.returncode:
-        raise RuntimeError(told.stderr.strip().splitlines()[-1] if told.stderr.strip() else f"exit {told.returncode}")
+    answer = subprocess.run([sys.executable, "-c", _ON_GPUS], capture_output=True, text=True, timeout=_GPU_S)
+    if answer.returncode:
+        lines = answer.stderr.strip().splitlines() or [f"exit {answer.returncode}"]
+        raise RuntimeError(lines[-1])
     return {}

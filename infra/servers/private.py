@@ -78,8 +78,8 @@ def wait_for_prefect_server(url: str, process: subprocess.Popen[bytes], home: Pa
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers(f"{url}/health"):
         if process.poll() is not None or time.monotonic() > deadline:
-            told = last_lines(home / LOG)
-            raise stage_error("service_failed", "prefect", f"the private Prefect server did not start: {told}")
+            words = last_lines(home / LOG)
+            raise stage_error("service_failed", "prefect", f"the private Prefect server did not start: {words}")
         time.sleep(0.05)
 
 
