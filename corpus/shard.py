@@ -58,7 +58,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
     `no_end_of_text` for a tokenizer without it.
     """
-    import_once("streaming")  # 0.7 GB, for what comes along with it
+    import_once("streaming")  # with all that it imports it takes 0.7 GB
     folder = inputs["tokenizer"]
     tokenizer = load_tokenizer(folder)
     vocab_size = max(tokenizer.get_vocab().values()) + 1

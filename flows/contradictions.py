@@ -82,7 +82,7 @@ def _unknown_adopted(config: PipelineConfig) -> Iterator[Problem]:
         if (step.uses if step else name) not in PAYLOADS:
             known = [*PAYLOADS, *(one for one, other in config.steps.items() if other.uses in PAYLOADS)]
             fix = nearest(name, known, "these can be:", 0.4)
-            yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be adopted", fix)
+            yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be imported", fix)
 
 
 def _missing_sections(config: PipelineConfig) -> Iterator[Problem]:
@@ -193,7 +193,7 @@ def _same_model(node: Node, name: str, other: str, nodes: Graph) -> Iterator[Pro
     elif judge.adopted or trains.adopted:
         if judge.adopted == trains.adopted:
             message = f"expected another artifact than that of {first}"
-            yield Problem(code, f"adopted.{judge.id}", message, "adopt another")
+            yield Problem(code, f"adopted.{judge.id}", message, "import another")
     elif canonical(judge.config) == canonical(trains.config) and judge.inputs == trains.inputs:
         message = f"it would be the artifact of {first}, which trains the policy"
         yield Problem(code, judge.key, message, "give it another seed, or other preferences")

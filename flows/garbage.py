@@ -212,7 +212,7 @@ def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterat
         rows = [row for row in result["stages"] if row["status"] in HAS_ARTIFACT]
         yield f"of the best trial of sweep {sweep}", [place for row in rows if (place := _place(store, row))]
     if spare_adopted:
-        yield "adopted", [place for place in everything if place[1].adopted is not None]
+        yield "imported", [place for place in everything if place[1].adopted is not None]
 
 
 def _journals(store: Store) -> list[tuple[RunJournal, dict]]:
@@ -282,7 +282,7 @@ def _why_not(manifest: Manifest, folder: Path) -> str:
     if "." in folder.name:
         return "replaced by a later build, and nothing that is needed descends from it"
     if manifest.adopted is not None:
-        return "adopted, and nothing that is needed descends from it"
+        return "imported, and nothing that is needed descends from it"
     made = f"made by {manifest.pipeline} on {manifest.finished[:10]}" if manifest.pipeline else "made by no pipeline"
     return f"{made}, not needed since"
 

@@ -41,7 +41,7 @@ _PASSING = {
     "Throttling",
     "ThrottlingException",
     "InternalError",
-    "BadDigest",  # what was sent came otherwise
+    "BadDigest",  # the server got other bytes than were sent
     "IncompleteBody",
 }
 

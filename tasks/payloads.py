@@ -21,8 +21,8 @@ def check_payload(stage: str, folder: Path) -> None:
     """Raises ConfigError with everything that keeps `folder` from being this stage's payload."""
     if stage not in PAYLOADS:
         near = difflib.get_close_matches(stage, PAYLOADS, n=1, cutoff=0.4)
-        fix = f"did you mean {near[0]}?" if near else f"stages that can be adopted: {', '.join(PAYLOADS)}"
-        raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be adopted", fix))
+        fix = f"did you mean {near[0]}?" if near else f"stages that can be imported: {', '.join(PAYLOADS)}"
+        raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be imported", fix))
     if folder.is_file():
         fix = "unpack an archive yourself, and look at what it holds: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
         raise ConfigError(Problem("not_a_folder", str(folder), "a folder was expected, this is a file", fix))
@@ -35,9 +35,9 @@ def check_payload(stage: str, folder: Path) -> None:
 
 
 def describe(stage: str, folder: Path) -> str:
-    """A headline for a payload, e.g. "adopted: 3 files, 12.4 MB"."""
+    """A headline for a payload, e.g. "imported: 3 files, 12.4 MB"."""
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return f"adopted: {len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB"
+    return f"imported: {len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB"
 
 
 Found = Iterator[tuple[Path, str]]
@@ -200,4 +200,4 @@ PAYLOADS: dict[str, Callable[[Path], Found]] = {
     "preference_tuning": _model,
     "rlhf": _model,
 }
-"""The stages whose artifacts can be adopted, each with a check that yields (path, what was expected)."""
+"""The stages whose artifacts can be imported, each with a check that yields (path, what was expected)."""

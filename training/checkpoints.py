@@ -152,7 +152,7 @@ class Resumption(Callback):
         snapshot = Snapshot.open(path)
         begins = path == self._begin
         _check(snapshot, state.model, state.optimizer, None if begins else self._plan.data)
-        state.optimizer.state.clear()  # what is older than its first step has no state to put in its place
+        state.optimizer.state.clear()  # a checkpoint from before its first step has nothing to replace it with
         snapshot.load(state.model, state.optimizer)
         saved = snapshot.state
         state.clock = Clock.from_json(saved["clock"])

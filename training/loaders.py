@@ -104,7 +104,7 @@ class PackedShards(StreamingDataset):
             num_canonical_nodes=1,
             # Ranks that share layers or sequences get the same ones.
             replication=ranks.group_size() if ranks.group_size() > 1 else None,
-            # Named, since else it is unknown until the first epoch is read.
+            # Given here: left to streaming, it is unknown until the first epoch is read.
             shuffle_block_size=shuffle_block,
         )
         self.text_fingerprint = self.fingerprint = split_fingerprint(folder, index)

@@ -102,7 +102,7 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
             compute(count)
         except torch.OutOfMemoryError:
             failed = True
-        # Outside of the handler: the error holds the frames, and they the activations.
+        # Not within the handler: there the error keeps its frames alive, and these keep the activations.
         clear()
         gc.collect()
         if torch.cuda.is_available():

@@ -47,7 +47,7 @@ class PolicyAndValue(Trainable):
         self.algorithm = algorithm
         self._temperature = temperature
         self._hardware = hardware
-        # In a tuple the policy is no second part of this network.
+        # In a tuple, so that torch does not count the policy a second time as a part of this network.
         self._reading = (LanguageModel(policy, hardware),) if text_coef else ()
         self._text_coef = text_coef
 

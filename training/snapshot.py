@@ -163,7 +163,7 @@ def _is_writer(tensor: Tensor, place: int, held_by: Sequence[int]) -> bool:
     return place % copies == mine
 
 
-# What tells an optimizer by what it keeps of a weight.
+# Which optimizer it was, by a key of what it keeps of each weight.
 _KEPT = {
     "momentum_buffer": "muon",
     "lion_momentum": "lion",

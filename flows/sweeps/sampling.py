@@ -72,7 +72,7 @@ class Drawn:
         self._optuna = optuna
         self._sweep = sweep
         self._known = {trial.number: trial for trial in trials.all()}
-        # Of later calls the sampler begins elsewhere in its random numbers: the same draw twice would tell nothing.
+        # A later call draws with another seed: it would propose the same settings once more.
         seed = int(sweep.id[:6], 16) + len(self._known)
         sampler = (
             optuna.samplers.RandomSampler(seed=seed)
@@ -121,7 +121,7 @@ class Drawn:
             match one:
                 case Choices(values):
                     simple = all(isinstance(value, int | float | str | bool) or value is None for value in values)
-                    # Optuna keeps plain values; of others it is told the place.
+                    # Optuna keeps plain values only; any other it gets as its place in the list.
                     names = list(values) if simple else list(range(len(values)))
                     picked = trial.suggest_categorical(key, names)
                     found[key] = picked if simple else values[picked]

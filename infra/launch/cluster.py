@@ -168,7 +168,7 @@ class _Nodes:
             ended = [Ended(*one) for node in nodes if self._is_in(node) for one in node.state.ended]
             if self.stop():
                 return self._stopped(gathered)
-            # By a scheduler that takes the machines back: what becomes of the job, it tells soon.
+            # The scheduler takes the machines back; it will soon say what became of the job.
             has_left = any(node.state.state in ("leaving", "gone") for node in nodes)
             is_taken_back = has_left and any(one.code for one in ended)
             if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not is_taken_back:

@@ -113,7 +113,7 @@ class KubeApi:
         with self._open(method, path, body, query, TIMEOUT_S) as answer:
             try:
                 return dict(json.load(answer))
-            except (OSError, ValueError, TypeError, HTTPException) as error:  # cut off, or of something in between
+            except (OSError, ValueError, TypeError, HTTPException) as error:  # it was cut off, or a proxy gave it
                 raise KubeError(0, f"{self.server} gave no whole answer: {type(error).__name__}: {error}") from None
 
     def lines(self, path: str, **query: str) -> Iterator[str]:

@@ -138,7 +138,7 @@ class Kubernetes(OneJob):
         job = job_name(self._name, secrets.token_hex(4))
         variables = {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
         body = manifest(self._launch, job, self._name, self._build, self._folder, self._bad_nodes(), variables)
-        # Before it is there: whoever continues deletes what a lost answer left.
+        # Written before the Job is there: where the answer is lost, whoever continues finds the name and deletes it.
         self._record.write_text(job)
         try:
             self._api.call("POST", self._jobs, body)
@@ -182,7 +182,7 @@ class Kubernetes(OneJob):
                 try:
                     for line in self._api.lines(f"{self._pods}/{name}/log", **query):
                         stamp, _, text = line.partition(" ")
-                        if stamp > since:  # those of the second that was asked for come again
+                        if stamp > since:  # sinceTime is read in whole seconds: lines of that second come twice
                             since = stamp
                             self._lines.put(text)
                     if self._is_done(name):

@@ -72,7 +72,7 @@ def run_agent(command: list[str], variables: dict[str, str], log: str) -> int:
 
     address = ray.util.get_node_ip_address()
     machine = f"{ray.get_runtime_context().get_node_id()[:8]}@{address}"
-    # Ray sets the threads to the CPUs of a worker; ours is not what computes.
+    # Ray sets the threads to the CPUs of its worker; ranks have settings of their own.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | variables
     with open(log, "ab") as out:
         process = subprocess.Popen(

@@ -47,7 +47,7 @@ class RayNodes(OneJob):
             )
         self._launch = launch
         self._folder = folder
-        # As for corpus stages: what opens S3 too.
+        # The keys of S3 too, as for corpus stages.
         keys = {name: value for name, value in environment.items() if name.startswith("AWS_")}
         self._environment = passed_on(environment, scheduled=True) | keys
         self._say = say

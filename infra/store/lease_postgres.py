@@ -37,7 +37,7 @@ _ANSWER_S = 10
 _OPTIONS = {
     # With HEARTBEAT_S less than WATCHED_S: once a server is back, holders renew before a waiter takes them for dead.
     "connect_timeout": 4,
-    # A connection that was cut is known for it before anybody takes our lease over.
+    # A cut connection is noticed before anybody takes our lease over.
     "tcp_user_timeout": _ANSWER_S * 1000,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -105,7 +105,7 @@ class PostgresTable:
 
     def rows(self) -> list[tuple[str, Holder]]:
         with self._asking() as cursor:
-            self._check(cursor)  # none held is another answer than no such store
+            self._check(cursor)  # a store that is unknown there would look like one without leases
             cursor.execute(f"SELECT key, {_COLUMNS} FROM leases.held WHERE store = %s ORDER BY key", (self.store,))
             return [(row[0], Holder(*row[1:])) for row in cursor.fetchall()]
 
