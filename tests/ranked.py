@@ -88,7 +88,7 @@ def called_in_ranks(function: Callable[..., str], count: int, *arguments: Any) -
     port = _free_port()
     together = [training_process(function, rank, count, port, *arguments) for rank in range(count)]
     try:
-        return [one.returned() if one.wait(PATIENCE_S) is not None else "no answer" for one in together]
+        return [one.returned() if one.wait() is not None else "no answer" for one in together]
     finally:
         for one in together:
             one.kill()
