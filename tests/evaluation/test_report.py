@@ -240,19 +240,35 @@ def test_tasks_that_tuning_has_seen_stand_against_those_that_it_has_not(tmp_path
 
 
 def test_reward_and_judge_are_drawn_over_the_distance_and_the_turn_is_told(tmp_path: Path) -> None:
+    """As figure 1 of Gao et al. 2022: rounds stand in the order of their KL divergence, not of training, and each score
+    in its own model's standard deviations of what the model before was given."""
     folders = write_pipeline(tmp_path / "store")
+    told = zip(range(5), (0, 2, 4, 1, 3), (0.0, 0.5, 1.0, 2.0, 1.5), strict=True)
     rows = [
-        {"step": n, "time": n, "values": {"rlhf/reward": n, "rlhf/judge": [0, 2, 4, 3, 1][n], "rlhf/kl": 0.5 * n}}
-        for n in range(5)
+        {"step": n, "time": n, "values": {"rlhf/reward": n, "rlhf/judge": judge, "rlhf/kl": kl}} for n, judge, kl in told
     ]
-    path = folders["rlhf"] / "aux" / "metrics.jsonl"
+    path, samples = (folders["rlhf"] / "aux" / name for name in ("metrics.jsonl", "samples.jsonl"))
+    scores = [{"rewards": {"sft": n % 2 * 4.0, "rlhf": 0.0}, "judge": {"sft": n % 2 * 2.0, "rlhf": 0.0}} for n in (0, 1)]
+    asked = [{"prompt": "Why?", "reference": "", "answers": {"sft": "A.", "rlhf": "B."}, **one} for one in scores]
+    samples.write_text("".join(json.dumps(one) + "\n" for one in asked))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     assert "Reward over distance" not in render(ReportConfig(), folders)[0], "two points say nothing"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with_figures(folders["rlhf"], stopped_early=1.0)
-    text = Page(render(ReportConfig(), folders)[0]).text
+    page = render(ReportConfig(), folders)[0]
+    text = Page(page).text
     assert "The judge's score is highest at 1.00 nats; the policy went to 2.00" in text
     assert "Training was stopped there" in text
+    (chart,) = re.findall(r'<svg[^>]*aria-label="reward over distance".*?</svg>', page, re.DOTALL)
+    drawn = re.findall(r"<title>(reward|judge): ([^ ]+) at ([^<]+)</title>", chart)
+    found = {name: [(float(x), float(y.replace("−", "-"))) for of, y, x in drawn if of == name] for name, _, _ in drawn}
+    assert found == {
+        "reward": [(0, -1), (0.5, -0.5), (1, 0), (1.5, 1), (2, 0.5)],
+        "judge": [(0, -1), (0.5, 1), (1, 3), (1.5, 2), (2, 0)],
+    }
+    lines = re.findall(r'<polyline class="line [^"]*" points="([^"]*)">', chart)
+    across = [[float(point.split(",")[0]) for point in line.split()] for line in lines]
+    assert len(across) == 2 and across[0] == across[1] == sorted(across[0])
 
 
 def test_the_reward_model_s_length_and_confidence_are_told(tmp_path: Path) -> None:
