@@ -1,6 +1,6 @@
 """Additions that a rule checks: a small model is tuned shortly, then learns from its own answers by GRPO, RLOO or RAFT.
 
-python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo raft wide] [--rounds 300]
+python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo raft wide many] [--rounds 300]
     [--sft-epochs 20]
 
 Prompts are the 100 additions of one-digit numbers in ten phrasings (`3+4`, `add 3 4`, …), of which a tenth is held out,
@@ -54,6 +54,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "wide": {
         "algorithm": "grpo", "answers_per_prompt": 16, "minibatch_answers": 128, "whole_groups": True,
         "clip_ratio_high": 0.4, "optimizer": {"learning_rate": 6.0e-4, "weight_decay": 0.0},
+        "schedule": {"decay": "linear", "warmup": "3 %", "final_share": 0.0},
+    },
+    # Four times as many prompts a round, so that each step sees 32 of them and may be larger.
+    "many": {
+        "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 2048, "minibatch_answers": 256,
+        "whole_groups": True, "clip_ratio_high": 0.4, "optimizer": {"learning_rate": 1.5e-3, "weight_decay": 0.0},
         "schedule": {"decay": "linear", "warmup": "3 %", "final_share": 0.0},
     },
 }  # fmt: skip

@@ -245,10 +245,13 @@ def test_reward_and_judge_are_drawn_over_the_distance_and_the_turn_is_told(tmp_p
     folders = write_pipeline(tmp_path / "store")
     told = zip(range(5), (0, 2, 4, 1, 3), (0.0, 0.5, 1.0, 2.0, 1.5), strict=True)
     rows = [
-        {"step": n, "time": n, "values": {"rlhf/reward": n, "rlhf/judge": judge, "rlhf/kl": kl}} for n, judge, kl in told
+        {"step": n, "time": n, "values": {"rlhf/reward": n, "rlhf/judge": judge, "rlhf/kl": kl}}
+        for n, judge, kl in told
     ]
     path, samples = (folders["rlhf"] / "aux" / name for name in ("metrics.jsonl", "samples.jsonl"))
-    scores = [{"rewards": {"sft": n % 2 * 4.0, "rlhf": 0.0}, "judge": {"sft": n % 2 * 2.0, "rlhf": 0.0}} for n in (0, 1)]
+    scores = [
+        {"rewards": {"sft": n % 2 * 4.0, "rlhf": 0.0}, "judge": {"sft": n % 2 * 2.0, "rlhf": 0.0}} for n in (0, 1)
+    ]
     asked = [{"prompt": "Why?", "reference": "", "answers": {"sft": "A.", "rlhf": "B."}, **one} for one in scores]
     samples.write_text("".join(json.dumps(one) + "\n" for one in asked))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
