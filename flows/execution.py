@@ -112,7 +112,7 @@ class PipelineRun:
             read_all=verify,
             is_cancelled=self.stop.is_set,
             patience_s=self.stop.patience_s,
-            turn=PrioritySemaphore(config.launch.stages_at_once, weights, self.stop.is_set),
+            turn=PrioritySemaphore(config.launch.stages_at_once, weights, self.stop.is_set, self._coming),
             warm_start=self.warm_start,
         )
 
@@ -177,6 +177,14 @@ class PipelineRun:
         below = descendants(self.nodes, [name])
         return [
             self.nodes[one] for one, row in list(self.journal.rows.items()) if one in below and row.status == "waiting"
+        ]
+
+    def _coming(self) -> list[str]:
+        """The stages that may ask for their turn at any moment: all that they need is there."""
+        return [
+            name
+            for name, row in list(self.journal.rows.items())
+            if row.status in ("waiting", "running") and all(up in self.manifests for up in self.nodes[name].upstream)
         ]
 
     # What a stage's task asks and tells, from its own thread: see tasks.task.PipelineRun.
