@@ -27,11 +27,12 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     aux/adversarial.jsonl. Until then what is done lies in the run's work folder, part by part, and a build that was
     broken off goes on from there.
     """
+    from corpus.remote import location_of
     from corpus.trained import TrainedSequences
     from evaluation.bias import measure_bias
     from evaluation.language_model import load_model
     from evaluation.memorisation import measure_memorisation
-    from evaluation.toxicity import measure_toxicity
+    from evaluation.toxicity import measure_toxicity, toxicity_of_text
     from evaluation.toxicity_scorers import make_scorer
 
     scorers = [make_scorer(one) for one in config.toxicity.scorers or (ToxicityScorer(),)] if config.toxicity else []
@@ -41,7 +42,10 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     results: dict[str, Any] = {}
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     if config.toxicity:
-        results["toxicity"], generations = measure_toxicity(lm, config.toxicity, scorers, run, **how, keep=keep)
+        asked_of = lm, config.toxicity
+        results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **how, keep=keep)
+        if (text := inputs.get("shards")) and not location_of(text / "validation"):
+            results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], text, run, **how)
         if config.personal_data:
             results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
         lines["generations"] = generations
@@ -141,6 +145,8 @@ def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
     if toxicity := results.get("toxicity"):
         for name in ("expected_max_toxicity", "toxicity_probability", "toxic_continuations"):
             add(name, toxicity["overall"][name])
+        if text := toxicity.get("text"):
+            add("expected_max_toxicity_of_text", text["expected_max_toxicity"])
     if adversarial := results.get("adversarial"):
         add("adversarial_broken", adversarial["broken"])
         add("adversarial_difference", adversarial["difference"])

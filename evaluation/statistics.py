@@ -183,15 +183,19 @@ def binomial_p_value(
     return float(stats.binomtest(successes, n, chance, alternative).pvalue) if n else 1.0
 
 
-def difference_of_proportions(
-    successes_a: int, n_a: int, successes_b: int, n_b: int, confidence: float = 0.95
-) -> Interval:
-    """Newcombe's interval (1998, method 10) of share a - share b for independent samples, from the Wilson intervals."""
-    a, b = wilson(successes_a, n_a, confidence), wilson(successes_b, n_b, confidence)
+def difference_of_independent(a: Interval, b: Interval) -> Interval:
+    """The interval of a - b from those of two independent samples, at their level (Zou & Donner 2008)."""
     difference = a.value - b.value
     low = difference - math.hypot(a.value - a.low, b.high - b.value)
     high = difference + math.hypot(a.high - a.value, b.value - b.low)
     return Interval(difference, low, high)
+
+
+def difference_of_proportions(
+    successes_a: int, n_a: int, successes_b: int, n_b: int, confidence: float = 0.95
+) -> Interval:
+    """Newcombe's interval (1998, method 10) of share a - share b for independent samples, from the Wilson intervals."""
+    return difference_of_independent(wilson(successes_a, n_a, confidence), wilson(successes_b, n_b, confidence))
 
 
 def difference_of_paired_proportions(

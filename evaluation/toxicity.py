@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from evaluation.config import ToxicityConfig
 from evaluation.generation import Sampling
 from evaluation.kept_parts import Keep, at_once
 from evaluation.language_model import LoadedModel, sample_continuations
+from evaluation.memorisation import read_documents
 from evaluation.paired import holm
 from evaluation.probes import is_bold, read_prompts
 from evaluation.statistics import bootstrap, difference_of_proportions, share_of_clusters, wilson
@@ -91,6 +93,26 @@ def measure_toxicity(
         for row, texts, row_scores in zip(prompts, continuations, scores, strict=True)
     ]
     return results, generations
+
+
+def toxicity_of_text(
+    lm: LoadedModel, config: ToxicityConfig, scorer: Scorer, shards: Path, run: Run, *, seed: int, confidence: float
+) -> dict[str, Any] | None:
+    """What held-out text of the shards scores, cut to the length of a continuation: what `summarise` gives, over as
+    many groups of `samples_per_prompt` pieces as there are prompts, or as the text has; None where it has not one.
+
+    Below it no model of that text can be expected to come: what is left is how far the scorer errs on harmless text.
+    A piece is not the beginning of its document, which is often no sentence.
+    """
+    length, each = config.max_new_tokens, config.samples_per_prompt
+    wanted = len(read_prompts(config)) * each
+    read = read_documents(shards / "validation", wanted, 2 * length, seed, run.work_dir)
+    groups = len(read) // each
+    if not groups:
+        return None
+    pieces = [ids[length:] for ids in np.random.default_rng(seed).permutation(np.array(read))[: groups * each].tolist()]
+    scores = scorer(lm.tokenizer.batch_decode(pieces, skip_special_tokens=True)).reshape(groups, each)
+    return summarise(scores, config.threshold, seed, confidence)
 
 
 def compare_groups(

@@ -76,8 +76,8 @@ def stages(pipeline: PipelineResults) -> Section:
             one.headline,
             seconds(one.manifest.seconds),
             percent(one.manifest.seconds / total, 0),
-            f"{one.manifest.fingerprint[:10]}",
-            one.manifest.digest[:10],
+            one.manifest.fingerprint[:8],
+            one.manifest.digest[:8],
         ]
         for id, one in pipeline.artifacts.items()
         if one.manifest

@@ -19,7 +19,7 @@ from evaluation.page.words import (
 )
 from evaluation.paired import holm
 from evaluation.pipeline_results import PipelineResults
-from evaluation.statistics import Interval
+from evaluation.statistics import Interval, difference_of_independent
 
 PUBLISHED = {
     "winobias": "WinoBias: whom a pronoun stands for, with and against the stereotype",
@@ -83,19 +83,11 @@ def toxicity(pipeline: PipelineResults) -> Section:
             cells = part(one, group)
             if not cells:
                 continue
-            worst, prob, every = (
-                Interval(**cells[name])
-                for name in ("expected_max_toxicity", "toxicity_probability", "toxic_continuations")
-            )
-            rows.append(
-                [
-                    pipeline.long_name(model),
-                    group,
-                    f"{fixed(worst.value)} {between(worst)}",
-                    f"{percent(prob.value)} {between_percent(prob)}",
-                    f"{percent(every.value)} {between_percent(every)}",
-                ]
-            )
+            rows.append([pipeline.long_name(model), group, *_cells(cells)])
+    if text := next((one["text"] for one in found.values() if one.get("text")), None):
+        rows.append(
+            ["held-out text, as it is", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
+        )
     table = Table(
         "Figures",
         ["model", "prompts", "expected maximum toxicity", "toxicity probability", "toxic continuations"],
@@ -112,6 +104,16 @@ def toxicity(pipeline: PipelineResults) -> Section:
         *_quality(first),
     ]
     return Section("toxicity", "Toxicity", "", [figure], tables, folded=[*_worst(pipeline), *_broken(pipeline)])
+
+
+def _cells(figures: Mapping[str, Any]) -> list[str]:
+    """Expected maximum, toxicity probability and toxic continuations with their intervals, as a table has them."""
+    names = ("expected_max_toxicity", "toxicity_probability", "toxic_continuations")
+    worst, *shares = (Interval(**figures[name]) for name in names)
+    return [
+        f"{fixed(worst.value)} {between(worst)}",
+        *(f"{percent(one.value)} {between_percent(one)}" for one in shares),
+    ]
 
 
 def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
@@ -248,6 +250,27 @@ def length_of_text(found: PairedToxicity) -> str:
     if after < before:
         return f"Its continuations are {share} shorter, and less text has less room for toxicity."
     return f"Its continuations are {share} longer, and more text has more room for toxicity."
+
+
+def beside_text(pipeline: PipelineResults, model: str) -> str:
+    """Whether a model is more toxic than the text that it learnt from, in two sentences; "" where that is not known.
+
+    What a scorer finds in harmless text is its error, which no alignment can take away.
+    """
+    found = pipeline.results("safety", model).get("toxicity", {})
+    if not found.get("text"):
+        return ""
+    text, own = (Interval(**one["expected_max_toxicity"]) for one in (found["text"], found["overall"]))
+    above = difference_of_independent(own, text)
+    said = {
+        True: f"is more toxic than that, by {fixed(above.value, 3)} {between(above, 3)}.",
+        False: "is not shown to be more toxic than that, and alignment cannot take away what is not there "
+        f"({signed(above.value, 3)}, {between(above, 3).strip('()')}).",
+    }[above.low > 0]
+    return (
+        f"Held-out text of the corpus in pieces as long has an expected maximum of {fixed(text.value, 3)} "
+        f"{between(text, 3)}: the {pipeline.long_name(model)} {said}"
+    )
 
 
 def _worst(pipeline: PipelineResults) -> list[tuple[str, str]]:
@@ -411,7 +434,7 @@ def memorisation(pipeline: PipelineResults) -> Section:
             "training",
             "validation (control)",
             "difference",
-            "tokens recited, training / validation",
+            "recited tokens / control",
         ],
         rows,
         "A sample of the text that was trained on, greedy decoding and exact matches only: recitation with small "

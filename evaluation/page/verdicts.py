@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Literal
 
-from evaluation.page.safety_sections import length_of_text
+from evaluation.page.safety_sections import beside_text, length_of_text
 from evaluation.page.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
 from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
@@ -375,8 +375,9 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
     text = (
         f"{last} against {first} on the same {found.prompts} prompts. {_change(*worst)}: "
         f"{fixed(found.worst_of[0], 3)} → {fixed(found.worst_of[1], 3)}. {_change(*toxic, of_share=True)}: "
-        f"{percent(found.toxic_of[0])} → {percent(found.toxic_of[1])}. {length_of_text(found)}"
-    )
+        f"{percent(found.toxic_of[0])} → {percent(found.toxic_of[1])}. "
+        f"{length_of_text(found)} {beside_text(pipeline, first)}"
+    ).rstrip()
     both = (found.worst, found.toxic)
     fell, rose = any(one.high < 0 for one in both), any(one.low > 0 for one in both)
     size = f"expected maximum {fixed(found.worst_of[0])} → {fixed(found.worst_of[1])}"

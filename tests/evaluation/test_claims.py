@@ -13,6 +13,7 @@ from evaluation.config import ReportConfig
 from evaluation.page.verdicts import claims
 from evaluation.pipeline_results import PipelineResults
 from evaluation.report import render
+from evaluation.statistics import Interval
 from infra.store.manifest import Manifest
 from tests.evaluation.pipeline import with_figures, write_pipeline
 
@@ -152,9 +153,20 @@ def test_ppos_claim_says_how_the_length_of_its_answers_changed(tmp_path: Path) -
     assert "Its answers are 25 % shorter: 12.2 tokens, before 16.2." in text
 
 
-def toxicity_claim(tmp_path: Path, base: list[float], rlhf: list[float], characters: int = 40) -> tuple[str, str]:
-    """The claim where these are the scores of the two models' continuations, one of each prompt."""
+def toxicity_claim(
+    tmp_path: Path, base: list[float], rlhf: list[float], characters: int = 40, text: float | None = None
+) -> tuple[str, str]:
+    """The claim where these are the scores of the two models' continuations, one of each prompt.
+
+    text: what held-out text scores, give or take 0.02; the base model's own interval is 0.2, give or take 0.05.
+    """
     folders = write_pipeline(tmp_path / "store")
+    if text is not None:
+        place = folders["safety_base"] / "results.json"
+        results = json.loads(place.read_text())
+        results["toxicity"]["text"] = {"expected_max_toxicity": Interval(text, text - 0.02, text + 0.02).as_json()}
+        results["toxicity"]["overall"]["expected_max_toxicity"] = Interval(0.2, 0.15, 0.25).as_json()
+        place.write_text(json.dumps(results))
     for model, scores, length in (("base", base, 40), ("rlhf", rlhf, characters)):
         rows = [
             {
@@ -184,6 +196,17 @@ def test_a_fall_of_toxicity_with_shorter_text_says_so(tmp_path: Path) -> None:
     base = [0.02 * n for n in range(32)]
     state, text = toxicity_claim(tmp_path, base, [score / 2 for score in base], characters=30)
     assert state == "slight" and "Its continuations are 24 % shorter" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(0.16, "not shown to be more toxic than that"), (0.1, "is more toxic than that, by 0.100 (0.046")],
+)
+def test_a_base_models_toxicity_is_held_against_that_of_its_text(tmp_path: Path, text: float, said: str) -> None:
+    base = [0.02 * n for n in range(32)]
+    state, told = toxicity_claim(tmp_path, base, base, text=text)
+    assert state == "undecided" and said in told
+    assert f"has an expected maximum of {text:.3f}" in told
 
 
 def test_models_are_compared_on_the_same_items(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from corpus.trained import TrainedSequences, split_fingerprint
@@ -68,6 +69,38 @@ def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path)
     results = json.loads((outs[0] / "results.json").read_text())
     assert result.figures["stereotype_score"] == results["bias"]["overall"]["stereotype_score"]["value"]
     assert {"expected_max_toxicity_low", "memorised_share_control", "stereotype_score_shared"} <= set(result.figures)
+    text = results["toxicity"]["text"]["expected_max_toxicity"]
+    assert result.figures["expected_max_toxicity_of_text"] == text["value"] > 0
+
+
+def test_held_out_text_is_scored_in_pieces_as_long_as_a_continuation(
+    model_dir: Path, shards: Path, tmp_path: Path
+) -> None:
+    from evaluation.memorisation import Split
+    from evaluation.toxicity import toxicity_of_text
+
+    class Remembers:
+        """Holds the second piece of every three to be toxic."""
+
+        name = limits = ""
+
+        def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
+            self.texts = list(texts)
+            return np.array([float(number % 3 == 1) for number in range(len(texts))])
+
+    run, scorer = Run(tmp_path), Remembers()
+    lm = load(model_dir, run)
+    config = ToxicityConfig(samples_per_prompt=3, max_new_tokens=8, limit=60)
+    found = toxicity_of_text(lm, config, scorer, shards, run, seed=1, confidence=0.95)
+    assert found is not None
+    long = [tokens for tokens, _ in Split(shards / "validation", tmp_path).read(np.arange(24)) if len(tokens) == 40]
+    assert len(long) == 18 and found["prompts"] == 6, "text for six groups of three, whatever the number of prompts"
+    assert sorted(scorer.texts) == sorted(lm.tokenizer.decode(tokens[8:16].tolist()) for tokens in long)
+    assert found["expected_max_toxicity"]["value"] == 1 and found["toxic_continuations"]["value"] == pytest.approx(
+        1 / 3
+    )
+    none = toxicity_of_text(lm, ToxicityConfig(max_new_tokens=21), scorer, shards, run, seed=1, confidence=0.95)
+    assert none is None, "no document has two such pieces"
 
 
 def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
