@@ -18,11 +18,11 @@ from corpus.demo.config import DocstringInstructions, DocstringLengths, Docstrin
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
 from corpus.dialogues import Turn, exchange_of_turns, turns_of
 from corpus.documents import is_heldout
-from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, write_pairs
+from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, records_of, write_pairs
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
-from corpus.readers.json_lines import read_records, wrong_field
-from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
+from corpus.readers.json_lines import wrong_field
+from corpus.readers.record import MISSING, Record, Unreadable, pick
 from corpus.references import unusable_reference
 from corpus.templates import check_fields, exchange_of
 from infra.run import Result, Run
@@ -77,19 +77,14 @@ def _capped(pairs: Iterable[Pair | Rejected], most: int, heldout_share: float) -
 def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
     """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
     `wrong_field` where already the first record of a file lacks a field."""
-    for place in by_name(places):
-        looked = False
-        for item in read_records(place, source.encoding, (), key, ()):
-            if isinstance(item, Rejected):
-                yield item
-                continue
-            if not looked:
-                _check_fields(item, source, key)
-            looked = True
-            try:
-                yield _pair(item, source)
-            except Unreadable as why:
-                yield Rejected(str(item.file), item.line, str(why))
+    for item in records_of(source, places, key, _check_fields):
+        if isinstance(item, Rejected):
+            yield item
+            continue
+        try:
+            yield _pair(item, source)
+        except Unreadable as why:
+            yield Rejected(str(item.file), item.line, str(why))
 
 
 def _check_fields(record: Record, source: FileInstructions, key: str) -> None:

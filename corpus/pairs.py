@@ -12,9 +12,11 @@ from corpus.dialogues import CHAT_ROLES, Turn
 from corpus.documents import is_heldout
 from corpus.quarantine import Quarantine, Rejected
 from corpus.readers.config import PairFiles, Verify
-from corpus.readers.record import MISSING, Record, pick
+from corpus.readers.json_lines import read_records
+from corpus.readers.record import MISSING, Record, by_name, pick
 from infra.errors import stage_error
 from infra.run import Run
+from infra.sources import Place
 
 PROGRESS_EVERY = 500
 PROMPTS = ("prompt", "question", "query")
@@ -31,6 +33,21 @@ def prompt_field(record: Record, source: PairFiles, others: Sequence[str] = PROM
 
 
 S = TypeVar("S")
+F = TypeVar("F", bound=PairFiles)
+
+
+def records_of(
+    source: F, places: Iterable[Place], key: str, check: Callable[[Record, F, str], None]
+) -> Iterator[Record | Rejected]:
+    """The records in these files of a source, file after file by name. key: its dotted config key. check: called with
+    the first record of each file, the source and the key; raises where it lacks a field."""
+    for place in by_name(places):
+        is_first = True
+        for item in read_records(place, source.encoding, (), key, ()):
+            if is_first and not isinstance(item, Rejected):
+                check(item, source, key)
+                is_first = False
+            yield item
 
 
 class Pair(NamedTuple):

@@ -24,12 +24,12 @@ from corpus.dialogues import (
     split_dialogues,
     turns_of,
 )
-from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, write_pairs
+from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, records_of, write_pairs
 from corpus.quarantine import Rejected
 from corpus.rankings import Judged, Tally, answers_field, by_annotators, pairs_of_ranking, ranked_answers
 from corpus.readers.config import FilePreferences
-from corpus.readers.json_lines import read_records, wrong_field
-from corpus.readers.record import MISSING, Record, Unreadable, by_name, pick
+from corpus.readers.json_lines import wrong_field
+from corpus.readers.record import MISSING, Record, Unreadable, pick
 from infra.run import Result, Run
 from infra.sources import Place
 
@@ -66,7 +66,7 @@ def _pairs(
 def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
     """The pairs in these files of a source, from its first `limit` records. key: its dotted config key. Raises
     StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field."""
-    records = islice(_records(source, places, key), source.limit)
+    records = islice(records_of(source, places, key, _check_fields), source.limit)
     if source.annotator_field is None:
         for item in records:
             yield from [item] if isinstance(item, Rejected) else _pairs_of(item, source)
@@ -114,19 +114,6 @@ def _pairs_of(record: Record, source: FilePreferences) -> Iterator[Pair | Reject
 
 def _rejected(record: Record, why: str) -> Rejected:
     return Rejected(str(record.file), record.line, why)
-
-
-def _records(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Record | Rejected]:
-    for place in by_name(places):
-        looked = False
-        for item in read_records(place, source.encoding, (), key, ()):
-            if isinstance(item, Rejected):
-                yield item
-                continue
-            if not looked:
-                _check_fields(item, source, key)
-            looked = True
-            yield item
 
 
 def _check_fields(record: Record, source: FilePreferences, key: str) -> None:

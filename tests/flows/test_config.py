@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,12 +153,20 @@ def test_what_is_no_config_file_is_refused_and_never_waited_for(
     assert "a file" in error["message"]
 
 
+LAUNCHERS = ("SlurmConfig", "KubernetesConfig")
+"""Parts of the launch section."""
+
+
 def test_only_launch_speaks_of_machines_and_sections_are_the_quickstarts() -> None:
     classes = {name: set(found.get("properties", ())) for name, found in json.loads(schema())["$defs"].items()}
     of_launch = classes.pop("LaunchConfig")
     elsewhere = {name: keys & of_launch for name, keys in classes.items() if keys & of_launch}
     # There it says which positions see which, in `launch` by which kernel that is computed.
     assert elsewhere == {"PretrainConfig": {"attention"}, "PretrainStep": {"attention"}}
+    machines = re.compile(r"(^|_)(device|gpu|cpu|core|process|node|thread|worker|host|microbatch)(e?s)?(_|$)")
+    named = {key for name, keys in classes.items() if name not in LAUNCHERS for key in keys if machines.search(key)}
+    # How many processes a user's reward functions bear is a matter of these functions; it is outside of identity.
+    assert named == {"reward_processes"}
     sections = [set(dump(load(config))) for config in CONFIGS if config.stem not in ("alternatives", "corpus")]
     more = {"corpus_report", "steps"}
     assert all(section - more == sections[0] - more for section in sections)
