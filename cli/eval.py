@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evaluation.config import FailureClassesConfig
     from evaluation.evaluate import EvalOptions
     from evaluation.kept_parts import KeptParts
+    from infra.errors import Problem
 
 MIRROR = click.option(
     "--mirror",
@@ -76,12 +77,10 @@ def command(
     newest. Differences are taken in the order given: of base, tuned and aligned model they are the alignment tax.
     """
     store = root_of(root)
-    numbers = _numbers(shots)
-    folders = _folders(models, store)
     asked = tuple(dict.fromkeys(names(tasks)))
-    failures = _failure_classes(names(classes))
-    if not asked and failures is None:
+    if not asked and not classes:
         raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
+    folders, failures, numbers = _understood(models, store, asked, names(classes), names(shots))
     os.environ.update(QUIET | OFFLINE)
     from evaluation.evaluate import EvalOptions, evaluate_models
     from infra.run import Run
@@ -145,41 +144,58 @@ def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
         return None
 
 
-def _numbers(shots: tuple[str, ...]) -> tuple[int, ...]:
-    found = names(shots)
-    if wrong := [one for one in found if not one.isdecimal()]:
-        raise click.UsageError(f"--num-fewshot wants numbers from 0, e.g. 0,1,5, not {', '.join(wrong)}")
-    return tuple(sorted({int(one) for one in found}))
+def _understood(
+    models: tuple[str, ...], root: Path, tasks: tuple[str, ...], classes: tuple[str, ...], shots: tuple[str, ...]
+) -> tuple[dict[str, Path], FailureClassesConfig | None, tuple[int, ...]]:
+    """The models' folders by the names they were given, the failure classes and the numbers of shots. Raises
+    ConfigError with everything that is wrong with a command."""
+    from evaluation.lm_tasks import unknown_tasks
+    from infra.errors import ConfigError
+
+    problems: list[Problem] = []
+    folders = _folders(models, root, problems)
+    problems += unknown_tasks(tasks, "--tasks")
+    failures = _failure_classes(classes, problems)
+    numbers = _numbers(shots, problems)
+    if problems:
+        raise ConfigError(*problems)
+    return folders, failures, numbers
 
 
-def _failure_classes(given: tuple[str, ...]) -> FailureClassesConfig | None:
-    """None where none were asked. Raises UsageError for what is neither a class that ships nor a file."""
+def _numbers(shots: tuple[str, ...], problems: list[Problem]) -> tuple[int, ...]:
+    from infra.errors import Problem
+
+    if wrong := [one for one in shots if not one.isdecimal()]:
+        message = f"expected numbers from 0, e.g. 0,1,5, not {', '.join(wrong)}"
+        problems.append(Problem("bad_usage", "--num-fewshot", message))
+    return tuple(sorted({int(one) for one in shots if one.isdecimal()}))
+
+
+def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> FailureClassesConfig | None:
+    """None where none were asked, or one is neither a class that ships nor a file."""
     if not given:
         return None
     from evaluation.config import FAILURE_CLASSES, FailureClassesConfig
+    from infra.errors import Problem
 
     own = [one for one in given if one not in FAILURE_CLASSES and one != "all"]
     if wrong := [one for one in own if not Path(one).is_file()]:
-        raise click.UsageError(
-            f"--failure-classes: {', '.join(wrong)} is neither all, one of {', '.join(FAILURE_CLASSES)}, nor a file"
-        )
+        message = f"{', '.join(wrong)} is neither all, one of {', '.join(FAILURE_CLASSES)}, nor a file"
+        problems.append(Problem("bad_usage", "--failure-classes", message))
+        return None
     chosen = FAILURE_CLASSES if "all" in given else tuple(one for one in FAILURE_CLASSES if one in given)
     return FailureClassesConfig(classes=chosen, files=tuple(str(Path(one).absolute()) for one in own))
 
 
-def _folders(models: tuple[str, ...], root: Path) -> dict[str, Path]:
-    """The models' folders by the names they were given. Raises ConfigError with every problem at once."""
-    from infra.errors import ConfigError, Problem, StemmaError
+def _folders(models: tuple[str, ...], root: Path, problems: list[Problem]) -> dict[str, Path]:
+    from infra.errors import StemmaError
 
     found: dict[str, Path] = {}
-    problems: list[Problem] = []
     for model in models:
         try:
             found[model] = writing_model(model, root).absolute()
         except StemmaError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError(*problems)
     return found
 
 

@@ -13,8 +13,11 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+from infra.errors import ConfigError, Problem
 
 _NAME = re.compile(r"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#\[{]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 _TAGS = re.compile(r"""^["']?tag["']?:[ \t]*(\S[^\n#]*)?((?:\n[ \t]*-[ \t]*[^\n]+)*)""", re.MULTILINE)
@@ -64,6 +67,21 @@ def unknown_name(name: str, more: tuple[str, ...] = ()) -> str:
     """What a person who wrote a name that is none may have meant."""
     near = [OTHER_NAMES[name]] if name in OTHER_NAMES else nearest(name, more)
     return f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists them"
+
+
+def unknown_tasks(names: Sequence[str], path: str) -> list[Problem]:
+    """A problem for each name that lm-eval does not know, with the nearest that it does."""
+    return [
+        Problem("unknown_task", path, f"lm-eval has no task {name!r}", unknown_name(name))
+        for name in names
+        if name not in known_tasks()
+    ]
+
+
+def check_names(names: Sequence[str], path: str = "--tasks") -> None:
+    """Raises ConfigError `unknown_task` with all of `unknown_tasks`."""
+    if problems := unknown_tasks(names, path):
+        raise ConfigError(*problems)
 
 
 def dataset_of(name: str) -> tuple[Path, str] | None:

@@ -19,9 +19,9 @@ from lm_eval.tasks import TaskManager
 from evaluation.config import ROWS_FOR_SHOTS
 from evaluation.harness import own_cache, quiet
 from evaluation.layouts import FILE_NAMES, LAYOUTS
-from evaluation.lm_tasks import known_tasks, tasks_dir
+from evaluation.lm_tasks import check_names, known_tasks, tasks_dir
 from evaluation.mirror_rows import find_files, read_rows
-from evaluation.named_tasks import check_names, load_named
+from evaluation.named_tasks import load_named
 from evaluation.shots import SHARE
 from infra.errors import ConfigError, Problem, StageError, stage_error
 

@@ -12,23 +12,12 @@ from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
 from evaluation import checker_data
-from evaluation.lm_tasks import known_tasks, tasks_dir, unknown_name
+from evaluation.lm_tasks import check_names, known_tasks, tasks_dir
 from evaluation.mirror import DataMissing, mirrored
-from infra.errors import ConfigError, Problem, StageError
+from infra.errors import Problem, StageError
 
 TASK_ERRORS = (KeyError, IndexError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError)
 """What lm-eval and datasets raise for a task that they cannot read."""
-
-
-def check_names(names: Sequence[str], path: str = "--tasks") -> None:
-    """Raises ConfigError `unknown_task` naming every name that lm-eval does not know, each with the nearest it does."""
-    problems = [unknown_task(name, path) for name in names if name not in known_tasks()]
-    if problems:
-        raise ConfigError(*problems)
-
-
-def unknown_task(name: str, path: str, more: tuple[str, ...] = ()) -> Problem:
-    return Problem("unknown_task", path, f"lm-eval has no task {name!r}", unknown_name(name, more))
 
 
 def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks") -> list[Any]:

@@ -288,6 +288,19 @@ def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:
     assert f"stemma mirror piqa FROM --mirror {mirror}" in problem.fix
 
 
+def test_everything_that_is_wrong_with_a_command_is_told_at_once(tmp_path: Path) -> None:
+    answer = stemma(
+        "eval", tmp_path / "gone", "sft/1f2e", "--tasks", "arc_esy,piqa", "--num-fewshot", "0,few",
+        "--failure-classes", "negations", "--root", tmp_path / "store", env=environment(),
+    )  # fmt: skip
+    told = {problem["code"]: problem for problem in answer.document["errors"]}
+    assert answer.code == 2 and answer.document["status"] == "invalid"
+    assert [problem["path"] for problem in answer.document["errors"]].count("--tasks") == 1
+    assert "arc_easy" in told["unknown_task"]["fix"]
+    said = str(answer.document["errors"])
+    assert all(one in said for one in (str(tmp_path / "gone"), "sft/1f2e", "few", "negations")), said
+
+
 def test_more_shots_than_were_put_aside_are_refused(mirror: Path) -> None:
     from evaluation.named_tasks import load_named, set_shots, shots_problem
 
