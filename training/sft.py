@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from evaluation.statistics import bootstrap_ratio, wilson
 from infra.errors import StageError
@@ -123,12 +125,13 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         [Watch(look, every, plan.batches, run), InLoopAnswers(network, answers_so_far, at, run)],
         inputs=inputs,
     )
-    if config.lora:
-        weights = merged(whole_weights(network), config.lora)
+    if config.lora or config.start_share:
+        weights = whole_weights(network)
+        weights = merged(weights, config.lora) if config.lora else weights
         network = load(inputs["model"])
         choose_attention(network, hardware, max_length)
         begin_untrained(network, config.seed)
-        network.load_state_dict(weights)
+        network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
         model = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
@@ -166,6 +169,11 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         f"{ends['sft'].value:.0%} of answers end"
     )
     return Result(figures, done.headline(headline))
+
+
+def _with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The weights that were learnt, moved by `share` of the way back to those that training began with."""
+    return {name: torch.lerp(weight, start[name].to(weight), share) for name, weight in learnt.items()}
 
 
 def _loader(

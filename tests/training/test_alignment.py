@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel
 
 from infra.errors import Cancelled, StageError
@@ -63,6 +64,28 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, base_dir: Path, instructions
     )
     inputs = {"model": base_dir, "instructions": instructions_dir}
     return folder, sft(config, inputs, folder, Run(folder / "work", PROFILED))
+
+
+def test_a_tuned_model_goes_part_of_the_way_back_to_its_start(
+    base_dir: Path, instructions_dir: Path, tmp_path: Path
+) -> None:
+    inputs, found, losses = {"model": base_dir, "instructions": instructions_dir}, {}, {}
+    for share in (0.0, 0.25):
+        settings = {
+            "duration": "6 batches", "global_batch_examples": 8, "max_length": 64, "answer_max_tokens": 4,
+            "optimizer": FAST, "start_share": share, "watched_prompts": 0,
+        }  # fmt: skip
+        out = tmp_path / str(share)
+        figures = sft(
+            SftConfig.model_validate(settings), inputs, out, Run(tmp_path / f"{share}.work", LaunchConfig())
+        ).figures
+        found[share], losses[share] = load_file(out / "model.safetensors"), figures["heldout_loss_sft"]
+    start, learnt = load_file(base_dir / "model.safetensors"), found[0.0]
+    moved = [name for name in learnt if not torch.equal(learnt[name], start[name])]
+    assert moved and found[0.25].keys() == learnt.keys()
+    for name in moved:
+        torch.testing.assert_close(found[0.25][name], 0.75 * learnt[name] + 0.25 * start[name], rtol=1e-5, atol=1e-6)
+    assert losses[0.25] != losses[0.0], "what is measured is what is exported"
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,10 @@ class SftConfig(TrainerConfig):
     """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
     learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
     conversation of its batch."""
+    start_share: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of the weights that training began with in those of the finished model, the rest is what it learnt: gives
+    back much of what was forgotten for less of what was gained (Wortsman et al. 2022, "WiSE-FT", where 0.5 is best
+    without choosing; Lin et al. 2024, "Mitigating the Alignment Tax of RLHF")."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
