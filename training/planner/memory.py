@@ -65,15 +65,17 @@ def kept_by(
     tp: int = 1,
     whole: int = 1,
     cuda: bool = True,
+    load: float = 1.0,
 ) -> Kept:
     """What transformers' models keep for each token under autocast: the residual stream in fp32, the rest in `element`.
 
     scores: whether attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
     that share what is outside of them (sequence parallelism); what they gather for products is kept whole. cuda:
-    autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers.
+    autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers. load: tokens that
+    the device's experts get, over an even share.
     Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
     """
-    width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts
+    width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts * load
     queries, heads, half = arch.heads * arch.head_width / tp, arch.heads / tp, element < 4
     # Queries, keys and values, repeated for grouped queries; a fused kernel also keeps what it gives.
     attention = (3 if scores else 4) * element * queries
@@ -92,7 +94,7 @@ def kept_by(
     if arch.experts > 1:
         # What each expert is given and gives, the router's softmax here and in the balancing loss, which of the experts
         # a token chose, and in which order they take tokens.
-        layer += arch.active_experts * (2 * element * arch.width + 2 * 8 + 2 * 4) + 2 * 4 * arch.experts
+        layer += arch.active_experts * ((1 + load) * element * arch.width + 2 * 8 + 2 * 4) + 2 * 4 * arch.experts
     layer += 0 if cuda or scores else element * length
     return Kept(layer, 4 * width, outside)
 
@@ -122,8 +124,9 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
 
     rows = at.microbatch * job.length / at.cp
     whole = at.tp if at.sequence_parallel else 1
-    cuda = job.device.name != "cpu"
-    kept = kept_by(arch, job.length, element, scores=bool(job.kernels.scores), tp=at.tp, whole=whole, cuda=cuda)
+    cuda, load = job.device.name != "cpu", job.load if at.ep > 1 else 1.0
+    scores = bool(job.kernels.scores)
+    kept = kept_by(arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, load=load)
     if at.cp > 1:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
         keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
@@ -136,7 +139,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     if at.recompute == "full":
         saved, once = kept.checkpoint, kept.layer
     elif at.recompute == "selective":
-        products = _products(arch, element, at.tp, whole)
+        products = _products(arch, element, at.tp, whole, load)
         saved, once = kept.checkpoint + products, kept.layer - products
     else:
         saved = kept.layer
@@ -156,7 +159,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
     # is kept once, where it is computed again.
     stream = 0.0 if once else 4 * arch.width / whole
-    in_mlp = rows * (once + stream + 2 * element * arch.active_experts * arch.mlp_width / at.tp)
+    in_mlp = rows * (once + stream + 2 * element * load * arch.active_experts * arch.mlp_width / at.tp)
     last = rows * (once or kept.layer) + count * given
     moments = [
         Moment(gradients + there.summed_last, copied + there.outside, last, 0.0, there.ended),
@@ -218,7 +221,8 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
     if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back
-        stream += 4 * at.microbatch * job.length / at.cp * job.arch.active_experts * job.arch.width * element
+        exchanged = 2 * (1 + job.load) * job.arch.active_experts * job.arch.width * element
+        stream += at.microbatch * job.length / at.cp * exchanged
     if ranks == 1 or at.sharding in ("ddp", "zero1"):
         # DDP sums gradients in buffers of their own, a pipeline in one of a part of them after the last microbatch.
         buckets = _GRADIENT * mine if ranks > 1 and at.pp == 1 else 0.0
@@ -268,10 +272,8 @@ class Moment(NamedTuple):
     buffers: float
 
 
-def _products(arch: Architecture, element: int, tp: int, whole: int) -> float:
+def _products(arch: Architecture, element: int, tp: int, whole: int, load: float) -> float:
     """Bytes a token and layer of the results of matrix products and attention, which selective checkpointing keeps."""
     queries, keys = arch.heads * arch.head_width / tp, arch.kv_heads * arch.head_width / tp
-    inner = arch.mlp_width / tp * arch.active_experts
-    return element * (
-        2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + (1 + arch.active_experts) * arch.width / whole
-    )
+    inner, active = arch.mlp_width / tp * arch.active_experts * load, arch.active_experts * load
+    return element * (2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + (1 + active) * arch.width / whole)

@@ -84,7 +84,8 @@ class Training:
     """What is computed, on what, by what: the arguments that do not change while layouts are searched.
 
     length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products. moments: bytes a
-    parameter of the optimizer's state; AdamW's two.
+    parameter of the optimizer's state; AdamW's two. load: tokens that the experts of the busiest device get, over an
+    even share; it bears on expert parallelism alone, since else each device computes its own tokens.
     """
 
     arch: Architecture
@@ -95,6 +96,7 @@ class Training:
     batch: int
     precision: str = "bf16"
     moments: float = 8.0
+    load: float = 1.0
 
     @property
     def peak(self) -> float:
@@ -120,20 +122,23 @@ def _layer(job: Training, at: Layout) -> _Passes:
     arch, rows = job.arch, at.microbatch * job.length / at.cp
     best, width = job.device.matmul, arch.width
     queries, keys = arch.heads * arch.head_width / at.tp, arch.kv_heads * arch.head_width / at.tp
-    inner = arch.mlp_width / at.tp
+    inner, load = arch.mlp_width / at.tp, job.load if at.ep > 1 else 1.0
 
     def product(inside: float, columns: float, share: float = 1.0) -> float:
         return matmul_time(rows * share, inside, columns, job.peak, best)
 
     products = product(width, queries + 2 * keys) + product(queries, width)
-    products += arch.active_experts * (product(width, inner * (2 if arch.gated else 1)) + product(inner, width))
+    # Each of the experts that a device holds multiplies its own tokens, of all devices that it holds them for.
+    held = arch.experts / at.ep
+    share = load * arch.active_experts / held
+    products += held * (product(width, inner * (2 if arch.gated else 1), share) + product(inner, width, share))
     # PaLM counts all scores of a causal model; kernels that keep none leave the half away that nothing sees.
     seen = job.length * (0.5 if not job.kernels.scores and job.length > 256 else 1.0)
     best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
     attention = 4 * rows * seen * queries / (job.peak * best_attention)
     bandwidth = job.device.bandwidth * _MEMORY_SHARE
     whole = 1 if not at.sequence_parallel or at.tp == 1 else at.tp
-    touched = rows * (job.kernels.touched * width / whole + job.kernels.inner * inner * arch.active_experts)
+    touched = rows * (job.kernels.touched * width / whole + job.kernels.inner * inner * arch.active_experts * load)
     touched *= job.element / 2
     elementwise = touched / bandwidth
     scores = job.kernels.scores * job.element / 2 * rows * job.length * (arch.heads / at.tp) / bandwidth
@@ -179,7 +184,7 @@ def step_time(job: Training, at: Layout) -> StepTime:
         context = layers * times * net.all_gather(keys, at.cp, at.tp)
     if at.ep > 1:
         # To the experts and back, and the same of gradients (Fedus et al. 2021, section 3.1).
-        sent = rows * arch.active_experts * arch.width * job.element / at.tp
+        sent = job.load * rows * arch.active_experts * arch.width * job.element / at.tp
         times = 4 + (2 if at.recompute != "none" else 0)
         experts = layers * times * net.all_to_all(sent, at.ep, at.tp)
     if at.pp > 1:
