@@ -79,8 +79,8 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             run.event("skipped", f"memorisation was not measured: {why}")
     (out_dir / "aux").mkdir(parents=True, exist_ok=True)
     for name, rows in lines.items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (out_dir / "aux" / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (out_dir / "aux" / f"{name}.jsonl").write_text(written, encoding="utf-8")
     (out_dir / "results.json").write_text(
         json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
     )
