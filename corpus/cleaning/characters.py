@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 
@@ -44,17 +46,23 @@ UNCASED_BLOCKS = (
 )
 
 
+def _every_character() -> str:
+    """All code points in their order, surrogates among them."""
+    return np.arange(CODE_POINTS, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
 @cache
-def categories() -> NDArray[np.str_]:
-    """General category of every code point, e.g. "Ll"; shape (1,114,112,)."""
-    return np.array([unicodedata.category(chr(point)) for point in range(CODE_POINTS)])
+def _categories() -> tuple[NDArray[np.uint8], list[str]]:
+    """The number of every code point's general category, shape (1,114,112,), and the categories' names, e.g. "Ll"."""
+    numbers: defaultdict[str, int] = defaultdict(lambda: len(numbers))
+    found = map(numbers.__getitem__, map(unicodedata.category, _every_character()))
+    return np.fromiter(found, np.uint8, CODE_POINTS), list(numbers)
 
 
 def in_categories(*names: str) -> NDArray[np.bool_]:
     """Mask over all code points of those whose category begins with one of the names: "L" takes all letters."""
-    names = tuple(names)
-    matching = [name for name in np.unique(categories()) if str(name).startswith(names)]
-    return np.isin(categories(), matching)
+    numbers, known = _categories()
+    return np.array([name.startswith(names) for name in known])[numbers]
 
 
 def uncased() -> NDArray[np.bool_]:
@@ -72,7 +80,9 @@ def members(characters: Iterable[str]) -> NDArray[np.bool_]:
 
 def spaces() -> NDArray[np.bool_]:
     """What str.isspace holds for."""
-    return np.array([chr(point).isspace() for point in range(CODE_POINTS)])
+    mask = np.zeros(CODE_POINTS, bool)
+    mask[[found.start() for found in re.finditer(r"\s", _every_character())]] = True
+    return mask
 
 
 def as_class(mask: NDArray[np.bool_]) -> str:
