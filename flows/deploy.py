@@ -11,7 +11,7 @@ from prefect.deployments.runner import EntrypointType
 
 from flows.config import PipelineConfig
 from flows.feedback import ROUND, feedback_round
-from flows.forms import form_values, with_form
+from flows.forms import form_values, renamed, with_form
 from flows.graph import graph
 from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
@@ -63,7 +63,7 @@ def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
         "root": str(root),
     }
     message = f"Runs {config.name} with several values of its keys, and says which is best."
-    return _apply(sweep_run.with_options(name=config.name), config, SWEEP, parameters, message, Timing())
+    return _apply(renamed(sweep_run, config.name), config, SWEEP, parameters, message, Timing())
 
 
 def deploy_feedback(
@@ -72,7 +72,7 @@ def deploy_feedback(
     """Makes or updates `<pipeline>/feedback-round`. parameters: of `flows.feedback.feedback_round`."""
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
     message = "Draws answers, waits until people have judged them, and trains on what they chose."
-    flow = feedback_round.with_options(name=config.name)
+    flow = renamed(feedback_round, config.name)
     given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": str(root)}
     return _apply(flow, config, ROUND, given, message, timing)
 

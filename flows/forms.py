@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from enum import IntEnum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from prefect import Flow
 from pydantic import GetJsonSchemaHandler
@@ -17,6 +17,7 @@ from pydantic import GetJsonSchemaHandler
 from infra.config import OUTSIDE_IDENTITY, Config, is_group, normal_default
 
 Schema = dict[str, Any]
+F = TypeVar("F", bound=Flow[..., Any])
 
 
 class Place(IntEnum):
@@ -32,9 +33,17 @@ class Place(IntEnum):
     FOLDED = 5
 
 
+def renamed(flow: F, name: str) -> F:
+    """The flow under another name, which has the same form. Prefect's own `with_options` computes that anew: 0.2 s of
+    processor time for a pipeline."""
+    made = copy(flow)
+    made.name = name
+    return made
+
+
 def with_form(flow: Flow[..., Any], config: Config, name: str) -> Flow[..., Any]:
     """The flow under another name, with a form for its parameter `config` that shows this one."""
-    made = flow.with_options(name=name)
+    made = renamed(flow, name)
     signature = inspect.signature(made.fn, eval_str=True)
     shown = signature.parameters["config"].replace(annotation=Annotated[type(config), _Form(config)])
     # What Prefect reads the form's schema from.
@@ -76,8 +85,8 @@ def _keys(config: Config) -> list[tuple[str, str, Place]]:
 
 
 class _WithoutForm:
-    """Gives Prefect next to nothing for a form. Of each flow that is made or renamed Prefect computes the form, twice,
-    which takes a large config half a second; one that is deployed has its own by `with_form`."""
+    """Gives Prefect next to nothing for a form. Of each flow that is made Prefect computes the form, twice, which takes
+    a large config half a second; one that is deployed has its own by `with_form`."""
 
     def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> Schema:
         return {"type": "object"}

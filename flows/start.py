@@ -101,12 +101,13 @@ def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, A
             url, wait = stack.enter_context(starting_prefect_server())
             os.environ[PRIVATE] = "1"
         os.environ["PREFECT_API_URL"] = url
+        from flows.forms import renamed
         from flows.pipeline import pipeline
 
         if wait is not None:
             wait()
 
-        flow = pipeline.with_options(name=request.pipeline.name)
+        flow = renamed(pipeline, request.pipeline.name)
         parameters = request.parameters(journal.run_id)
         try:
             with _impatient():

@@ -26,7 +26,7 @@ from infra.forked import ForkServer, NotForkedError, Process
 from infra.process import PARENT_FD
 
 ENGINE = "prefect.engine"
-MODULES = ("prefect.flow_engine", "flows.pipeline", "flows.stage", "infra.servers.flow_runs")
+MODULES = ("prefect.flow_engine", "fastapi.encoders", "flows.pipeline", "flows.stage", "infra.servers.flow_runs")
 """What the engine imports, and what the flows of our deployments do."""
 OF_ONE_RUN = "PREFECT__"
 """How the variables begin that are another for each run; the engine reads them after its imports."""
