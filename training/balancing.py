@@ -37,7 +37,7 @@ def balancing_loss(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> 
 
     E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
     that choose an expert, P the mean probability that its router gives it. It is k where all see as many. To the
-    bit transformers' load_balancing_loss_func, which holds k · E numbers for each token.
+    bit load_balancing_loss_func of transformers 4, which holds k · E numbers for each token; version 5 adds by layers.
     counted: 1 for each token (N,) that counts, 0 for padding.
     """
     layers, experts = len(router_logits), router_logits[0].shape[-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 from infra.errors import Problem
@@ -217,6 +218,10 @@ def expert_ranks_problem(count: int, model_type: str | None, values: Mapping[str
         able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
         message = f"expected a mixture of experts of {able}, not {model_type}"
         return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
+    installed = version("transformers")
+    if int(installed.split(".")[0]) > 4:
+        message = f"expected transformers 4, in which each expert is a module, not {installed}, which stacks them"
+        return Problem("no_expert_parallel", path, message, f"leave {path} out, or install transformers 4")
     experts = values.get("num_local_experts", values.get("num_experts"))
     if experts is not None and experts % count:
         message = f"expected a number of experts that is a multiple of {count}, not {experts}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.training.test_families import CPU, LENGTH, SPECIAL, tokens_of_two_rows, values_of_family
@@ -31,12 +32,15 @@ EXPERTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_it_is_transformers_function_to_the_bit_and_counts_the_tokens_of_each_expert(k: int) -> None:
+    """Version 5 adds tokens up layer by layer, and rounds as often."""
     torch.manual_seed(k)
     logits = tuple(torch.randn(2 * LENGTH, 5) + torch.arange(5) for _ in range(3))
     seen = torch.ones(2, LENGTH, dtype=torch.long)
     seen[1, 9:] = 0
     loss, chosen = balancing_loss(logits, k, seen.flatten())
-    assert torch.equal(loss, load_balancing_loss_func(logits, 5, k, seen))
+    exactly = transformers.__version__.startswith("4.")
+    expected = load_balancing_loss_func(logits, 5, k, seen)
+    torch.testing.assert_close(loss, expected, rtol=0 if exactly else 1e-6, atol=0)
     for layer, found in zip(logits, chosen, strict=True):
         choices = layer[seen.flatten().bool()].topk(k).indices
         assert found.tolist() == torch.bincount(choices.flatten(), minlength=5).tolist()

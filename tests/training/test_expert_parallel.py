@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import called_in_ranks, pretrain_in_ranks
+from tests.ranked import RankFailed, called_in_ranks, pretrain_in_ranks
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_groups_of_ranks import SETTINGS as DENSE
 from tests.training.test_groups_of_ranks import _close, values_of
@@ -32,6 +33,8 @@ from training.families import expert_ranks_problem
 Weights = Callable[[Path], dict[str, Tensor]]
 LENGTH = 13
 FAMILIES = ("mixtral", "olmoe", "qwen3_moe")
+APART = transformers.__version__.startswith("4.")
+apart = pytest.mark.skipif(not APART, reason="transformers 5 stacks experts, for which expert_parallel is refused")
 
 
 def _compare(rank: int, count: int, port: int, experts: int) -> str:
@@ -102,6 +105,7 @@ def _compare_one(rank: int, count: int, experts: int, family: str) -> None:
     assert not joined
 
 
+@apart
 @pytest.mark.parametrize(
     ("count", "experts"),
     [(2, 2), *(pytest.param(*some, marks=pytest.mark.long) for some in ((2, 1), (4, 2), (4, 4)))],
@@ -171,6 +175,7 @@ def test_a_training_learns_by_the_balancing_loss_and_tells_how_tokens_are_spread
     assert torch.isfinite(found.loss) and 1.9 < float(found.aux_loss.detach()) < 4
 
 
+@apart
 def test_two_ranks_train_as_one_process_and_transformers_takes_their_model(
     one: tuple[Path, list[dict[str, Any]]], inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
@@ -186,6 +191,7 @@ def test_two_ranks_train_as_one_process_and_transformers_takes_their_model(
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
 
 
+@apart
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "other"),
@@ -231,6 +237,7 @@ def test_each_way_goes_on_to_the_bit_and_into_any_other(
             assert all(torch.equal(found[name], begun[name]) for name in begun)
 
 
+@apart
 @pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4])
 def test_adamw_whose_state_is_spread_ends_with_the_same_bits(
@@ -246,6 +253,7 @@ def test_adamw_whose_state_is_spread_ends_with_the_same_bits(
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
+@apart
 @pytest.mark.long
 def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(
     inputs: dict[str, Path], tmp_path: Path
@@ -269,6 +277,7 @@ def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(
     assert samples[0].count("\n") == samples[1].count("\n") > 0
 
 
+@apart
 @pytest.mark.long
 def test_bf16_trains_as_in_one_process(inputs: dict[str, Path], tmp_path: Path) -> None:
     """The risk: tokens that are sent in another type than experts would take them in."""
@@ -281,9 +290,9 @@ def test_bf16_trains_as_in_one_process(inputs: dict[str, Path], tmp_path: Path) 
         assert ours == pytest.approx(theirs, rel=close) and ours, metric
 
 
-def test_what_does_not_go_with_it_is_refused() -> None:
+def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="expected with expert_parallel trainer: native"):
-        LaunchConfig(processes=2, expert_parallel=2)
+        LaunchConfig(processes=2, expert_parallel=2, trainer="composer")
     native: dict[str, Any] = {"processes": 4, "trainer": "native", "expert_parallel": 2}
     with pytest.raises(ValidationError, match="sharding: ddp or zero1, not fsdp"):
         LaunchConfig(**native, sharding="fsdp")
@@ -294,8 +303,19 @@ def test_what_does_not_go_with_it_is_refused() -> None:
             LaunchConfig(**native, **{key: 2}, sharding="fsdp" if key == "tensor_parallel" else "ddp")
     with pytest.raises(ValidationError, match="compile: auto or off"):
         LaunchConfig(**native, compile="on")
+    monkeypatch.setattr("training.families.version", lambda name: "4.57.6")
     dense = expert_ranks_problem(2, "llama", {})
     assert dense and dense.code == "no_expert_parallel" and "mixtral, olmoe, qwen3_moe" in dense.message
     odd = expert_ranks_problem(3, "mixtral", {"num_local_experts": 8})
     assert odd and odd.code == "not_divisible" and "a multiple of 3, not 8" in odd.message
     assert expert_ranks_problem(4, "qwen3_moe", {"num_experts": 8}) is None
+    monkeypatch.setattr("training.families.version", lambda name: "5.24.0")
+    stacked = expert_ranks_problem(4, "qwen3_moe", {"num_experts": 8})
+    assert stacked and stacked.code == "no_expert_parallel" and "transformers 4" in stacked.message
+    assert "not 5.24.0" in stacked.message and "install transformers 4" in (stacked.fix or "")
+
+
+@pytest.mark.skipif(APART, reason="needs transformers 5")
+def test_stacked_experts_are_refused_before_anything_is_trained(inputs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="expected transformers 4, in which each expert is a module"):
+        _train("experts", inputs, tmp_path / "model")
