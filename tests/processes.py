@@ -10,12 +10,15 @@ from pathlib import Path
 
 import psutil
 
+import tests.command
 from infra.run import read_journal
 
 
-def wait_until(what: Callable[[], object], timeout_s: float = 120) -> object:
-    """Polls until `what()` is true and returns it; the more it costs to ask, the less often."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(what: Callable[[], object], timeout_s: float | None = None) -> object:
+    """Polls until `what()` is true and returns it; the more it costs to ask, the less often.
+
+    timeout_s: for what must have happened by then; by default `tests.command.patience_s`."""
+    deadline = time.monotonic() + (timeout_s or tests.command.patience_s)
     while (asked := time.monotonic()) < deadline:
         if found := what():
             return found

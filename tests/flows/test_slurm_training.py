@@ -39,7 +39,7 @@ def _ask(env: dict[str, str], *words: str) -> str:
 
 def _running_job(env: dict[str, str], root: Path) -> str:
     """The number of the job that trains, once it has a checkpoint."""
-    wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")), timeout_s=300)
+    wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")))
     return _ask(env, "squeue", "--noheader", "--format=%i")
 
 
@@ -96,6 +96,6 @@ def test_a_job_at_its_time_limit_is_followed_by_another(cluster: dict[str, str],
     root = tmp_path / "store"
     slurm = {"time_limit_h": 1 / 60}
     command = start("run", _on_slurm(tmp_path, 6000, slurm=slurm, grace_s=5, retries=0), "--root", root, env=cluster)
-    answer = finish(command, 560)
+    answer = finish(command)
     assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
     assert "going on from the newest checkpoint" in answer.stderr and "continuing pretrain at batch" in answer.stderr
