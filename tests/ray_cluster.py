@@ -31,7 +31,9 @@ class RayCluster:
         self.address = f"{_HEAD}:{any_free_port()}"
         self.client_port = any_free_port()
         self.variables = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self._env = environment(RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0", **self.variables)
+        # Ray ends workers where memory is short, which counts as a lost node: here others on this machine may hold it.
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+        self._env = environment(RAY_AUTH_MODE="token", **quiet, **self.variables)
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
