@@ -37,6 +37,12 @@ def _ask(env: dict[str, str], *words: str) -> str:
     return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def _told(env: dict[str, str], job: str, field: str) -> str:
+    """What Slurm tells of a job."""
+    words = _ask(env, "scontrol", "show", "job", "-o", job).split()
+    return dict(word.partition("=")[::2] for word in words)[field]
+
+
 def _running_job(env: dict[str, str], root: Path) -> str:
     """The number of the job that trains, once it has a checkpoint."""
     wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")))
@@ -86,16 +92,22 @@ def test_cancelling_the_run_cancels_its_job_and_leaves_a_checkpoint(cluster: dic
     os.kill(command.pid, signal.SIGINT)
     answer = finish(command)
     assert answer.code == 130, answer.stderr[-3000:]
-    wait_until(lambda: "JobState=CANCELLED" in _ask(cluster, "scontrol", "show", "job", "-o", job), timeout_s=30)
+    wait_until(lambda: _told(cluster, job, "JobState") == "CANCELLED", timeout_s=30)
     (newest, *_) = sorted(root.glob(".work/pretrain/*/scratch/checkpoints/ba*"), reverse=True)
     assert int(newest.name[2:]) >= done
 
 
 def test_a_job_at_its_time_limit_is_followed_by_another(cluster: dict[str, str], tmp_path: Path) -> None:
-    """The risk: that Slurm's word before the limit is not heard by all ranks, or is taken for a cancelled run."""
+    """The risk: that Slurm's word before the limit is not heard by all ranks, or is taken for a cancelled run.
+
+    The limit, in whole minutes, is set once there is a checkpoint to go on from, 30 to 90 seconds later."""
     root = tmp_path / "store"
-    slurm = {"time_limit_h": 1 / 60}
+    slurm = {"time_limit_h": 1}
     command = start("run", _on_slurm(tmp_path, 6000, slurm=slurm, grace_s=5, retries=0), "--root", root, env=cluster)
+    job = _running_job(cluster, root)
+    hours, minutes, seconds = map(int, _told(cluster, job, "RunTime").split(":"))
+    limit = hours * 60 + minutes + (seconds + 30) // 60 + 1
+    _ask(cluster, "scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
     answer = finish(command)
     assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
     assert "going on from the newest checkpoint" in answer.stderr and "continuing pretrain at batch" in answer.stderr
