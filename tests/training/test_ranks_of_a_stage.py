@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+import tests.command
 from infra.process import signal_group
 from infra.run import read_journal
 from tasks.child import OUTCOME, Job, Outcome
@@ -64,7 +65,7 @@ def _journal(folder: Path) -> list[dict[str, Any]]:
 def test_a_failing_rank_is_named_with_its_error(tmp_path: Path, shards_dir: Path, tokenizer_dir: Path) -> None:
     """The risk: the error of one rank among those that are only told to end. tests/infra/launch has it untrained."""
     with _running(_job(tmp_path, shards_dir, tokenizer_dir, global_batch_tokens=32 * 5)) as child:
-        _, log = child.communicate(timeout=240)
+        _, log = child.communicate(timeout=tests.command.patience_s)
     outcome = Outcome.read(tmp_path / "scratch" / OUTCOME)
     assert outcome is not None and child.returncode == 1, log
     (problem,) = outcome.problems
@@ -78,10 +79,10 @@ def test_a_stopped_rank_is_named_and_all_start_again(tmp_path: Path, shards_dir:
     tests/infra/launch has processes that only sleep."""
     changes = {"duration": "400 batches", "checkpoint_every": "50 batches", "evaluate_every": "1000 batches"}
     with _running(_job(tmp_path, shards_dir, tokenizer_dir, {"hang_s": 20.0}, **changes)) as child:
-        wait_until(lambda: list((tmp_path / "scratch" / "checkpoints").glob("ba*")), timeout_s=240)
+        wait_until(lambda: list((tmp_path / "scratch" / "checkpoints").glob("ba*")))
         (rank,) = [one for one in psutil.Process(child.pid).children() if one.environ().get("RANK") == "1"]
         rank.send_signal(signal.SIGSTOP)
-        _, log = child.communicate(timeout=400)
+        _, log = child.communicate(timeout=tests.command.patience_s)
     outcome = Outcome.read(tmp_path / "scratch" / OUTCOME)
     assert outcome is not None and outcome.status == "built" and outcome.figures["batches"] == 400, (outcome, log)
     (said,) = [line["message"] for line in _journal(tmp_path) if line.get("name") == "restarted"]
