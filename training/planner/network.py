@@ -65,13 +65,6 @@ class Network:
         """Seconds to sum `size` bytes over a group, to everyone: twice an all-gather."""
         return 2 * self.all_gather(size, members, inner)
 
-    def ring(self, size: float, members: int, inner: int) -> float:
-        """Seconds in which `size` bytes of each member pass all others."""
-        if members < 2:
-            return 0.0
-        speed, start = self._speed(members, inner)
-        return (members - 1) * (size / speed + start)
-
     def all_to_all(self, size: float, members: int, inner: int) -> float:
         """Seconds in which each member sends `size` bytes, in equal parts to all."""
         if members < 2:
