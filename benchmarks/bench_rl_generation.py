@@ -46,7 +46,7 @@ from training.config import RlhfConfig
 from training.conversations import prompts_of
 from training.hardware import prepare
 from training.models import load
-from training.rewards import Asked
+from training.rewards import Prompt
 from training.rlhf import rlhf
 from training.rollouts import Rollouts
 from training.sampling import sample
@@ -112,7 +112,7 @@ class Race:
         self._rounds = rounds
         self._plain = plain
         self._left: Both | None = None
-        self._asked: list[Asked] = []
+        self._asked: list[Prompt] = []
         self._parts: list[NDArray[np.int64]] = []
         self._start: list[Tensor] = [weight.detach().clone() for weight in plain.policy.parameters()]
         self.times: dict[str, list[Both]] = {}
@@ -126,7 +126,7 @@ class Race:
         """Listens to which prompts a round asks, and how its answers are dealt to minibatches."""
         asking, dealing = Rollouts._sampled, rollouts.minibatches
 
-        def asked(of: Rollouts, prompts: Sequence[Asked], seed: int) -> dict[str, Tensor]:
+        def asked(of: Rollouts, prompts: Sequence[Prompt], seed: int) -> dict[str, Tensor]:
             self._asked = list(prompts)
             return asking(of, prompts, seed)
 

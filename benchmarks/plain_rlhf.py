@@ -28,7 +28,7 @@ from training.config import RlhfConfig
 from training.ensemble import Ensemble
 from training.hardware import Hardware
 from training.models import load
-from training.rewards import Asked, Rewards, RewardScale
+from training.rewards import Prompt, Rewards, RewardScale
 from training.schedules import Schedule
 from training.scorer import Scorer, load_scorer
 
@@ -71,7 +71,7 @@ class PlainRlhf:
         )
         self._batch = 0
 
-    def learn(self, answers: Completions, asked: Sequence[Asked], minibatches: Sequence[NDArray[np.int64]]) -> None:
+    def learn(self, answers: Completions, asked: Sequence[Prompt], minibatches: Sequence[NDArray[np.int64]]) -> None:
         """Scores a round's answers and learns from them. minibatches: answers by number, of all passes."""
         scores = self._rewards.of(answers, asked).scores
         columns = [self._looked(answers, range(at, at + _BATCH)) for at in range(0, len(answers.ids), _BATCH)]

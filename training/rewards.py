@@ -25,7 +25,7 @@ from training.verify import Rule, right_answers
 
 
 @dataclass(frozen=True)
-class Asked:
+class Prompt:
     """A prompt with its ids, the response beside it, and the rule that tells a right answer, if any."""
 
     text: str
@@ -104,12 +104,12 @@ class Rewards:
         for path in () if config.reward_processes else config.reward_functions:
             reward_function(path)  # a missing one is to be told before anything is sampled
 
-    def of(self, answers: Completions, asked: Sequence[Asked]) -> Rewarded:
-        """asked: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as
+    def of(self, answers: Completions, prompts: Sequence[Prompt]) -> Rewarded:
+        """prompts: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as
         `training.grading.Graders.functions` does."""
         config, scale = self._config, self.scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
-        right = self.right(texts, asked).float()
+        right = self.right(texts, prompts).float()
         ruled = ~right.isnan()
         metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
         scores, error = torch.zeros(len(texts)), 0.0
@@ -131,24 +131,26 @@ class Rewards:
             metrics["rlhf/judge"] = float(judged[~ruled].mean())
             error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
         scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
-        for path, values in self.by_functions(texts, asked).items():
+        for path, values in self.by_functions(texts, prompts).items():
             metrics[f"rlhf/function/{path}"] = float(values.mean())
             scores = scores + config.reward_functions[path] * values
         return Rewarded(scores - config.unfinished_penalty * (~answers.finished).float(), metrics, error)
 
-    def by_functions(self, texts: Sequence[str], asked: Sequence[Asked]) -> dict[str, Tensor]:
+    def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """What each function gives the answers (B,), before its weight. Each rank asks for its part, and every rank
         must call."""
         mine = ranks.own_part(len(texts))
-        answered = [Answered(one.text, text, one.response) for one, text in zip(asked[mine], texts[mine], strict=True)]
+        answered = [
+            Answered(one.text, text, one.response) for one, text in zip(prompts[mine], texts[mine], strict=True)
+        ]
         return {
             path: ranks.join_parts(torch.tensor(self._graders.functions(path, answered)))
             for path in self._config.reward_functions
         }
 
-    def right(self, texts: Sequence[str], asked: Sequence[Asked]) -> Tensor:
+    def right(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Tensor:
         """1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule can tell. In
         double precision; each rank looks at its part, and every rank must call."""
         mine = ranks.own_part(len(texts))
-        rules = [one.rule for one in asked[mine]]
+        rules = [one.rule for one in prompts[mine]]
         return ranks.join_parts(torch.from_numpy(right_answers(texts[mine], rules, self._graders)))

@@ -30,7 +30,7 @@ from training.hardware import prepare
 from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
 from training.policy_and_value import PolicyAndValue, acting
-from training.rewards import Asked, Rewards, RewardScale
+from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf_heldout import TOLD, Heldout
 from training.rollouts import Rollouts
 from training.scorer import load_scorer
@@ -208,12 +208,12 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     return Result(figures, ", ".join(said))
 
 
-def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Asked]:
+def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Prompt]:
     """The prompts of a pairs file that have at most `room` tokens; the log says how many are left out."""
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
     found = [
-        Asked(row["prompt"], ids, row.get("response", ""), rule)
+        Prompt(row["prompt"], ids, row.get("response", ""), rule)
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]

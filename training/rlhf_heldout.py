@@ -22,7 +22,7 @@ from training.chat import Chat
 from training.completions import Completions, generate, kl_of, scores_of
 from training.config import RlhfConfig
 from training.hardware import Hardware
-from training.rewards import Asked, Rewards
+from training.rewards import Prompt, Rewards
 
 TOLD = ("reward_gain", "reward_gain_equal_length", "judge_gain", "functions_gain", "verified_gain", "kl_to_sft")
 """Figures that are curves' last points too."""
@@ -35,15 +35,15 @@ class Heldout:
     """Held-out prompts, and all that judges answers to them. Every rank calls what is here, and gets the same."""
 
     def __init__(
-        self, asked: Sequence[Asked], rewards: Rewards, chat: Chat, config: RlhfConfig, hardware: Hardware
+        self, prompts: Sequence[Prompt], rewards: Rewards, chat: Chat, config: RlhfConfig, hardware: Hardware
     ) -> None:
-        self._asked = asked
-        self._each = [one for one in asked for _ in range(config.heldout_answers)]
+        self._prompts = prompts
+        self._each = [one for one in prompts for _ in range(config.heldout_answers)]
         self._rewards = rewards
         self._chat = chat
         self._config = config
         self._hardware = hardware
-        self._ruled = np.array([one.rule is not None for one in asked])
+        self._ruled = np.array([one.rule is not None for one in prompts])
 
     def figures(
         self, sft: PreTrainedModel, policy: PreTrainedModel, samples: Path
@@ -65,22 +65,22 @@ class Heldout:
             **self._gains("reward", scores, longer, ~self._ruled),
             **self._gains("judge", judged, longer, ~self._ruled),
             **self._verified({name: self._means(one) for name, one in right.items()}),
-            **self._gains("functions", self._by_functions(answers), longer, np.ones(len(self._asked), bool)),
+            **self._gains("functions", self._by_functions(answers), longer, np.ones(len(self._prompts), bool)),
             **best,
             **{f"reward_models_apart_{name}": value for name, value in apart.items()},
             **divergence.as_figures("kl_to_sft"),
             "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
-            "heldout_prompts": float(len(self._asked)),
+            "heldout_prompts": float(len(self._prompts)),
             **answer_figures(answers, config.heldout_answers),
         }
         return figures, _said(figures)
 
-    def _sampled(self, model: PreTrainedModel, asked: Sequence[Asked], seed: int) -> Completions:
-        prompts = [one.ids for one in asked]
-        return generate(model, prompts, self._chat, self._config, self._hardware, seed=seed, in_ranks=True)
+    def _sampled(self, model: PreTrainedModel, prompts: Sequence[Prompt], seed: int) -> Completions:
+        ids = [one.ids for one in prompts]
+        return generate(model, ids, self._chat, self._config, self._hardware, seed=seed, in_ranks=True)
 
-    def _right(self, answers: Completions, asked: Sequence[Asked]) -> Tensor:
-        return self._rewards.right([self._chat.decode(ids) for ids in answers.ids], asked)
+    def _right(self, answers: Completions, prompts: Sequence[Prompt]) -> Tensor:
+        return self._rewards.right([self._chat.decode(ids) for ids in answers.ids], prompts)
 
     def _means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean (P,) over the answers to a prompt."""
@@ -117,9 +117,9 @@ class Heldout:
         """What the best of several answers of the SFT model scores: chosen by the reward, told by it (reward) and by
         the judge; and where a rule tells, how often one of them is right (verified)."""
         many, seed = self._config.best_of, self._config.seed
-        asked = [one for one in self._asked for _ in range(many)]
-        answers = self._sampled(sft, asked, seed + 1)
-        table, ruled, judge = (len(self._asked), many), self._ruled, self._rewards.judge
+        prompts = [one for one in self._prompts for _ in range(many)]
+        answers = self._sampled(sft, prompts, seed + 1)
+        table, ruled, judge = (len(self._prompts), many), self._ruled, self._rewards.judge
         figures: dict[str, float] = {}
         if self._rewards.ensemble and not ruled.all():
             scored = {"reward": self._scores({"sft": answers})[0]["sft"]}
@@ -128,7 +128,7 @@ class Heldout:
             scored = {name: values.reshape(table)[~ruled] for name, values in scored.items()}
             figures |= best_of_figures(scored["reward"], scored, many, seed)
         if ruled.any():
-            right = self._right(answers, asked).numpy().reshape(table)[ruled]
+            right = self._right(answers, prompts).numpy().reshape(table)[ruled]
             figures |= best_of_figures(right, {"verified": right}, many, seed)
         return figures
 
@@ -152,7 +152,7 @@ class Heldout:
         scores where there is one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf8") as file:
-            for number, one in zip(range(0, len(self._each), self._config.heldout_answers), self._asked, strict=True):
+            for number, one in zip(range(0, len(self._each), self._config.heldout_answers), self._prompts, strict=True):
                 line: dict[str, Any] = {
                     "prompt": one.text,
                     "reference": one.response,

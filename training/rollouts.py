@@ -34,7 +34,7 @@ from training.divergence import DivergenceWatch, Round
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.ppo import adapted_kl_coef, kl_k1, masked_mean
-from training.rewards import Asked, Rewards, RewardScale
+from training.rewards import Prompt, Rewards, RewardScale
 from training.train_state import TrainState
 
 _BATCH = 64
@@ -108,7 +108,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         rewards: Rewards,
         algorithm: Algorithm,
         scale: RewardScale,
-        prompts: Sequence[Asked],
+        prompts: Sequence[Prompt],
         chat: Chat,
         config: RlhfConfig,
         hardware: Hardware,
@@ -148,11 +148,11 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         chosen = random.choice(
             len(self._prompts), config.rollout_prompts // config.answers_per_prompt, replace=not enough
         )
-        asked = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt)]
+        prompts = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt)]
         seed = int(random.integers(2**62))
         parts = [part for _ in range(config.epochs) for part in minibatches(config, random)]
         if self._rows is None:
-            self._rows = self._sampled(asked, seed)
+            self._rows = self._sampled(prompts, seed)
         first, self._read = self._read // config.minibatch_answers, 0
         for number, part in list(enumerate(parts))[first:]:
             whole = _without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})
@@ -184,23 +184,23 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         if self._read:
             self._rows = load_file(folder / _FILE)
 
-    def _sampled(self, asked: Sequence[Asked], seed: int) -> dict[str, Tensor]:
+    def _sampled(self, prompts: Sequence[Prompt], seed: int) -> dict[str, Tensor]:
         """A round's answers with everything that is learnt from."""
         self.times.begin()
         self._refresh()
-        prompts = [one.ids for one in asked]
+        ids = [one.ids for one in prompts]
         answers = self.times.generate(
-            lambda: generate(self._policy, prompts, self._chat, self._config, self._hardware, seed, in_ranks=True),
+            lambda: generate(self._policy, ids, self._chat, self._config, self._hardware, seed, in_ranks=True),
             self._round * self._batches,
         )
         if ranks.any_rank(self._run.cancelled):
             raise Cancelled
-        return self._experience(answers, asked, self._round)
+        return self._experience(answers, prompts, self._round)
 
-    def _experience(self, answers: Completions, asked: Sequence[Asked], round_number: int) -> dict[str, Tensor]:
+    def _experience(self, answers: Completions, prompts: Sequence[Prompt], round_number: int) -> dict[str, Tensor]:
         """Everything the loss needs of the answers that are learnt from, by name, each (K, …) on the CPU."""
         config, batch = self._config, Batch.of(answers, self._chat.pad)
-        rewarded = self._rewards.of(answers, asked)
+        rewarded = self._rewards.of(answers, prompts)
         told = rewarded.metrics
         logprobs, reference, entropies, values = self._look(batch)
         coefficient = float(self._scale.kl_coef)

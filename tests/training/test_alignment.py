@@ -34,7 +34,7 @@ from training.norms import GradientClip
 from training.preference_tuning import preference_tuning
 from training.profiling import SUMMARY, TABLE, TRACE
 from training.reward_model import reward_model
-from training.rewards import Asked, Rewards, RewardScale
+from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf import rlhf
 from training.rollouts import Rollouts, RoundTimes
 from training.scorer import load_scorer
@@ -375,7 +375,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     def no_values(ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return torch.zeros(places.shape)
 
-    asked = [Asked("", one.prompt, "", rule) for one, rule in zip(talks, rules, strict=True)]
+    asked = [Prompt("", one.prompt, "", rule) for one, rule in zip(talks, rules, strict=True)]
     ensemble = Ensemble({"reward_model": reward}, config)
     rewards, algorithm = Rewards(ensemble, scale, chat, config, hardware), algorithm_of(config)
     rollouts = Rollouts(policy, policy, no_values, rewards, algorithm, scale, asked, chat, config, hardware, run)
