@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import IO, Any
 import yaml
 
 from infra.forked import ForkServer, NotForkedError
-from tests.forked import ENGINE, CommandServer, ForkedCommand
+from tests.forked import ENGINE, CommandServer, ForkedCommand, Session
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GUARD = str(REPOSITORY / "tests" / "offline_guard")
@@ -43,13 +44,30 @@ class Answer:
         return {stage for stage, found in self.statuses().items() if found == status}
 
 
+session: Path | None = None
+"""The folder that all workers of this test session share; `conftest` sets it where there are several."""
+
+
+@cache
+def session_folder() -> Path:
+    """See `tests.forked.Session`."""
+    return session or _own_session().folder
+
+
+@cache
+def _own_session() -> Session:
+    own = Session()
+    atexit.register(own.close)
+    return own
+
+
 @cache
 def _server() -> CommandServer:
-    return CommandServer(environment())
+    return CommandServer(environment(), session_folder())
 
 
 def stage_server() -> ForkServer:
-    """That of this test worker for the stages of commands, and for trainings that tests start themselves."""
+    """That of this test session for the stages of commands, and for trainings that tests start themselves."""
     return _server().stages
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,14 +24,15 @@ from infra.servers.private import (
     wait_for_prefect_server,
 )
 from tests.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.forked import LINE, Session
 from tests.pipelines import data_config, full_config
 from tests.processes import COLD
 
 LONG_S = 3600.0
 """What a test marked `long` may take, in place of `timeout` in pyproject.toml."""
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
-_CONTROLLER, _LINE = "stemma_controller", "line"
-_CONTROLLER_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+_SHARED = "stemma_session"
+_SESSION = pytest.StashKey[Session]()
 
 # Without it each of the hundreds of processes that the tests start compiles what it imports of ours: about a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -47,21 +47,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("many", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("few", settings.get_profile("many"), max_examples=25)
     settings.load_profile("few" if "not long" in config.getoption("markexpr") else "many")
+    if shared := getattr(config, "workerinput", {}).get(_SHARED):
+        tests.command.session = Path(shared)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """In the process that hands tests to the workers: a folder that goes when it ends, with a pipe in it that breaks
-    then, however it ends. So what all workers share has the life of the session, whichever of them starts it."""
+    """In the process that hands tests to the workers: what they share has the life of this process."""
     config = node.config
-    if _CONTROLLER_FOLDER not in config.stash:
-        folder = tempfile.TemporaryDirectory(prefix="stemma-tests-", ignore_cleanup_errors=True)
-        os.mkfifo(Path(folder.name) / _LINE)
-        line = os.open(Path(folder.name) / _LINE, os.O_RDWR)
-        config.stash[_CONTROLLER_FOLDER] = folder
-        config.add_cleanup(folder.cleanup)
-        config.add_cleanup(lambda: os.close(line))
-    node.workerinput[_CONTROLLER] = config.stash[_CONTROLLER_FOLDER].name
+    if _SESSION not in config.stash:
+        config.stash[_SESSION] = Session()
+        config.add_cleanup(config.stash[_SESSION].close)
+    node.workerinput[_SHARED] = str(config.stash[_SESSION].folder)
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,19 +80,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_url(request: pytest.FixtureRequest) -> Iterator[str]:
+def prefect_url() -> Iterator[str]:
     """A real Prefect server with its page, the same for all test workers: by the time that a session takes, one that
     nobody asks costs each worker a minute. Other tests use it at the same time: ask it for ids and names of your own.
     """
-    controller = getattr(request.config, "workerinput", {}).get(_CONTROLLER)
-    if controller is None:
+    if tests.command.session is None:
         with private_prefect_server(page=True) as url:
             yield url
         return
-    home = Path(controller) / "prefect"
+    home = tests.command.session / "prefect"
     with built_once(home) as mine:
         if mine:
-            url, process = launch_prefect_server(home, True, os.open(Path(controller) / _LINE, os.O_RDONLY))
+            url, process = launch_prefect_server(home, True, os.open(tests.command.session / LINE, os.O_RDONLY))
             wait_for_prefect_server(url, process, home)
             (home / "url").write_text(url)
     yield (home / "url").read_text()

@@ -1,4 +1,4 @@
-"""A relay under test: a real process, forked from a server of the test worker that has imported MLflow."""
+"""A relay under test: a real process, forked from a server of the test session that has imported MLflow."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from infra.forked import ForkServer
 from infra.lineage import migrations
 from infra.process import die_with_parent
 from infra.servers.environment import server_environ
-from tests.command import REPOSITORY
+from tests.command import REPOSITORY, session_folder
+from tests.forked import SessionServer
 
 _IMPORTS = ["infra.lineage.relay", "infra.lineage.delivery", "mlflow.store.tracking.sqlalchemy_store"]
 
 
 @cache
-def _server() -> ForkServer:
-    return ForkServer(server_environ({}))
+def _server() -> SessionServer:
+    return SessionServer(server_environ({}), session_folder())
 
 
 @cache
