@@ -6,8 +6,8 @@ python -m benchmarks.bench_verifiable OUT [--seeds 17 18 19] [--ways grpo rloo r
 Prompts are the 100 additions of one-digit numbers in ten phrasings (`3+4`, `add 3 4`, …), of which a tenth is held out,
 so that a held-out prompt is a known sum in another phrasing. An answer is right if it is the sum and nothing else (rule
 `exact`); nothing else rewards. The base model has random weights: all it knows is from an SFT that stops early. Every
-seed has its own base model, SFT and policy; what is measured are answers sampled at temperature 1. What is in OUT
-already is taken as it is.
+seed has its own base model, SFT and policy; what is measured are answers sampled at the temperature of the training,
+which is 1 but for "many". What is in OUT already is taken as it is.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "clip_ratio_high": 0.4, "optimizer": {"learning_rate": 6.0e-4, "weight_decay": 0.0},
         "schedule": {"decay": "linear", "warmup": "3 %", "final_share": 0.0},
     },
-    # Four times as many prompts a round, so that each step sees 32 of them and may be larger.
+    # Four times as many prompts a round, of which each step sees 32, and answers nearer to the likeliest one.
     "many": {
         "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 2048, "minibatch_answers": 256,
-        "whole_groups": True, "clip_ratio_high": 0.4, "optimizer": {"learning_rate": 1.5e-3, "weight_decay": 0.0},
+        "whole_groups": True, "clip_ratio_high": 0.4, "temperature": 0.5,
+        "optimizer": {"learning_rate": 6.0e-4, "weight_decay": 0.0},
         "schedule": {"decay": "linear", "warmup": "3 %", "final_share": 0.0},
     },
 }  # fmt: skip
