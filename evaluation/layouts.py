@@ -147,6 +147,15 @@ def _truthfulqa(row: Row) -> dict[str, Any]:
     return {"question": row["question"], **targets}
 
 
+def _translation(first: str, second: str) -> Layout:
+    """A sentence a language, in columns named after the languages, as from two files pasted side by side."""
+    return Layout(
+        f"columns {first} and {second}",
+        {first, second},
+        lambda row: {"translation": {language: row[language] for language in (first, second)}},
+    )
+
+
 _GAUNTLET_NAME = "MosaicML's evaluation gauntlet"
 LAYOUTS: dict[tuple[str, str | None], Layout] = {
     ("allenai/ai2_arc", "ARC-Easy"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
@@ -164,6 +173,10 @@ LAYOUTS: dict[tuple[str, str | None], Layout] = {
         "the authors' mc_task.json", {"question", "mc1_targets", "mc2_targets"}, _truthfulqa
     ),
     ("oskarvanderwal/winogender", "all"): Layout("the authors' TSV", {"sentid", "sentence"}, _winogender),
+    ("wmt/wmt14", "fr-en"): _translation("fr", "en"),
+    ("wmt/wmt16", "de-en"): _translation("de", "en"),
+    ("wmt/wmt16", "ro-en"): _translation("ro", "en"),
+    ("IWSLT/iwslt2017", "iwslt2017-en-ar"): _translation("en", "ar"),
 }
 """By the hub's name of the dataset and of its config."""
 

@@ -109,13 +109,15 @@ def _aggregated(
     pairs: Sequence[tuple[Any, Any]], aggregate: Callable[[list[Any]], float], confidence: float
 ) -> dict[str, Any] | None:
     """The bootstrap of a metric that is no mean over items, such as perplexity: the task's own function, resampled."""
+    from evaluation.translation_metrics import over
+
     draws = np.random.default_rng(SEED)
-    firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
-
-    def difference(chosen: Sequence[int]) -> float:
-        return float(aggregate([seconds[i] for i in chosen])) - float(aggregate([firsts[i] for i in chosen]))
-
     try:
+        first, second = (over(aggregate, [pair[side] for pair in pairs]) for side in (0, 1))
+
+        def difference(chosen: Sequence[int]) -> float:
+            return second(chosen) - first(chosen)
+
         value = difference(range(len(pairs)))
         found = np.array(
             [difference(draws.integers(0, len(pairs), len(pairs)).tolist()) for _ in range(RESAMPLES // 2)]

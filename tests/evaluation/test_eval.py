@@ -73,6 +73,11 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mc_task.json").write_text(json.dumps(truths))
     for name in ("truthfulqa_mc1", "truthfulqa_mc2"):
         assert mirror_task(name, folder / "mc_task.json", folder, shots=0).layout == "the authors' mc_task.json"
+    spoken = "de\ten\n" + "".join(f"Die Tür {n} ist offen.\tDoor {n} is open.\n" for n in range(8))
+    (folder / "newstest.tsv").write_text(spoken, encoding="utf8")
+    done = mirror_task("wmt16-de-en", folder / "newstest.tsv", folder, shots=0)
+    assert done.layout == "columns de and en"
+    assert done.prompt == "German phrase: Die Tür 0 ist offen.\nEnglish phrase:"
     (folder / "wiki.txt").write_text("".join(f" = Page {n} = \n\n The file is open . \n" for n in range(5)))
     assert mirror_task("wikitext", folder / "wiki.txt", folder, shots=0).splits == {"test": 5}
     return folder
@@ -81,7 +86,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_scores_are_lm_evals_own_for_every_kind_of_output(
     new_model: Callable[..., Path], mirror: Path, tmp_path: Path, run: Run
 ) -> None:
-    """Multiple choice, log likelihood, whole documents and generation, to the last digit."""
+    """Multiple choice, log likelihood, whole documents, answers and translations, to the last digit."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -89,7 +94,9 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
     from evaluation.evaluate import EvalOptions, evaluate_models
     from evaluation.named_tasks import load_named
 
-    names = ("arc_easy", "lambada_openai", "wikitext", "triviaqa", "truthfulqa_mc1", "truthfulqa_mc2")
+    names = (
+        "arc_easy", "lambada_openai", "wikitext", "triviaqa", "truthfulqa_mc1", "truthfulqa_mc2", "wmt16-de-en",
+    )  # fmt: skip
     model = new_model(tmp_path / "model", seed=3)
     with pytest.raises(StageError, match="triviaqa writes up to 256 tokens, the model's context has 128"):
         evaluate_models({"m": model}, EvalOptions(names, mirror=mirror), run)
@@ -104,6 +111,7 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
         task_manager=TaskManager(include_defaults=False),
     )
     assert {row["task"] for row in ours.results} == set(names)
+    assert {row["metric"] for row in ours.results if row["task"] == "wmt16-de-en"} == {"bleu", "chrf", "ter"}
     for row in ours.results:
         value = theirs["results"][row["task"]][f"{row['metric']},{row['filter']}"]
         # mc2 is no share of items but of likelihoods, which move by rounding where choices are scored together.
@@ -117,6 +125,67 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
         assert single["acc"] == float(scores[0] == max(scores)) and len(scores) == 3
 
 
+def by_command_line(model: Path, names: tuple[str, ...], mirror: Path, out: Path) -> dict[str, Any]:
+    """The results of lm-eval's own command line, started inside the mirror."""
+    from evaluation.checker_data import nltk_data
+
+    command = [
+        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
+        "--tasks", ",".join(names), "--device", "cpu", "--batch_size", "1", "--limit", str(PUBLISHED_ITEMS),
+        "--output_path", str(out),
+    ]  # fmt: skip
+    offline = {"HF_DATASETS_CACHE": str(out / "cache"), "HF_HUB_OFFLINE": "1", "NLTK_DATA": str(nltk_data())}
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | offline, cwd=mirror)
+    return dict(json.loads(next(out.rglob("results*.json")).read_text())["results"])
+
+
+@pytest.mark.long
+def test_translations_are_scored_as_by_lm_evals_command_line(
+    new_model: Callable[..., Path], mirror: Path, tmp_path: Path, run: Run
+) -> None:
+    """Risk: lm-eval's command line finds other data in a mirror of translations, or other few-shot examples."""
+    from evaluation.evaluate import EvalOptions, evaluate_models
+
+    model = new_model(tmp_path / "model", seed=3)
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 512}
+    (model / "config.json").write_text(json.dumps(config))
+    options = EvalOptions(("wmt16-de-en",), limit=PUBLISHED_ITEMS, mirror=mirror)
+    (ours,) = evaluate_models({"m": model}, options, run).models
+    theirs = by_command_line(model, options.tasks, mirror, tmp_path / "theirs")["wmt16-de-en"]
+    assert {row["metric"]: row["value"] for row in ours.results} == {
+        metric: theirs[f"{metric},none"] for metric in ("bleu", "chrf", "ter")
+    }
+
+
+def test_translations_over_drawn_items_get_lm_evals_own_figures() -> None:
+    import random
+
+    from lm_eval.api import metrics
+
+    from evaluation.paired import compare_models
+    from evaluation.translation_metrics import over
+
+    draw = random.Random(1)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "while", "dogs", "ran", "far", "away"]
+
+    def said(least: int) -> str:
+        return " ".join(draw.choices(words, k=draw.randint(least, 12)))
+
+    items = [(said(6), said(0)) for _ in range(20)]
+    for aggregate in (metrics.bleu, metrics.chrf, metrics.chrfpp, metrics.ter):
+        chosen = draw.choices(range(len(items)), k=len(items))
+        assert over(aggregate, items)(chosen) == aggregate([items[number] for number in chosen])
+    # Who translates without a fault is better than who writes other words, and that over the same items.
+    row = {"task": "t", "metric": "bleu", "filter": "none", "num_fewshot": 0, "value": 0.0, "higher_is_better": True}
+    models = [
+        (name, [row], {("t", 0): [{"doc_id": n, "bleu": [right, text]} for n, (right, text) in enumerate(pairs)]})
+        for name, pairs in (("worse", items), ("right", [(right, right) for right, _ in items]))
+    ]
+    (found,) = compare_models(models, {"t": {"bleu": metrics.bleu}})
+    assert found["test"] == "bootstrap" and found["significant"]
+    assert found["difference"] == pytest.approx(100 - metrics.bleu(items))
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}")
 @pytest.mark.parametrize("names", PUBLISHED_BY_OUTPUT.values(), ids=PUBLISHED_BY_OUTPUT)
@@ -124,7 +193,6 @@ def test_scores_on_published_sets_are_those_of_lm_evals_command_line(
     names: tuple[str, ...], new_model: Callable[..., Path], tmp_path: Path, run: Run
 ) -> None:
     """Risk: a layout puts a published question otherwise than the hub, or lm-eval's command line finds other data."""
-    from evaluation.checker_data import nltk_data
     from evaluation.evaluate import EvalOptions, evaluate_models
     from evaluation.mirror_writer import mirror_task
 
@@ -136,14 +204,7 @@ def test_scores_on_published_sets_are_those_of_lm_evals_command_line(
         mirror_task(name, DATA / PUBLISHED[name], tmp_path / "mirror")
     options = EvalOptions(names, limit=PUBLISHED_ITEMS, mirror=tmp_path / "mirror")
     (ours,) = evaluate_models({"m": model}, options, run).models
-    command = [
-        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
-        "--tasks", ",".join(names), "--device", "cpu", "--batch_size", "1", "--limit", str(PUBLISHED_ITEMS),
-        "--output_path", str(tmp_path / "theirs"),
-    ]  # fmt: skip
-    offline = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "NLTK_DATA": str(nltk_data())}
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | offline, cwd=tmp_path / "mirror")
-    theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]
+    theirs = by_command_line(model, names, tmp_path / "mirror", tmp_path / "theirs")
     assert {row["task"] for row in ours.results} == set(names)
     for row in ours.results:
         assert row["value"] == theirs[row["task"]][f"{row['metric']},{row['filter']}"], row
