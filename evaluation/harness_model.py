@@ -10,7 +10,8 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from evaluation.choice_scoring import ChoiceScorer, Request, TokenCache, rows_of
+from evaluation.choice_rows import Request, rows_of
+from evaluation.choice_scoring import ChoiceScorer, TokenCache
 from evaluation.harness_generation import TOGETHER, StopText, decoder_for, end_ids, is_plain, likeliest
 from infra.run import Run
 

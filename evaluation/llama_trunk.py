@@ -1,14 +1,18 @@
-"""The layers of a Llama for scoring in fp32 on a CPU, with fewer products and passes over memory than transformers'.
+"""The layers of a Llama or Qwen3 for scoring in fp32 on a CPU, with fewer products and passes over memory than
+transformers'.
 
-- The first layer's queries, keys and values are computed once for each different token of a batch: before positions
-  come in, equal tokens have equal ones.
-- Of the last layer only keys and values are computed everywhere, the rest at the places that are asked for.
+- What several rows of a batch begin with is computed once (`evaluation/choice_rows.py`), and rows are filled up for
+  attention alone.
+- The first layer's queries, keys and values are computed once for each different id of a batch: before positions
+  come in, equal ids have equal ones.
+- Of the last layer only keys and values are computed everywhere, the rest for the tokens that are asked for.
 - Queries, keys and values are one product, gate and up another. Weights of norms are multiplied into them, and a
   product adds its result to the residual stream itself.
 - Entries of a head that turn together lie side by side, so that rotary positions are one complex multiplication. Their
   order does not matter where queries and keys have the same.
 
-Shapes: B rows, T tokens, N = B·T, U places asked for, D width, H heads, K heads of keys and values, E width of a head.
+Shapes: N tokens to compute, B rows of T places that they stand at, U of the N asked for, D width, H heads, E width of a
+head.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+
+from evaluation.choice_rows import Batch
 
 MOST_PARAMETERS = 500_000_000
 """Products of larger models cost so much that the rest matters little, and the weights here are a second copy."""
@@ -27,7 +33,10 @@ MOST_PARAMETERS = 500_000_000
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of a layer as products take them, (in, out); q and kv are views of qkv."""
+    """Weights of a layer as products take them, (in, out); q and kv are views of qkv.
+
+    norms: of a Qwen3's queries and keys (H + K, E), for K heads of keys; None for a Llama, which has none.
+    """
 
     q: Tensor
     kv: Tensor
@@ -35,17 +44,23 @@ class Layer:
     o: Tensor
     gate_up: Tensor
     down: Tensor
+    norms: Tensor | None
 
 
 class LlamaTrunk:
-    """Hidden states after a Llama's last norm, at chosen places."""
+    """Hidden states after a model's last norm, at chosen places."""
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether a model is a plain Llama in fp32 on a CPU: without biases, adapters, hooks or unusual positions."""
-        if type(model) is not LlamaForCausalLM or model.num_parameters() > MOST_PARAMETERS:
+        """Whether a model is a plain Llama or Qwen3 in fp32 on a CPU.
+
+        Plain: without biases, adapters, hooks, windows or unusual positions.
+        """
+        if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM) or model.num_parameters() > MOST_PARAMETERS:
             return False
         config = model.config
+        if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+            return False
         scaling = getattr(config, "rope_scaling", None) or {}
         if config.hidden_act != "silu" or scaling.get("rope_type", scaling.get("type")) in {"dynamic", "longrope"}:
             return False
@@ -58,7 +73,7 @@ class LlamaTrunk:
         )
 
     @torch.inference_mode()
-    def __init__(self, model: LlamaForCausalLM) -> None:
+    def __init__(self, model: LlamaForCausalLM | Qwen3ForCausalLM) -> None:
         config, self._model = model.config, model.model
         attention = self._model.layers[0].self_attn
         self._eps, self._scale, self._width = config.rms_norm_eps, attention.scaling, attention.head_dim
@@ -72,56 +87,56 @@ class LlamaTrunk:
         qkv = torch.cat([q, k, attention.v_proj.weight]) * before
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * between
         queries = len(q)
+        norms = None
+        if hasattr(attention, "q_norm"):
+            own = ((attention.q_norm, self._heads), (attention.k_norm, self._kv_heads))
+            norms = torch.cat([self._paired(norm.weight[:, None]).t().expand(heads, -1) for norm, heads in own])
         return Layer(
             qkv[:queries].t(), qkv[queries:].t(), qkv.t(), attention.o_proj.weight.t(), gate_up.t(),
-            mlp.down_proj.weight.t(),
+            mlp.down_proj.weight.t(), norms,
         )  # fmt: skip
 
     def _paired(self, weight: Tensor) -> Tensor:
         """(heads · E, D) with the entries i and i + E/2 of each head, which turn together, side by side."""
         return weight.view(-1, 2, self._width // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
-    def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, wanted: Tensor) -> Tensor:
-        """(U, D). ids, positions (B, T); mask (B, 1, T, T), added to scores, None for causal; wanted (U,): different
-        places of the flattened batch, in order."""
-        rows, length = ids.shape
-        cos, sin = self._model.rotary_emb(self._model.embed_tokens.weight[:1], positions)
+    def hidden(self, batch: Batch, mask: Tensor | None) -> Tensor:
+        """(U, D) of the tokens that a batch asks for. mask: (B, 1, T, T), added to scores, None for causal."""
+        cos, sin = self._model.rotary_emb(self._model.embed_tokens.weight[:1], batch.depths[None])
         half = self._width // 2
-        turns = torch.complex(cos[..., :half], sin[..., :half]).flatten(0, 1)[:, None]  # (N, 1, E/2)
-        tokens, places = ids.flatten().unique(return_inverse=True)
-        embedded = self._model.embed_tokens.weight[tokens]
-        stream = embedded[places]  # (N, D), to which each layer adds
+        turns = torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])  # (N, 1, E/2)
+        ids, which = batch.tokens.unique(return_inverse=True)
+        embedded = self._model.embed_tokens.weight[ids]
+        stream = embedded[which]  # (N, D), to which each layer adds
         query_width = self._heads * self._width
         turned = query_width + self._kv_heads * self._width
+        row, place = batch.first // batch.places.shape[1], batch.first % batch.places.shape[1]
         for number, layer in enumerate(self._layers[:-1]):
-            qkv = self._normed(embedded).mm(layer.qkv)[places] if number == 0 else self._normed(stream).mm(layer.qkv)
-            self._turn(qkv[:, :turned], turns)
-            q, k, v = (
-                part.view(rows, length, -1, self._width).transpose(1, 2)
-                for part in qkv.split([query_width, turned - query_width, turned - query_width], 1)
-            )
+            qkv = self._normed(embedded).mm(layer.qkv)[which] if number == 0 else self._normed(stream).mm(layer.qkv)
+            self._turn(qkv[:, :turned], turns, layer.norms)
+            q, k, v = self._in_rows(qkv, batch).split([self._heads, self._kv_heads, self._kv_heads], 1)
             seen = self._attend(q, k, v, mask)
-            stream.addmm_(seen.transpose(1, 2).reshape(len(stream), -1), layer.o)
+            stream.addmm_(seen[row, :, place].flatten(1), layer.o)
             self._add_mlp(stream, layer)
-        return self._last(stream, turns, mask, wanted, rows, length)
+        return self._last(stream, turns, mask, batch)
 
-    def _last(
-        self, stream: Tensor, turns: Tensor, mask: Tensor | None, wanted: Tensor, rows: int, length: int
-    ) -> Tensor:
-        layer, normed = self._layers[-1], self._normed(stream)
-        kv_width = self._kv_heads * self._width
+    def _last(self, stream: Tensor, turns: Tensor, mask: Tensor | None, batch: Batch) -> Tensor:
+        layer, normed, wanted = self._layers[-1], self._normed(stream), batch.asked
+        rows, length = batch.places.shape
         kv = normed.mm(layer.kv)
-        self._turn(kv[:, :kv_width], turns)
-        k, v = (part.view(rows, length, -1, self._width).transpose(1, 2) for part in kv.split(kv_width, 1))
+        q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([self._heads])
+        self._turn(kv[:, : self._kv_heads * self._width], turns, k_norms)
+        k, v = self._in_rows(kv, batch).chunk(2, 1)
         asked = normed[wanted].mm(layer.q)
-        self._turn(asked, turns[wanted])
+        self._turn(asked, turns[wanted], q_norms)
         # Queries of a row side by side: (B, most of a row, H, E), and their places in it.
-        row, counts = wanted // length, torch.bincount(wanted // length, minlength=rows)
+        row = batch.first[wanted] // length
+        counts = torch.bincount(row, minlength=rows)
         slot = torch.arange(len(wanted)) - (counts.cumsum(0) - counts)[row]
         q = asked.new_zeros(rows, int(counts.max()), self._heads, self._width)
         q[row, slot] = asked.view(len(wanted), self._heads, self._width)
         place = torch.zeros(q.shape[:2], dtype=torch.long)
-        place[row, slot] = wanted % length
+        place[row, slot] = batch.first[wanted] % length
         if mask is None:
             own = (torch.arange(length) <= place[:, :, None])[:, None]
         else:
@@ -131,6 +146,10 @@ class LlamaTrunk:
         self._add_mlp(left, layer)
         hidden: Tensor = self._model.norm(left)
         return hidden
+
+    def _in_rows(self, states: Tensor, batch: Batch) -> Tensor:
+        """(B, heads, T, E) of (N, heads · E)."""
+        return states[batch.places].unflatten(2, (-1, self._width)).transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self._kv_heads != self._heads:
@@ -146,7 +165,10 @@ class LlamaTrunk:
         length = torch.linalg.vector_norm(states, dim=1, keepdim=True)
         return states * length.square_().div_(states.shape[1]).add_(self._eps).rsqrt_()
 
-    def _turn(self, states: Tensor, turns: Tensor) -> None:
-        """Rotary positions, in place. states (N, heads · E), with what turns together side by side."""
+    def _turn(self, states: Tensor, turns: Tensor, norms: Tensor | None) -> None:
+        """Norms and rotary positions, in place. states (N, heads · E), with what turns together side by side."""
+        if norms is not None:
+            heads = states.view(len(states), -1, self._width)
+            heads.mul_(heads.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()).mul_(norms)
         pairs = states.view(len(states), -1, self._width // 2, 2)
         torch.view_as_complex(pairs).mul_(turns)

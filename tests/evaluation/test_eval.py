@@ -374,10 +374,12 @@ def test_more_shots_than_were_put_aside_are_refused(mirror: Path) -> None:
 
 
 def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) -> None:
-    """Also where choices are one token long, alike, begin alike, or are too long for one row."""
+    """Also where choices are one token long, alike, begin alike, or are too long for one row, and where questions begin
+    alike: what they begin with is computed once."""
     import torch
 
-    from evaluation.choice_scoring import ChoiceScorer, Way, rows_of
+    from evaluation.choice_rows import lay, rows_of
+    from evaluation.choice_scoring import ChoiceScorer, Way
     from evaluation.language_model import load_model
 
     lm = load_model(model_dir, run)
@@ -387,20 +389,27 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
         return torch.randint(5, 300, (n,), generator=draw).tolist()
 
     contexts = [words(length) for length in (9, 30, 5, 60)]
+    contexts.append([*contexts[1][:20], *words(8)])
+    contexts.append([*contexts[0], *words(3)])
     requests = [(("", ""), context, words(size)) for context in contexts for size in (1, 1, 4, 7, 25)]
     requests.append(requests[3])
-    # One is the beginning of others, two part at their last token, and one goes another way early.
+    # One is the beginning of others, two part at their last token, one goes another way early, one begins as another
+    # context goes on.
     stem = words(6)
     endings = [stem, [*stem, 7], [*stem, 8], [*stem, *words(5)], [*stem[:2], *words(9)], stem[:1]]
+    endings.append([*contexts[-1][len(contexts[0]) :], *words(2)])
     requests += [(("", ""), contexts[0], ending) for ending in endings]
     rows, alone = rows_of(requests, 90)
     alike = next(row for row in rows if stem in row.choices)
     assert alike.length < len(alike.context) + sum(len(choice) - 1 for choice in alike.choices)
     assert len(rows) > len(contexts) - 1 and not [row for row in rows if row.length > 90]
+    batch, size = lay(rows)
+    assert size == len(rows) and len(batch.tokens) <= sum(row.length for row in rows) - 20 - len(contexts[0])
     scorer = ChoiceScorer(lm.model, lm.device)
     assert scorer.usable(rows[0]) and scorer.way == "own"
-    ways: tuple[Way, ...] = ("own", "hidden", "logits")
-    for scorer.way in ways:
+    ways: tuple[tuple[Way, int], ...] = (("own", 1024), ("own", 100), ("hidden", 100), ("logits", 1024))
+    for scorer.way, scorer.batch_tokens in ways:
+        assert len(list(scorer.score(rows))) > 1 or scorer.batch_tokens == 1024
         found: dict[int, float] = {}
         for batch, answers in scorer.score(rows):
             for numbers, (score, _) in zip((n for row in batch for n in row.requests), answers, strict=True):
@@ -412,37 +421,43 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("family", "settings"),
     [
-        {"num_hidden_layers": 3, "num_key_value_heads": 2},
-        {"num_hidden_layers": 1, "num_key_value_heads": 4, "tie_word_embeddings": True},
-        {
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
+        ("Llama", {"num_hidden_layers": 3, "num_key_value_heads": 2}),
+        ("Llama", {"num_hidden_layers": 1, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+        (
+            "Llama",
+            {
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 32,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
             },
-        },
+        ),
+        ("Qwen3", {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 32}),
     ],
-    ids=["shared keys", "one layer", "scaled positions"],
+    ids=["shared keys", "one layer", "scaled positions", "normed keys"],
 )
-def test_layers_of_our_own_are_those_of_a_llama(settings: dict[str, Any]) -> None:
+def test_layers_of_our_own_are_those_of_the_model(family: str, settings: dict[str, Any]) -> None:
     """With weights of norms that are not one, choices of one token (causal attention) and of several (a mask)."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    from evaluation.choice_scoring import ChoiceScorer, Row
+    from evaluation.choice_rows import Row
+    from evaluation.choice_scoring import ChoiceScorer
 
     sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     draw = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2, **settings)).eval()
+        config = getattr(transformers, f"{family}Config")(**sizes, initializer_range=0.2, **settings)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         for weight in model.parameters():
             if weight.dim() == 1:
                 weight.data.uniform_(0.5, 1.5)

@@ -1,0 +1,184 @@
+"""Requests as rows of a batch: a context with its different continuations, and each token to compute once.
+
+    row        context c₁ … cₙ | choice A: a₁ … aᵢ | what choice B has after its first k tokens, if those are A's too
+    position           0 … n-1 |            n …    | n + k …
+    sees       itself and before | the context and its own choice up to itself
+
+The same tokens after the same beginning are computed once for all rows of a batch: the words that a task's template, or
+the same solved examples, put before every question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+"""What lm-eval asks: (context, continuation) as text, then as tokens."""
+
+SHORTEST_SHARED = 4
+"""Tokens of a context below which its choices are scored one by one: an empty one is the same for all questions."""
+
+
+@dataclass
+class Row:
+    """A context with its different continuations, and which requests each answers."""
+
+    context: list[int]
+    choices: list[list[int]] = field(default_factory=list)
+    requests: list[list[int]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the row: beginnings that choices have in common are there once, and no choice's last token."""
+        return len(self.context) + sum(len(choice) - 1 - shared for _, choice, shared in self.in_order())
+
+    def in_order(self) -> Iterator[tuple[int, list[int], int]]:
+        """(number, choice, how many of its tokens but the last the choice before has too), sorted by their tokens: so
+        the choice before has as many as any."""
+        before: list[int] = []
+        for number in sorted(range(len(self.choices)), key=self.choices.__getitem__):
+            choice = self.choices[number]
+            most = max(0, min(len(before), len(choice)) - 1)
+            shared = next((i for i in range(most) if before[i] != choice[i]), most)
+            yield number, choice, shared
+            before = choice
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as a model is asked them. N tokens to compute, B rows of T places, U of the N that are asked for."""
+
+    tokens: Tensor
+    """(N,) ids."""
+    depths: Tensor
+    """(N,) positions."""
+    places: Tensor
+    """(B, T): which of the N stands there; 0 behind a row's end."""
+    first: Tensor
+    """(N,): where each stands first, as a place of the flattened rows, ascending."""
+    blocked: Tensor | None
+    """(B, T, T): which places a place must not see; None where that is those behind it."""
+    asked: Tensor
+    """(U,): numbers of the N, ascending."""
+    which: Tensor
+    """(S,): for each token of each choice, which of the U stands before it."""
+    targets: Tensor
+    """(S,): that token."""
+    lengths: list[int]
+    """Tokens of each choice."""
+
+
+class Tokens:
+    """The different tokens of a batch by what stands before them."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.depths: list[int] = []
+        self._known: dict[tuple[int, int], int] = {}
+
+    def after(self, node: int, path: Sequence[int]) -> list[int]:
+        """The numbers of the tokens of `path` after token number `node`, -1 at the beginning."""
+        depth = self.depths[node] + 1 if node >= 0 else 0
+        found = []
+        for token in path:
+            number = self._known.setdefault((node, token), len(self.ids))
+            if number == len(self.ids):
+                self.ids.append(token)
+                self.depths.append(depth)
+            found.append(number)
+            node, depth = number, depth + 1
+        return found
+
+    def cut(self, size: int) -> None:
+        """Forgets all but the first `size`; nothing may be added after."""
+        del self.ids[size:], self.depths[size:]
+
+
+def lay(rows: Sequence[Row], most_tokens: float = float("inf"), most_places: float = float("inf")) -> tuple[Batch, int]:
+    """A batch of the first of `rows`, and how many: at least one, then no more than make `most_tokens` different tokens
+    and B x T places, where the first is the longest."""
+    width, tokens = max(row.length for row in rows), Tokens()
+    laid: list[_Laid] = []
+    for row in rows:
+        before = len(tokens.ids)
+        one = _Laid(row, tokens)
+        if laid and (len(tokens.ids) > most_tokens or width * (len(laid) + 1) > most_places):
+            tokens.cut(before)
+            break
+        laid.append(one)
+    places = torch.zeros((len(laid), width), dtype=torch.long)
+    is_masked = any(one.branches for one in laid)
+    blocked = torch.ones((len(laid), width, width), dtype=torch.bool).triu(1) if is_masked else None
+    for number, one in enumerate(laid):
+        places[number, : len(one.nodes)] = torch.tensor(one.nodes)
+        if blocked is not None:
+            for start, end, path in one.branches:
+                blocked[number, start:end, one.context : start] = True
+                blocked[number, start:end, path] = False
+    flat = torch.cat([places[number, : len(one.nodes)] for number, one in enumerate(laid)])
+    at = torch.cat([torch.arange(len(one.nodes)) + number * width for number, one in enumerate(laid)])
+    first = torch.full((len(tokens.ids),), places.numel()).scatter_reduce_(0, flat, at, "amin")
+    asked, which = torch.tensor([node for one in laid for node in one.asked]).unique(return_inverse=True)
+    choices = [choice for row in rows[: len(laid)] for choice in row.choices]
+    batch = Batch(
+        torch.tensor(tokens.ids), torch.tensor(tokens.depths), places, first, blocked, asked, which,
+        torch.tensor([token for choice in choices for token in choice]), [len(choice) for choice in choices],
+    )  # fmt: skip
+    return batch, len(laid)
+
+
+class _Laid:
+    """A row's tokens in a batch.
+
+    nodes: their numbers, place by place. branches: (start, end, places of the choice's beginning before start) of each
+    piece of a choice. asked: for each token of each choice, in order, the number of the one before it.
+    """
+
+    def __init__(self, row: Row, tokens: Tokens) -> None:
+        self.context = len(row.context)
+        self.nodes = tokens.after(-1, row.context)
+        self.branches: list[tuple[int, int, list[int]]] = []
+        last = self.nodes[-1]
+        path: list[int] = []
+        """Places of the choice that is laid."""
+        before: dict[int, list[int]] = {}
+        for number, choice, shared in row.in_order():
+            start = len(self.nodes)
+            path = path[:shared]
+            new = tokens.after(self.nodes[path[-1]] if path else last, choice[shared:-1])
+            if new:
+                self.branches.append((start, start + len(new), list(path)))
+            self.nodes += new
+            path += range(start, len(self.nodes))
+            before[number] = [last, *(self.nodes[place] for place in path)]
+        self.asked = [node for number in range(len(row.choices)) for node in before[number]]
+
+
+def rows_of(requests: Sequence[Request], max_length: int) -> tuple[list[Row], list[int]]:
+    """Requests as rows, and the numbers of those that are scored alone: of a context that only one request has or that
+    is too short to be worth it, and those that do not fit, which lm-eval cuts on the left."""
+    rows: dict[tuple[int, ...], list[Row]] = {}
+    alone = []
+    for number, (_, context, continuation) in enumerate(requests):
+        if len(context) < SHORTEST_SHARED or len(context) + len(continuation) > max_length:
+            alone.append(number)
+            continue
+        same = rows.setdefault(tuple(context), [Row(context)])
+        if continuation in same[-1].choices:
+            same[-1].requests[same[-1].choices.index(continuation)].append(number)
+            continue
+        if same[-1].choices and same[-1].length + len(continuation) > max_length:
+            same.append(Row(context))
+        same[-1].choices.append(continuation)
+        same[-1].requests.append([number])
+    shared = []
+    for row in (row for same in rows.values() for row in same):
+        if len(row.choices) > 1:
+            shared.append(row)
+        else:
+            alone += row.requests[0]
+    return shared, sorted(alone)
