@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import datasets
 import lm_eval
+import lm_eval.utils
 from datasets.exceptions import DatasetGenerationError
 from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
@@ -206,8 +208,22 @@ def own_cache(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def compiled_once() -> Iterator[None]:
+    """lm-eval compiles the templates of a task anew for each of its items, several times, 0.3 ms each."""
+    environment = lm_eval.utils.env
+    compiled = environment.from_string
+    environment.from_string = functools.lru_cache(maxsize=1024)(compiled)
+    try:
+        yield
+    finally:
+        environment.from_string = compiled
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """lm-eval and datasets print bars, warnings and whole configs; errors still come as exceptions."""
+    """lm-eval and datasets print bars, warnings and whole configs; errors still come as exceptions.
+
+    Templates are compiled once meanwhile."""
     names = ("lm_eval", "datasets", "transformers")
     levels = {name: logging.getLogger(name).level for name in names}
     multiprocess = os.environ.get("DISABLE_MULTIPROC")
@@ -215,7 +231,7 @@ def quiet() -> Iterator[None]:
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()), compiled_once():
             yield
     finally:
         for name, level in levels.items():

@@ -263,6 +263,18 @@ def test_only_configs_that_ask_for_shots_put_rows_aside_and_have_another_identit
     assert [source.key for source in named.sources()] == ["benchmarks.tasks.0.path", "benchmarks.tasks.0.shots_path"]
 
 
+def test_a_template_is_compiled_once_for_all_items_of_a_task() -> None:
+    from lm_eval import utils
+
+    from evaluation.harness import quiet
+
+    template = "{{ question }} is asked"
+    with quiet():
+        assert [utils.apply_template(template, {"question": one}) for one in "ab"] == ["a is asked", "b is asked"]
+        assert utils.env.from_string(template) is utils.env.from_string(template)
+    assert utils.env.from_string(template) is not utils.env.from_string(template)
+
+
 def test_a_yaml_without_other_rows_for_shots_is_refused(model_dir: Path, tmp_path: Path, run: Run) -> None:
     write_rows(tmp_path / "rows.jsonl", QUESTIONS)
     write_rows(tmp_path / "other.jsonl", [{**row, "query": "Another?"} for row in QUESTIONS[:4]])
