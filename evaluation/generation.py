@@ -29,8 +29,10 @@ from evaluation.random_state import seeded
 AT_ONCE = 256  # part of what is drawn under a seed, so it is no setting
 ROWS_AT_ONCE = 128
 """Answers in a pass where batches of `generate` are taken together."""
+NEARLY = 1e-4
+"""How much a sum of probabilities may differ by the order of its terms, and more."""
 NUMBERS_AT_ONCE = 1 << 25
-"""Logits in such a pass: 128 MB."""
+"""Logits in such a pass, and random numbers that are kept for its steps: 128 MB."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class _Together:
         self._longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
         self._words = len(model.get_output_embeddings().weight)
         self._change = LogitsProcessorList()
+        self._nucleus: TopPLogitsWarper | None = None
         writes = model.generation_config
         if writes and writes.suppress_tokens:
             self._change.append(SuppressTokensLogitsProcessor(writes.suppress_tokens, device=str(model.device)))
@@ -126,7 +129,7 @@ class _Together:
             if sampling.temperature != 1.0:
                 self._change.append(TemperatureLogitsWarper(sampling.temperature))
             if sampling.top_p < 1.0:
-                self._change.append(TopPLogitsWarper(sampling.top_p))
+                self._nucleus = TopPLogitsWarper(sampling.top_p)
 
     def all(self, batches: Sequence[Sequence[int]]) -> list[list[int]]:
         """The new ids of each prompt; batches: the prompts' numbers."""
@@ -141,18 +144,18 @@ class _Together:
         rows_at_once = min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // self._words, slots_in_memory(self._model, self._longest))
         left, most, done = list(batches), rows_at_once, 0
         while left:
-            wave, states = [left[0]], [state]
+            wave, draws = [left[0]], [_Draws(state, len(left[0]), self._words)]
             for batch in left[1:]:
                 if sum(map(len, wave)) + len(batch) > most:
                     break
-                states.append(self._after(states[-1], len(wave[-1]), self._sampling.max_new_tokens))
+                draws.append(_Draws(draws[-1].state_after(self._sampling.max_new_tokens), len(batch), self._words))
                 wave.append(batch)
-            found, states = self._drawn(wave, states, done)
+            found = self._drawn(wave, draws, done)
             good = 0
             for batch, own in zip(wave, found, strict=True):
                 for number, answer in zip(batch, own, strict=True):
                     answers[number] = answer
-                state = states[good]
+                state = draws[good].state
                 good += 1
                 if max(map(len, own)) < self._sampling.max_new_tokens:
                     break
@@ -163,23 +166,8 @@ class _Together:
             left = left[good:]
         return answers
 
-    def _after(self, state: Tensor, rows: int, steps: int) -> Tensor:
-        """The generator's state after so many draws for so many answers."""
-        generator = torch.Generator()
-        generator.set_state(state)
-        draws = torch.empty(rows, self._words)
-        for _ in range(steps):
-            draws.exponential_(generator=generator)
-        return generator.get_state()
-
-    def _drawn(
-        self, wave: Sequence[Sequence[int]], states: Sequence[Tensor], done: int
-    ) -> tuple[list[list[list[int]]], list[Tensor]]:
-        """The answers of each batch, all of which begin together and step together, and the generators' states behind
-        them."""
-        generators = [torch.Generator() for _ in wave]
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    def _drawn(self, wave: Sequence[Sequence[int]], draws: Sequence[_Draws], done: int) -> list[list[list[int]]]:
+        """The answers of each batch, all of which begin together and step together."""
         owners = [(one, own) for one, rows in enumerate(wave) for own in range(len(rows))]
 
         def draw(logits: Tensor, rows: Sequence[int]) -> Tensor:
@@ -190,14 +178,13 @@ class _Together:
                 by_batch.setdefault(one, []).append((at, own))
             tokens = torch.empty(len(rows), dtype=torch.long)
             for one, pairs in by_batch.items():  # also by batch so that what it works on lies in the processor's cache
-                numbers = torch.empty(len(wave[one]), self._words).exponential_(generator=generators[one])
+                numbers = draws[one].next()
                 places, drawn = torch.tensor(pairs).unbind(1)
-                shares = self._scores(logits[places]).softmax(-1)
-                tokens[places] = shares.div_(numbers[drawn]).argmax(-1)
+                tokens[places] = self._first(self._scores(logits[places]), numbers[drawn])
             return tokens
 
         found = iter(self._answer([number for rows in wave for number in rows], draw, len(owners), done))
-        return [[next(found) for _ in rows] for rows in wave], [one.get_state() for one in generators]
+        return [[next(found) for _ in rows] for rows in wave]
 
     def _answer(self, numbers: Sequence[int], pick: Pick, slots: int, done: int) -> list[list[int]]:
         return Decoder(self._model, slots).answer(
@@ -208,6 +195,22 @@ class _Together:
             lambda over: self._on_token(done + over),
         )
 
+    def _first(self, scores: Tensor, numbers: Tensor) -> Tensor:
+        """(N,): the token of the largest probability over number, among the likeliest that have `top_p` together.
+
+        scores, numbers (N, V). Which tokens those are takes a sort, ten times what all else takes. Whether the one of
+        all tokens is among them is told by the sum of what is no likelier; where it is not, or nearly, it is sorted.
+        """
+        shares = scores.softmax(-1)
+        found = (shares / numbers).argmax(-1)
+        if self._nucleus is not None:
+            below = shares.masked_fill(shares > shares.gather(-1, found[:, None]), 0).sum(-1)
+            again = (below <= 1 - self._nucleus.top_p + NEARLY).nonzero()[:, 0]
+            if len(again):
+                kept: Tensor = self._nucleus(torch.empty(len(again), 0, dtype=torch.long), scores[again])
+                found[again] = kept.softmax(-1).div_(numbers[again]).argmax(-1)
+        return found
+
     def _likeliest(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         return self._scores(logits).argmax(-1)
 
@@ -215,6 +218,48 @@ class _Together:
         """What `generate` makes of the logits (N, V) that it draws from; none of its rules asks for the ids before."""
         changed: Tensor = self._change(torch.empty(len(logits), 0, dtype=torch.long), logits)
         return changed
+
+
+class _Draws:
+    """What a batch of `generate` draws from a state of its generator on: an exponential number for each answer and word
+    at each step."""
+
+    def __init__(self, state: Tensor, rows: int, words: int) -> None:
+        self._shape = rows, words
+        self._generator = torch.Generator()
+        self._generator.set_state(state)
+        self._made: list[Tensor] = []
+        self._states = [state]
+        self._used = 0
+
+    @property
+    def state(self) -> Tensor:
+        """The generator's behind the last step that was taken."""
+        return self._states[self._used]
+
+    def next(self) -> Tensor:
+        """(rows, words) of the next step."""
+        if self._used == len(self._states) - 1:
+            self._make()
+        self._used += 1
+        return self._made.pop(0)
+
+    def state_after(self, steps: int) -> Tensor:
+        """The generator's behind so many steps. Their numbers are kept, unless they are too many."""
+        rows, words = self._shape
+        if ROWS_AT_ONCE * words * steps <= NUMBERS_AT_ONCE:
+            for _ in range(steps):
+                self._make()
+            return self._states[steps]
+        ahead, thrown = torch.Generator(), torch.empty(rows, words)
+        ahead.set_state(self.state)
+        for _ in range(steps):
+            thrown.exponential_(generator=ahead)
+        return ahead.get_state()
+
+    def _make(self) -> None:
+        self._made.append(torch.empty(self._shape).exponential_(generator=self._generator))
+        self._states.append(self._generator.get_state())
 
 
 class _Told(StoppingCriteria):

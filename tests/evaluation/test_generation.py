@@ -85,7 +85,8 @@ def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature", "top_p"), [("gpt2", 0.0, 1.0), ("llama", 1.0, 0.9), ("llama", 0.6, 1.0)]
+    ("kind", "temperature", "top_p"),
+    [("gpt2", 0.0, 1.0), ("llama", 1.0, 0.9), ("llama", 0.6, 1.0), ("qwen3", 1.5, 0.5)],
 )
 def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
     kind: str, temperature: float, top_p: float, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,9 @@ def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
         before = torch.get_rng_state()
         assert generate(model, asked, sampling, stops) == theirs
         assert torch.equal(torch.get_rng_state(), before)
+        with monkeypatch.context() as patch:  # too many numbers to keep
+            patch.setattr(generation, "NUMBERS_AT_ONCE", 12 * WORDS)
+            assert generate(model, asked, sampling, stops) == theirs
     assert all(5 not in new and 6 not in new for new in theirs)
 
 
