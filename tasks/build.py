@@ -373,7 +373,7 @@ class _Build:
             inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._others()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
-            keeps_memory=self.node.stage.makes_weights,
+            keeps_memory=self.node.stage.keeps_memory,
             claim=asdict(self.lease.claim),
             checkpoint_place=self._checkpoint_place(),
         )

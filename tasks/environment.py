@@ -9,7 +9,8 @@ from infra.project import PROJECT
 from infra.servers.credentials import SERVERS_ONLY
 from infra.servers.environment import OFFLINE, QUIET
 
-# glibc gives memory back to the system and asks for it again at every training step, about a third of its time here.
+# glibc gives memory back to the system and asks for it again at every training step, about a third of its time here,
+# and at every token that a model writes, a third of that.
 # A stage that streams through a corpus must not keep what it has freed: it would hold twice as much.
 KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.hugetlb=1"
 

@@ -103,6 +103,19 @@ class Stage:
         """Whether its artifact is a model of any kind."""
         return self.makes in ("model", "reward_model")
 
+    @property
+    def package(self) -> str:
+        """Of the code that builds it."""
+        return self.function.partition(".")[0]
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether its process keeps what it has freed: training and evaluation ask for the same at every batch.
+
+        All stages of a package agree, since one server forks their processes.
+        """
+        return self.package in ("training", "evaluation")
+
     def input(self, name: str) -> Input | None:
         """What may come in under this name; None if nothing may."""
         declared = next((one for one in self.inputs if one.name == name), None)

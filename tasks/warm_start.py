@@ -97,7 +97,7 @@ class WarmStart:
             if node.stage.name not in self._expected and not not_forked(node.stage.name, launch):
                 self._expected.add(node.stage.name)
                 with suppress(NotForkedError):
-                    environment = stage_environment(launch, node.stage.makes_weights)
+                    environment = stage_environment(launch, node.stage.keeps_memory)
                     modules = modules_of(node.stage.name, launch)
                     self._server(node.stage.name, modules, environment).expect(modules)
 
@@ -131,4 +131,4 @@ def _has_gpu() -> bool:
 
 
 def _package(stage: str) -> str:
-    return STAGES[stage].function.partition(".")[0]
+    return STAGES[stage].package

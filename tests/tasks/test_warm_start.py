@@ -40,6 +40,12 @@ def test_what_is_imported_early_is_there() -> None:
         assert importlib.util.find_spec(known) is not None, name
 
 
+def test_stages_that_one_server_forks_agree_on_memory_and_none_of_the_corpus_keeps_it() -> None:
+    """Where they did not, the second would be a new process: glibc is told when a process starts."""
+    told = {(stage.package, stage.keeps_memory) for stage in STAGES.values()}
+    assert told == {("corpus", False), ("training", True), ("evaluation", True)}
+
+
 @pytest.mark.long
 def test_a_forked_training_ends_with_the_same_bits_as_a_new_process(
     env: dict[str, str], built_full: Path, tmp_path: Path
