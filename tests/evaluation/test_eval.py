@@ -75,8 +75,8 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert mirror_task(name, folder / "mc_task.json", folder, shots=0).layout == "the authors' mc_task.json"
     spoken = "de\ten\n" + "".join(f"Die Tür {n} ist offen.\tDoor {n} is open.\n" for n in range(8))
     (folder / "newstest.tsv").write_text(spoken, encoding="utf8")
-    done = mirror_task("wmt16-de-en", folder / "newstest.tsv", folder, shots=0)
-    assert done.layout == "columns de and en"
+    done = mirror_task("wmt16-de-en", folder / "newstest.tsv", folder)
+    assert done.layout == "columns de and en" and done.splits == {"test": 6, "validation": 2}
     assert done.prompt == "German phrase: Die Tür 0 ist offen.\nEnglish phrase:"
     (folder / "wiki.txt").write_text("".join(f" = Page {n} = \n\n The file is open . \n" for n in range(5)))
     assert mirror_task("wikitext", folder / "wiki.txt", folder, shots=0).splits == {"test": 5}
