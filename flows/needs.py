@@ -18,10 +18,10 @@ from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.families import expert_ranks_problem, sequences_problem, split_problem
 from training.pipeline_cut import pipeline_problem
-from training.planner.architecture import Architecture
+from training.planner.architecture import Architecture, of_transformers
 from training.planner.devices import DEVICES
 from training.planner.here import device_at_hand
-from training.planner.stages import StageNeeds, device_of, needs, of_model, of_transformers, problem
+from training.planner.stages import StageNeeds, device_of, needs, of_model, problem
 from training.planner.ways_out import launch_that_fits
 
 
@@ -36,7 +36,7 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -
         arch = architecture_of(nodes, name)
         if arch is None:
             continue
-        length = _length(nodes, name, arch)
+        length = sequence_length(nodes, name, arch)
         shards = rows.get(node.inputs.get("shards", ""))
         figures = shards.manifest.result.get("figures", {}) if shards and shards.manifest else {}
         found[name] = needs(node.config, arch, length, config.launch, device, figures.get("train_tokens"))
@@ -52,7 +52,7 @@ def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]
     for name, one in found.items():
         arch, settings = architecture_of(nodes, name), nodes[name].config
         if not one.fits and arch is not None and isinstance(settings, TrainerConfig):
-            ways = launch_that_fits(settings, arch, _length(nodes, name, arch), config.launch, device)
+            ways = launch_that_fits(settings, arch, sequence_length(nodes, name, arch), config.launch, device)
             problems.append(problem(nodes[name].key, one, ways))
     if problems:
         raise ConfigError(*problems)
@@ -217,7 +217,8 @@ def architecture_of(nodes: Graph, name: str) -> Architecture | None:
     return None
 
 
-def _length(nodes: Graph, name: str, arch: Architecture) -> int:
+def sequence_length(nodes: Graph, name: str, arch: Architecture) -> int:
+    """Tokens of a sequence of a training step."""
     section = nodes[name].config
     if isinstance(section, PretrainConfig):
         shards = nodes.get(nodes[name].inputs.get("shards", ""))

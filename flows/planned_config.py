@@ -1,23 +1,73 @@
-"""A config from a plan: what `stemma plan --write` leaves, which `stemma check` accepts."""
+"""Plans and configs: what a config asks a plan for, and the config that `stemma plan --write` leaves."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flows.config import load
+from flows.graph import graph
+from flows.needs import architecture_of, sequence_length
 from infra.errors import ConfigError, Problem
-from training.presets import PRESETS
+from training.config import PretrainConfig
+from training.duration import parse_duration
+from training.presets import known_presets
 from training.recipes import RECIPES
+
+
+def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:
+    """What a config asks a plan for, as keywords of `training.planner.plan.request`: model, sequence length, batch,
+    tokens and devices of its first fresh pretraining, as far as it tells them.
+
+    Raises ConfigError for a config that is wrong, has no such training, or a model of unknown sizes.
+    """
+    pipeline = load(config, settings)
+    nodes = graph(pipeline)
+    fresh = {
+        name: node.config
+        for name, node in nodes.items()
+        if isinstance(node.config, PretrainConfig) and "model" not in node.inputs
+    }
+    if not fresh:
+        fix = "plan without it, by --preset or --parameters"
+        raise ConfigError(
+            Problem("nothing_to_plan", str(config), "expected a config that pretrains a fresh model", fix)
+        )
+    name, section = next(iter(fresh.items()))
+    arch = architecture_of(nodes, name)
+    if arch is None:
+        message = (
+            "expected a model whose sizes bear the usual names: hidden_size, num_hidden_layers, num_attention_heads"
+        )
+        fix = "plan one of about its size, by --preset or --parameters"
+        raise ConfigError(Problem("unknown_sizes", f"{nodes[name].key}.model.transformers", message, fix))
+    duration, batch = parse_duration(section.duration), section.global_batch_tokens
+    tokens = {"tokens": duration.value, "batches": duration.value * batch}.get(duration.unit)
+    found: dict[str, Any] = {
+        "arch": arch,
+        "model": section.model.model_dump(mode="json", exclude_unset=True),
+        "length": sequence_length(nodes, name, arch),
+        "batch_tokens": batch,
+    }
+    if tokens is not None:
+        found["tokens"] = tokens
+    if pipeline.launch.hardware:
+        found |= {"gpu": pipeline.launch.hardware, "gpus": pipeline.launch.ranks}
+    return found
 
 
 def planned_config(found: Mapping[str, Any], name: str) -> str:
     """The YAML text for a document of `stemma plan`. Raises ConfigError where no layout that `launch:` knows fits."""
     layout = found["runnable"]
     if layout is None:
-        message = "no layout of data, context and pipeline parallelism fits, and a plan sets launch: to no other"
+        message = (
+            "no layout of data, context, pipeline or expert parallelism fits that a training here can have, and a plan "
+            "sets launch: to no other"
+        )
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
     node = found["devices_of_node"]
     processes, nodes = (found["gpus"], 1) if found["gpus"] <= node else (node, -(-found["gpus"] // node))
@@ -75,6 +125,11 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
                 if layout["pp"] > 1
                 else []
             ),
+            *(
+                [f"  expert_parallel: {layout['ep']} # these hold some of the experts each", "  trainer: native"]
+                if layout["ep"] > 1
+                else []
+            ),
             *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
             f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
             f"  recompute: {layout['recompute']}",
@@ -87,8 +142,6 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
 def write_config(found: Mapping[str, Any], place: Path) -> None:
     """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that is there, and what
     `planned_config` raises."""
-    from flows.config import load
-
     if place.exists():
         raise ConfigError(Problem("file_exists", str(place), "there is such a file already", "name another by --write"))
     text = planned_config(found, place.stem)
@@ -102,7 +155,9 @@ def write_config(found: Mapping[str, Any], place: Path) -> None:
 
 
 def _model(found: Mapping[str, Any]) -> str:
-    if found["model"] in PRESETS:
+    if found["model_config"] is not None:
+        return json.dumps(found["model_config"])
+    if found["model"] in known_presets():
         return f"{{preset: {found['model']}}}"
     sizes = found["sizes"]
     keys = {

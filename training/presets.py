@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Family = Literal["gpt2", "llama", "qwen3", "bert", "t5"]
 
@@ -67,3 +68,53 @@ PRESETS: dict[str, Preset] = {
     "qwen3-4m": Preset("qwen3", 4, 256, 4, 512, 4_200_000, mlp_width=688, vocabulary=4096),
     "llama-nano": Preset("llama", 2, 64, 2, 512, 370_000, mlp_width=176, vocabulary=4096),
 }
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts as it was released.
+
+    config: keys of its transformers config. parameters: of the released weights; active: what its report counts of them
+    for each token, in billions.
+    """
+
+    config: Mapping[str, Any]
+    vocabulary: int
+    parameters: int
+    active: float
+
+
+# Mixtral (Jiang et al. 2024, table 1), OLMoE (Muennighoff et al. 2024, table 1), Qwen3 (Yang et al. 2025, table 2), and
+# what the config.json of each says.
+MIXTURES: dict[str, Mixture] = {
+    "mixtral-8x7b": Mixture(
+        {
+            "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "max_position_embeddings": 32768, "rope_theta": 1e6, "router_aux_loss_coef": 0.02,
+            "tie_word_embeddings": False,
+        },
+        32_000, 46_702_792_704, 12.9,
+    ),
+    "olmoe-1b-7b": Mixture(
+        {
+            "model_type": "olmoe", "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
+            "max_position_embeddings": 4096, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False,
+        },
+        50_304, 6_919_161_856, 1.3,
+    ),
+    "qwen3-30b-a3b": Mixture(
+        {
+            "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
+            "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "max_position_embeddings": 32768,
+            "rope_theta": 1e6, "router_aux_loss_coef": 0.001, "tie_word_embeddings": False,
+        },
+        151_936, 30_532_122_624, 3.3,
+    ),
+}  # fmt: skip
+
+
+def known_presets() -> list[str]:
+    return [*PRESETS, *MIXTURES]

@@ -100,6 +100,7 @@ def line_chart(
     marks: Sequence[tuple[float, str]] = (),
     width: int = 520,
     height: int = 270,
+    x_format: Callable[[float], str] = compact,
     y_format: Callable[[float], str] = compact,
     from_zero: bool = False,
 ) -> Markup:
@@ -136,7 +137,7 @@ def line_chart(
     for tick in x_ticks:
         x = across(tick)
         parts.append(
-            f'<text class="tick" x="{x}" y="{height - bottom + 15}" text-anchor="middle">{compact(tick)}</text>'
+            f'<text class="tick" x="{x}" y="{height - bottom + 15}" text-anchor="middle">{x_format(tick)}</text>'
         )
     parts.append(f'<text class="axis" x="{width - right}" y="{height - 6}" text-anchor="end">{escape(x_label)}</text>')
     parts.append(f'<text class="axis" x="8" y="11">{escape(y_label)}</text>')
@@ -158,7 +159,7 @@ def line_chart(
         if len(points) <= 40 and not line.faint:
             parts += [
                 f'<circle class="dot {line.style}" cx="{across(step)}" cy="{down(value):.1f}" r="2.6">'
-                f"<title>{escape(f'{line.label}: {y_format(value)} at {compact(step)}')}</title></circle>"
+                f"<title>{escape(f'{line.label}: {y_format(value)} at {x_format(step)}')}</title></circle>"
                 for step, value in points
             ]
     for level in levels:  # last, so that no line runs through what it says

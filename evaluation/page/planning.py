@@ -9,8 +9,11 @@ from evaluation.page.words import compact
 
 
 def title(found: Mapping[str, Any]) -> str:
+    size = f"{compact(found['parameters'])} parameters"
+    if found["parameters_of_a_token"] < found["parameters"]:
+        size += f", of which a token passes {compact(found['parameters_of_a_token'])}"
     return (
-        f"{found['model']}: {compact(found['parameters'])} parameters, {compact(found['tokens'])} tokens "
+        f"{found['model']}: {size}, {compact(found['tokens'])} tokens "
         f"({found['because']}), on {found['gpus']} {found['gpu']}"
     )
 
@@ -30,6 +33,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (name, f"{compact(best['parameters'])} parameters, {compact(best['tokens'])} tokens")
         for name, best in found["optimal"].items()
     ]
+    memory, fullest = found["memory_gb_per_gpu"], found["memory_gb_per_gpu_high"]
     rent = f"as much as {hours(found['rent_as_dear_as_buying_hours'])} of rent"
     return [
         ("time", hours(found["hours"]), f"{hours(found['hours_low'])} to {hours(found['hours_high'])}"),
@@ -39,7 +43,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("carbon", f"{carbon[0]} kg CO2", f"{carbon[1]} to {carbon[2]} kg"),
         ("compute", f"{found['flops']:.3g} FLOPs", ""),
         ("speed", f"{compact(found['tokens_per_s'])} tokens/s, {found['mfu']:.1%} MFU", ""),
-        ("memory a device", f"{found['memory_gb_per_gpu']:.1f} GB", ""),
+        ("memory a device", f"{memory:.1f} GB", f"to {fullest:.1f} GB" if fullest > memory else ""),
         ("layout", shape, ""),
         *((f"best for this compute, {name}", best, "") for name, best in laws),
         ("failures", f"{halts['expected']:.2g} expected, one in {hours(halts['hours_between'])}", ""),

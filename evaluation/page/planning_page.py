@@ -12,6 +12,7 @@ from markupsafe import Markup
 from evaluation.page.charts import Bar, Line, bar_chart, line_chart
 from evaluation.page.parts import Figure, Section, Table, render_page
 from evaluation.page.planning import hours, rows, title
+from evaluation.page.words import compact
 
 _SLIDERS = (
     # key, label, least, most (powers of ten)
@@ -55,7 +56,7 @@ _SCRIPT = """
       cost: Math.round(hours * v.gpus * v.price).toLocaleString('en') + ' USD',
       energy: short(hours * v.gpus * given.kw) + ' kWh',
       carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
-      loss: given.law.length ? (given.law[0] + given.law[1] / Math.pow(v.parameters, given.law[3])
+      loss: given.law.length ? (given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
         + given.law[2] / Math.pow(v.tokens, given.law[4])).toFixed(3) + ' nats a token' : 'the law has none',
       memory: (16 * v.parameters / v.gpus / 1e9).toFixed(1)
         + ' GB a device for weights, gradients and AdamW, all shared out',
@@ -111,8 +112,9 @@ def _drawn(found: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
     chart = line_chart(
         "cost over devices",
         [Line("cost", [(math.log2(one["gpus"]), one["cost_usd"]) for one in devices], "train")],
-        x_label="devices, powers of two",
+        x_label="devices",
         y_label="USD",
+        x_format=lambda power: compact(round(2**power)),
         from_zero=True,
     )
     if chart:
@@ -122,11 +124,12 @@ def _drawn(found: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
     chart = line_chart(
         "loss over compute",
         [Line("best size and length", [(math.log10(flops), loss) for flops, loss in curves["loss"]], "train")],
-        x_label="FLOPs, powers of ten",
+        x_label="FLOPs",
         y_label="loss (nats a token)",
+        x_format=lambda power: f"1e{power:g}",
     )
     if chart:
-        means = f"This plan spends 10^{math.log10(found['flops']):.1f} FLOPs."
+        means = f"This plan spends {found['flops']:.1e} FLOPs.".replace("e+", "e")
         if found["loss"]:
             means += f" At its own size and length the law gives {found['loss']:.3f}."
         drawn.append(
@@ -163,6 +166,7 @@ def _sliders(found: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
         "kw": found["energy_kwh"] / (found["hours"] * found["gpus"]),
         "carbon": found["carbon_kg"] / found["energy_kwh"],
         "law": curves["law"],
+        "passed": found["parameters_of_a_token"] / found["parameters"],
     }
     inputs = [
         f'<label style="display:grid;grid-template-columns:{_COLUMNS};gap:12px;align-items:center">{label}'

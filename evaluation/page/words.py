@@ -10,7 +10,7 @@ from evaluation.statistics import Interval
 
 def compact(value: float) -> str:
     """A number for an axis: 1.5k, 20M, 0.001."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}" if value else "0"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from training.config import ModelConfig, PretrainConfig, RlhfConfig
 from training.duration import parse_duration
-from training.presets import PRESETS
+from training.presets import MIXTURES, PRESETS
 from training.recipes import RECIPES
 
 
@@ -66,9 +66,23 @@ def test_presets_have_their_published_sizes(name: str) -> None:
     assert parameters == pytest.approx(published.parameters, rel=0.02 if rounded else 0)
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_have_their_published_sizes_and_may_be_changed(name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from training.models import hf_config
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config(ModelConfig(preset=name), MIXTURES[name].vocabulary, {}))
+    assert sum(weight.numel() for weight in model.parameters()) == MIXTURES[name].parameters
+    smaller = ModelConfig.model_validate({"preset": name, "transformers": {"num_hidden_layers": 2}})
+    assert smaller.transformers == {**MIXTURES[name].config, "num_hidden_layers": 2}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        ({"preset": "mixtral-8x7b", "layers": 2}, "`transformers` alone"),
         ({"family": "llama", "layers": 2, "width": 100, "heads": 3}, "heads to divide width"),
         ({"preset": "gpt-125m", "kv_heads": 4}, "kv_heads only with the families llama and qwen3"),
         ({"family": "llama", "layers": 2, "width": 64, "heads": 4, "kv_heads": 3}, "kv_heads to divide heads"),

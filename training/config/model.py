@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from infra.config import Config, as_json
 from infra.sources import absolute
 from infra.yaml import read_text
-from training.presets import PRESETS, Family, Preset
+from training.presets import MIXTURES, PRESETS, Family, Preset, known_presets
 
 _SIZES = ("layers", "width", "heads")
 _ROTARY = ("llama", "qwen3")
@@ -53,7 +54,9 @@ class ModelConfig(Config):
     """A size by name: gpt-125m, gpt-350m, gpt-760m, gpt-1.3b, gpt-2.7b, gpt-6.7b, gpt-13b, gpt-175b (GPT-3, table 2.1),
     gpt2, gpt2-medium, gpt2-large, gpt2-xl (GPT-2, table 2), smollm-135m, smollm-360m, tinyllama-1.1b, llama-3.2-1b,
     llama-2-7b (as released), or llama-4m, qwen3-4m, llama-nano (ours); for the objective masked bert-base,
-    bert-large (BERT, section 3) or bert-nano, for span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano."""
+    bert-large (BERT, section 3) or bert-nano, for span_corruption t5-small, t5-base (T5, section 3.7) or t5-nano.
+    mixtral-8x7b, olmoe-1b-7b and qwen3-30b-a3b (mixtures of experts, as released) stand for their transformers config,
+    whose keys `transformers` may replace."""
     family: Family | None = None
     """Architecture: gpt2 (learned positions, LayerNorm, GELU), llama (rotary positions, RMSNorm, SwiGLU), qwen3 (llama
     with an RMSNorm on each head's queries and keys; Henry et al. 2020, Qwen3's report, section 2), bert (an encoder,
@@ -108,12 +111,23 @@ class ModelConfig(Config):
     """Any transformers config: a mapping with `model_type`, e.g. {model_type: mistral, hidden_size: 512, …}, or a
     folder with config.json, whose text and not its place bears on identity; token ids come from the tokenizer."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mixture_by_name(cls, given: Any) -> Any:
+        """A mixture's name stands for its transformers config, some of whose keys `transformers` may replace."""
+        mixture = MIXTURES.get(str(given.get("preset"))) if isinstance(given, Mapping) else None
+        changed = (given.get("transformers") or {}) if mixture else None
+        if mixture is None or not isinstance(changed, Mapping):
+            return given
+        others = {key: value for key, value in given.items() if key not in ("preset", "transformers")}
+        return {**others, "transformers": {**mixture.config, **changed}}
+
     @field_validator("preset")
     @classmethod
     def _preset_is_known(cls, name: str | None) -> str | None:
         if name is not None and name not in PRESETS:
-            near = get_close_matches(name, PRESETS, n=1)
-            raise ValueError(f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(PRESETS)}")
+            near, known = get_close_matches(name, known_presets(), n=1), ", ".join(known_presets())
+            raise ValueError(f"{f'did you mean {near[0]}? ' if near else ''}expected one of {known}")
         return name
 
     @model_validator(mode="after")

@@ -6,13 +6,14 @@ Letters: L layers, d width, T tokens of a sequence, V vocabulary, f inner width 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from infra.errors import ConfigError, Problem
-from training.presets import PRESETS, Preset
+from training.presets import MIXTURES, PRESETS, Preset, known_presets
 
 VOCABULARY = 50_257
 _ASPECT = ((1e7, 48), (1.25e8, 64), (1.3e9, 85), (6.7e9, 128), (1e12, 160))
@@ -27,6 +28,7 @@ class Architecture:
     learned_positions: rows of a table of positions, 0 for rotary ones. query_norms: qwen3's norm of each head.
     experts: MLPs of a layer, of which a token passes `active_experts`; 1 for a dense model.
     extra: parameters outside of layers, embeddings and output (BERT's head, T5's cross attention).
+    family: model type, as transformers names it; "" where it is none.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Architecture:
     extra: int = 0
     extra_norms: int = 0
     positions: int = 2048
+    family: str = ""
 
     @cached_property
     def attention_weights(self) -> int:
@@ -87,11 +90,14 @@ class Architecture:
         return self.layers * self.layer_weights + outside + self.extra
 
     @cached_property
+    def of_a_token(self) -> int:
+        """Parameters that one token passes, as reports of mixtures count their active ones: all of a dense model's."""
+        return self.parameters - self.layers * (self.experts - self.active_experts) * self.mlp_weights
+
+    @cached_property
     def active_parameters(self) -> int:
-        """Those that one token passes, the embeddings that are only looked up left out (PaLM, appendix B)."""
-        idle = self.layers * (self.experts - self.active_experts) * self.mlp_weights
-        looked_up = self.learned_positions * self.width + (0 if self.tied else self.embedding)
-        return self.parameters - idle - looked_up
+        """The same, the embeddings that are only looked up left out (PaLM, appendix B)."""
+        return self.of_a_token - self.learned_positions * self.width - (0 if self.tied else self.embedding)
 
     def flops_per_token(self, length: int) -> float:
         """Training FLOPs a token: 6N + 12·L·d·T (PaLM, appendix B). length: T."""
@@ -103,11 +109,15 @@ class Architecture:
 
 def of_preset(name: str, vocabulary: int | None = None) -> Architecture:
     """Raises ConfigError `unknown_preset` with the nearest that is known."""
+    if name in MIXTURES:
+        found = of_transformers(MIXTURES[name].config, vocabulary or MIXTURES[name].vocabulary)
+        assert found is not None
+        return replace(found, name=name)
     if name not in PRESETS:
         from difflib import get_close_matches
 
-        near = get_close_matches(name, PRESETS, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(PRESETS)}, or --parameters N"
+        near = get_close_matches(name, known_presets(), n=1)
+        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known_presets())}, or --parameters N"
         raise ConfigError(Problem("unknown_preset", "--preset", f"there is no preset {name!r}", fix))
     return of_shape(PRESETS[name], vocabulary or PRESETS[name].vocabulary, name)
 
@@ -143,6 +153,43 @@ def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
         query_norms=shape.family == "qwen3",
         extra=extra,
         positions=shape.positions,
+        family=shape.family,
+    )
+
+
+def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
+    """From the keys of a transformers config; None where a size is missing."""
+
+    def first(*names: str) -> int | None:
+        return next((int(values[name]) for name in names if isinstance(values.get(name), int)), None)
+
+    width, layers = first("hidden_size", "n_embd", "d_model"), first("num_hidden_layers", "n_layer", "num_layers")
+    heads = first("num_attention_heads", "n_head", "num_heads")
+    if not (width and layers and heads):
+        return None
+    old = values.get("model_type") in ("gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bert")
+    experts = first("num_local_experts", "num_experts") or 1
+    inner = first("moe_intermediate_size") if experts > 1 else None
+    return Architecture(
+        str(values.get("model_type", "transformers")),
+        layers,
+        width,
+        heads,
+        first("num_key_value_heads") or heads,
+        first("head_dim") or width // heads,
+        inner or first("intermediate_size", "ffn_dim", "n_inner") or 4 * width,
+        vocabulary or first("vocab_size") or VOCABULARY,
+        gated=not old,
+        biases=old,
+        tied=bool(values.get("tie_word_embeddings", old)),
+        learned_positions=first("n_positions", "max_position_embeddings") or 0
+        if values.get("model_type") in ("gpt2", "opt", "bert")
+        else 0,
+        query_norms=values.get("model_type") in ("qwen3", "qwen3_moe", "olmoe"),
+        experts=experts,
+        active_experts=min(experts, first("num_experts_per_tok") or 1),
+        positions=first("max_position_embeddings", "n_positions") or 2048,
+        family=str(values.get("model_type", "")),
     )
 
 

@@ -24,7 +24,7 @@ def curves(request: Request, found: dict[str, Any]) -> dict[str, Any]:
             continue
         same = replace(
             request, gpus=gpus, tokens=found["tokens"], budget=type(request.budget)(),
-            preset=request.preset, parameters=None if request.preset else found["parameters"],
+            parameters=None if request.preset or request.arch else found["parameters"],
             batch_tokens=found["batch_tokens"] if found["batch_tokens"] // request.length % gpus == 0 else None,
         )  # fmt: skip
         try:

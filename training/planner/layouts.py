@@ -6,22 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from training.families import FAMILIES, is_mixture
+from training.families import FAMILIES, Family, is_mixture
 from training.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.devices import DEVICES, GIB
 from training.planner.memory import Memory, memory
 from training.planner.network import network_of
 from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Training, step_time
-from training.presets import PRESETS
 
 _MOST_DEVICES = 65_536
 _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+UNEVEN = 1.25
+"""Tokens of the busiest device's experts, over an even share, that a layout must hold. With a balancing loss fewer than
+1 % of the tokens are beyond it, at an expert and not even a device (Fedus et al. 2021, section 2.2)."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout with what it needs."""
+    """A layout with what it needs; memory: with tokens spread evenly over experts."""
 
     layout: Layout
     time: StepTime
@@ -85,11 +87,16 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
         if key in full:
             continue
         needs = memory(job, layout)
-        fits = needs.total <= job.device.memory
+        fits = uneven(job, layout, needs).total <= job.device.memory
         if not fits:
             full.add(key)
         found.append(Choice(layout, step_time(job, layout), needs, fits))
     return sorted(found, key=lambda one: (not one.fits, _cost(one, job) if one.fits else one.memory.total))
+
+
+def uneven(job: Training, layout: Layout, even: Memory) -> Memory:
+    """Memory of the busiest device where tokens are spread UNEVENly over experts; `even`, where none are sent."""
+    return memory(replace(job, load=UNEVEN), layout) if layout.ep > 1 else even
 
 
 def what_would_fit(job: Training, devices: int) -> list[str]:
@@ -113,7 +120,8 @@ def what_would_fit(job: Training, devices: int) -> list[str]:
             held = size
         else:
             too_large = size
-    return [*ways, f"a smaller model: --parameters {held:.1e} at most".replace("e+0", "e").replace("e+", "e")]
+    smaller = "a smaller model" if job.arch.experts == 1 else "a smaller model, without experts"
+    return [*ways, f"{smaller}: --parameters {held:.1e} at most".replace("e+0", "e").replace("e+", "e")]
 
 
 def _fits(job: Training, devices: int) -> bool:
@@ -126,16 +134,14 @@ def runs_here(layout: Layout, job: Training) -> bool:
     beside data parallelism, of a model and a batch that can be one, or experts beside data parallelism."""
     if layout.tp > 1:
         return False
+    family = FAMILIES.get(job.arch.family, Family(context_parallel=False))
     if layout.ep > 1:
         alone = layout.pp * layout.cp == 1 and layout.sharding in ("ddp", "zero1")
-        return alone and is_mixture(job.arch.name)
+        return alone and is_mixture(job.arch.family)
     if layout.pp == 1:
-        return True
-    # A model that is no preset is written as a Llama (flows/planned_config.py).
-    family = PRESETS[job.arch.name].family if job.arch.name in PRESETS else "llama"
-    able = family in FAMILIES and FAMILIES[family].pipeline_parallel
+        return layout.cp == 1 or family.context_parallel
     goes = passes(job.batch // layout.dp, layout.microbatch, layout.pp, layout.interleave)
-    return able and goes and layout.cp == 1 and layout.sharding in ("ddp", "zero1")
+    return family.pipeline_parallel and goes and layout.cp == 1 and layout.sharding in ("ddp", "zero1")
 
 
 def _cost(one: Choice, job: Training) -> float:
@@ -166,6 +172,9 @@ def why_lost(best: Choice, other: Choice, job: Training) -> str:
     slower = other.time.total / best.time.total - 1
     more = {name: value - getattr(best.time, name) for name, value in vars(other.time).items()}
     part, seconds = max(more.items(), key=lambda pair: pair[1])
+    if slower < 0.02 and runs_here(best.layout, job) and not runs_here(other.layout, job):
+        than = f"{-slower:.1%} faster" if slower < -0.0005 else "as fast" if slower < 0.0005 else f"{slower:.1%} slower"
+        return f"{than}, and launch: cannot be set to it"
     if seconds <= 0 or slower < 1e-6:
         return "it is as fast"
     words = {

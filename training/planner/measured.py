@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from infra.launch.config import LaunchConfig
 from training.config import RlhfConfig, TrainerConfig
+from training.planner.architecture import of_transformers
 from training.planner.devices import DEVICES, Device, device_called
 from training.planner.here import cpu
-from training.planner.stages import needs, of_transformers
+from training.planner.stages import needs
 
 PLANNED = "aux/planned.json"
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from infra.errors import ConfigError, Problem
-from training.planner.architecture import Architecture, of_preset
+from training.planner.architecture import Architecture, of_parameters, of_preset
 from training.planner.devices import GIB, Device, find_device
 from training.planner.failures import failures
 from training.planner.kernels import KERNELS, Kernels, default_kernels, find_kernels
-from training.planner.layouts import Choice, describe, runs_here, search, what_would_fit, why_lost
+from training.planner.layouts import UNEVEN, Choice, describe, runs_here, search, uneven, what_would_fit, why_lost
 from training.planner.network import Network, network_of
 from training.planner.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
-from training.planner.step_time import Training
+from training.planner.step_time import Training, step_time
 from training.planner.verdict import verdict
 from training.planner.wish import Budget, Size, check, resolve
 from training.recipes import RECIPES
@@ -39,7 +39,8 @@ class Request:
     price: USD for one device and hour, None for the device's own range. batch_tokens: None for GPT-3's of that size.
     capital: USD to buy one device, None for the device's own. gbit: Gbit/s that a node sends to others. pod: devices
     that this network joins, and pod_gbit what a node sends to other pods. own_tokens, used_tokens: see
-    training/planner/verdict.py.
+    training/planner/verdict.py. arch: the model of a config, in place of preset and parameters, and model: what that
+    config says under pretrain.model.
     """
 
     device: Device
@@ -61,6 +62,15 @@ class Request:
     pod_gbit: float | None = None
     own_tokens: float | None = None
     used_tokens: float | None = None
+    arch: Architecture | None = None
+    model: Mapping[str, Any] | None = None
+
+    @property
+    def named(self) -> Architecture | None:
+        """The model, if one was asked for."""
+        if self.preset:
+            return of_preset(self.preset, self.vocabulary)
+        return of_parameters(self.parameters, self.vocabulary) if self.parameters else self.arch
 
     @property
     def prices(self) -> tuple[float, float, float]:
@@ -125,7 +135,7 @@ def batch_tokens(arch: Architecture, tokens: float, length: int, gpus: int) -> i
     """Tokens of an optimizer step: GPT-3's of that size (Brown et al. 2020, table 2.1), at least a sequence for each
     device, and no more than leaves a short training a thousand steps."""
     recipe = RECIPES.get(arch.name.replace("gpt-", "gpt3-"))
-    size = arch.parameters
+    size = arch.of_a_token
     of_size = 1 << 19 if size < 1e9 else 1 << 20 if size < 4e9 else 1 << 21 if size < 2e10 else 3 << 20
     wanted = int(recipe["global_batch_tokens"]) if recipe and "gpt3" in arch.name.replace("gpt-", "gpt3-") else of_size
     if size < 1e8:
@@ -193,7 +203,7 @@ def _estimate(request: Request, arch: Architecture, tokens: float, kernels: Kern
 
 def plan(request: Request) -> dict[str, Any]:
     """The document of `stemma plan --json`. Raises ConfigError for what cannot be."""
-    check(request.preset, request.parameters, request.tokens, request.budget)
+    check(request.preset, request.parameters, request.arch is not None, request.tokens, request.budget)
     _check_machines(request)
     low, middle, high = request.prices
 
@@ -207,9 +217,7 @@ def plan(request: Request) -> dict[str, Any]:
             return math.inf  # what fits nowhere, no budget pays for
         return request.budget.spent(flops, hours, request.gpus * middle)
 
-    size = resolve(
-        request.preset, request.parameters, request.tokens, request.budget, request.law, request.vocabulary, share_of
-    )
+    size = resolve(request.named, request.tokens, request.budget, request.law, request.vocabulary, share_of)
     arch, tokens = size.arch, size.tokens
     batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
     found = _estimate(request, arch, tokens)
@@ -229,7 +237,8 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
     faster = _faster(request, found, tokens)
     hours_low = min(hours, faster) * (1 - MISS)
     halts = failures(arch.parameters, gpus, request.device.node, hours)
-    hours_high = hours * (1 + MISS) / (1 - halts.lost)
+    busiest = replace(found.job, load=UNEVEN)
+    hours_high = hours * (1 + MISS) / (1 - halts.lost) * step_time(busiest, best.layout).total / best.time.total
     watts = gpus * request.device.power_w
     kwh = [
         watts * time * host * pue / 1000
@@ -241,6 +250,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
         "status": "done",
         "model": arch.name,
         "parameters": arch.parameters,
+        "parameters_of_a_token": arch.of_a_token,
         "tokens": round(tokens),
         "because": size.because,
         "flops": flops_per_token * tokens,
@@ -263,6 +273,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
         "carbon_kg_low": kwh[0] * CARBON[0],
         "carbon_kg_high": kwh[2] * CARBON[2],
         "memory_gb_per_gpu": best.memory.total / 1e9,
+        "memory_gb_per_gpu_high": uneven(found.job, layout, best.memory).total / 1e9,
         "memory_parts_gb": {name: value / 1e9 for name, value in vars(best.memory).items()},
         "layout": {
             **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute")},
@@ -288,13 +299,14 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
         "batches": max(1, round(tokens / (found.job.batch * request.length))),
         "devices_of_node": request.device.node,
         "vocabulary": arch.vocabulary,
+        "model_config": None if request.model is None else dict(request.model),
         "sizes": {name: getattr(arch, name) for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "tied")},
         "others": [
             {"layout": describe(one.layout), "step_s": one.time.total, "why": why_lost(best, one, found.job)}
             for one in _runners_up(found)
         ],
         "optimal": _optimal(flops_per_token * tokens, request.law),
-        "loss": request.law.loss(arch.parameters, tokens),
+        "loss": request.law.loss(arch.of_a_token, tokens),
         "assumptions": _assumptions(request, found, hours, faster),
     }
 
@@ -306,13 +318,17 @@ def _faster(request: Request, found: Estimate, tokens: float) -> float:
 
 
 def _runners_up(found: Estimate) -> list[Choice]:
-    """The next best of other degrees or sharding, three of them, and the best that does not fit."""
+    """The next best of other degrees or sharding, three of them; of a mixture the best that sends tokens to experts, or
+    sends none, unlike the chosen; and the fastest that does not fit."""
     seen = {_kind(found.best)}
     others: list[Choice] = []
     for one in found.choices[1:]:
         if one.fits and _kind(one) not in seen and len(others) < 3:
             seen.add(_kind(one))
             others.append(one)
+    sends = found.best.layout.ep > 1
+    if found.job.arch.experts > 1 and not any((one.layout.ep > 1) != sends for one in others):
+        others += [one for one in found.choices if one.fits and (one.layout.ep > 1) != sends][:1]
     unfit = [one for one in found.choices if not one.fits and one.time.total < found.best.time.total]
     return [*others, *sorted(unfit, key=lambda one: one.time.total)[:1]]
 
@@ -321,7 +337,7 @@ def _runnable(found: Estimate) -> dict[str, Any] | None:
     """The fastest layout that `launch:` can be set to; None where none fits."""
     for one in found.choices:
         if one.fits and runs_here(one.layout, found.job):
-            keys = ("dp", "pp", "cp", "microbatch", "recompute", "sharding", "interleave")
+            keys = ("dp", "pp", "cp", "ep", "microbatch", "recompute", "sharding", "interleave")
             return {**{key: getattr(one.layout, key) for key in keys}, "step_s": one.time.total}
     return None
 
@@ -363,4 +379,11 @@ def _assumptions(request: Request, found: Estimate, hours: float, faster: float)
         "FLOPs: 6 N + 12 L d T a token (PaLM, appendix B); evaluation is not counted",
         "failures: one in 45,000 h of a device (OPT, Llama 3); what they cost is in the upper end of the range",
     ]
+    if found.job.arch.experts > 1:
+        said.append("laws are of dense models: of a mixture they are given the parameters that a token passes")
+    if found.best.layout.ep > 1:
+        said.append(
+            f"experts: tokens spread evenly; the upper ends of time and memory have {UNEVEN:g} times as many at the "
+            "busiest device, and the first some hundred steps can have more"
+        )
     return said

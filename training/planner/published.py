@@ -18,6 +18,7 @@ from training.planner.network import network_of
 from training.planner.plan import HOST, PUE, plan, request
 from training.planner.scaling_laws import LAWS
 from training.planner.step_time import Layout, Training, step_time
+from training.presets import MIXTURES
 
 ALLOWED = 0.15
 """How far a planned figure may be off."""
@@ -36,6 +37,10 @@ _MT_NLG = (
 _TITAN = (
     "its H100 are limited to 500 W instead of 700, by its own page, which says that more power would speed it up and "
     "that their peak is not known; the plan has their slower memory, and the peak of the SXM5"
+)
+_DEEPEP = (
+    "its DeepEP sends a token to a device once, however many of the experts there it chose, where the plan sends it "
+    "for each, as training here does; with 5.25 of 8, which is what even choices come to, the plan would be 12 % below"
 )
 
 
@@ -57,7 +62,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    return [*_mosaic(), *_foundry(), *_megatron(), *_large(), *_scaling(), *_others()]
+    return [*_mosaic(), *_foundry(), *_megatron(), *_large(), *_mixtures(), *_scaling(), *_others()]
 
 
 def _gpt(layers: int, width: int, heads: int, vocabulary: int = 51_200) -> Architecture:
@@ -215,6 +220,25 @@ def _large() -> Iterator[Row]:
         what = f"Llama 3.1 8B, 8 H100, {kernels}: tokens/s a GPU"
         source = "torchtitan, benchmarks/llama3_h100_202412, table 1"
         yield Row(source, what, speed, 2 * 8192 / seconds, miss=_TITAN)
+
+
+def _mixtures() -> Iterator[Row]:
+    for name, one in MIXTURES.items():
+        arch = of_preset(name)
+        yield Row(f"{name}, as released", "parameters, billions", one.parameters / 1e9, arch.parameters / 1e9)
+        yield Row(f"{name}, its report", "of these for a token, billions", one.active, arch.of_a_token / 1e9)
+    # Both spread tokens evenly: Megatron Core by its balancing loss, NeMo AutoModel by a router that is made to.
+    at = Layout(16, pp=4, ep=8, microbatch=1, sharding="zero1", interleave=8)
+    mfu, _ = _run(of_preset("mixtral-8x7b"), "h100", "compiled", at, 256, 4096)
+    source = "Megatron Core 0.8, its README on mixtures"
+    yield Row(source, "Mixtral 8x7B, 64 H100: TFLOP/s a GPU", 438, mfu * 989)
+    at = Layout(8, ep=8, microbatch=4, recompute="full", sharding="zero3")
+    _, seconds = _run(of_preset("qwen3-30b-a3b"), "h100", "compiled", at, 512, 4096)
+    source, what = (
+        "NeMo AutoModel, performance summary (October 2025)",
+        "Qwen3 30B-A3B, 8 H100, recompute: tokens/s a GPU",
+    )
+    yield Row(source, what, 12_040, 512 * 4096 / seconds / 8, miss=_DEEPEP)
 
 
 def _scaling() -> Iterator[Row]:

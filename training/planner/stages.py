@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from training.config import (
 from training.config.trainer import KeepEvery
 from training.duration import parse_duration
 from training.pipeline_cut import microbatch_of
-from training.planner.architecture import VOCABULARY, Architecture, of_shape
+from training.planner.architecture import VOCABULARY, Architecture, of_shape, of_transformers
 from training.planner.devices import DEVICES, GIB, Device
 from training.planner.kernels import KERNELS
 from training.planner.memory import memory
@@ -65,39 +65,6 @@ def of_model(config: ModelConfig, vocabulary: int | None) -> Architecture | None
     entries = vocabulary or VOCABULARY
     entries = math.ceil(entries / config.vocab_multiple) * config.vocab_multiple
     return of_shape(config.shape(), entries, config.preset or config.shape().family)
-
-
-def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
-    """From the keys of a transformers config; None where a size is missing."""
-
-    def first(*names: str) -> int | None:
-        return next((int(values[name]) for name in names if isinstance(values.get(name), int)), None)
-
-    width, layers = first("hidden_size", "n_embd", "d_model"), first("num_hidden_layers", "n_layer", "num_layers")
-    heads = first("num_attention_heads", "n_head", "num_heads")
-    if not (width and layers and heads):
-        return None
-    old = values.get("model_type") in ("gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bert")
-    experts = first("num_local_experts", "num_experts") or 1
-    inner = first("moe_intermediate_size") if experts > 1 else None
-    return Architecture(
-        str(values.get("model_type", "transformers")),
-        layers,
-        width,
-        heads,
-        first("num_key_value_heads") or heads,
-        first("head_dim") or width // heads,
-        inner or first("intermediate_size", "ffn_dim", "n_inner") or 4 * width,
-        vocabulary or first("vocab_size") or VOCABULARY,
-        gated=not old,
-        biases=old,
-        tied=bool(values.get("tie_word_embeddings", old)),
-        learned_positions=first("n_positions", "max_position_embeddings") or 0
-        if values.get("model_type") in ("gpt2", "opt", "bert")
-        else 0,
-        experts=experts,
-        active_experts=min(experts, first("num_experts_per_tok") or 1),
-    )
 
 
 def device_of(launch: LaunchConfig) -> Device | None:

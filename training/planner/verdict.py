@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from evaluation.page.words import compact
 from training.planner.scaling_laws import Law
 
 READINGS = 4
@@ -23,7 +24,7 @@ def verdict(found: Mapping[str, Any], law: Law, own: float | None, used: float |
 
     own: tokens of one's own text, if told. used: tokens a month that the model will read and write, if told.
     """
-    size, tokens = found["parameters"], found["tokens"]
+    size, tokens = found["parameters_of_a_token"], found["tokens"]
     a_flop = found["cost_usd"] / found["flops"]
     text = own if own is not None else tokens
     ours, theirs = law.loss(size, tokens), law.loss(OPEN_PARAMETERS, OPEN_TOKENS)
@@ -48,19 +49,20 @@ def verdict(found: Mapping[str, Any], law: Law, own: float | None, used: float |
     if own is None:
         choice = "scratch"
         because.append(
-            f"it reads {tokens:.3g} tokens; tell --own-tokens: with less than a quarter of them that are yours, "
+            f"it reads {compact(tokens)} tokens; tell --own-tokens: with less than a quarter of them that are yours, "
             "beginning with an open model comes to more"
         )
     elif own * READINGS >= tokens:
         choice = "scratch"
         because.append(
-            f"your {own:.3g} tokens, read up to {READINGS} times, are the {tokens:.3g} that a model of this size wants"
+            f"your {compact(own)} tokens, read up to {READINGS} times, are the {compact(tokens)} that a model of this "
+            "size wants"
         )
     else:
         choice = "continue" if own >= CONTINUE else "tune" if own >= TUNE else "api"
         because.append(
-            f"your {own:.3g} tokens, read {READINGS} times, are {own * READINGS / tokens:.1%} of the {tokens:.3g} that "
-            "a model of this size wants"
+            f"your {compact(own)} tokens, read {READINGS} times, are {own * READINGS / tokens:.1%} of the "
+            f"{compact(tokens)} that a model of this size wants"
         )
         said = {
             "continue": "they are enough to continue the pretraining of an open model (base_model:)",
@@ -73,7 +75,7 @@ def verdict(found: Mapping[str, Any], law: Law, own: float | None, used: float |
         if year < found["cost_usd"] and choice != "api" and own is not None and own < CONTINUE:
             choice = "api"
         because.append(
-            f"an API for {used:.3g} tokens a month is about {year:,.0f} USD a year, the training "
+            f"an API for {compact(used or 0)} tokens a month is about {year:,.0f} USD a year, the training "
             f"{found['cost_usd']:,.0f} once, before anyone serves it"
         )
     return {"choice": choice, "because": because, "figures": figures}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.errors import ConfigError, Problem
-from training.planner.architecture import MOST, Architecture, of_parameters, of_preset
+from training.planner.architecture import MOST, Architecture, of_parameters
 from training.planner.scaling_laws import Law
 
 _FEWEST = 1e5
@@ -47,17 +47,20 @@ class Size:
     because: str
 
 
-def check(preset: str | None, parameters: float | None, tokens: float | None, budget: Budget) -> None:
-    """Raises ConfigError with everything that is wrong between what was asked for."""
+def check(preset: str | None, parameters: float | None, of_config: bool, tokens: float | None, budget: Budget) -> None:
+    """Raises ConfigError with everything that is wrong between what was asked for.
+
+    of_config: whether a config names the model.
+    """
     problems = []
-    if preset and parameters:
-        problems.append(
-            Problem("two_sizes", "--preset", "expected --preset or --parameters, not both", "leave one out")
-        )
+    named = [option for option, given in (("--preset", preset), ("--parameters", parameters)) if given]
+    if len(named) + of_config > 1:
+        message = f"expected one size, not {' and '.join([*named, *(['that of CONFIG'] if of_config else [])])}"
+        problems.append(Problem("two_sizes", named[0], message, "leave all but one out"))
     if len(budget.given) > 1:
-        named = " and ".join(f"--{'compute' if name == 'flops' else name}" for name in budget.given)
-        problems.append(Problem("two_budgets", "", f"expected one budget, not {named}", "leave all but one out"))
-    size = preset or parameters
+        budgets = " and ".join(flag for flag, _ in _flags(budget))
+        problems.append(Problem("two_budgets", "", f"expected one budget, not {budgets}", "leave all but one out"))
+    size = preset or parameters or of_config
     if size and tokens and budget.given:
         message = "size, tokens and a budget are three, of which two make the third"
         problems.append(Problem("too_much", "", message, "leave one out, and the plan tells what it comes to"))
@@ -76,8 +79,7 @@ def _flags(budget: Budget) -> list[tuple[str, float]]:
 
 
 def resolve(
-    preset: str | None,
-    parameters: float | None,
+    arch: Architecture | None,
     tokens: float | None,
     budget: Budget,
     law: Law,
@@ -86,15 +88,15 @@ def resolve(
 ) -> Size:
     """The model and its tokens.
 
-    share_of: what share of the budget a model and its tokens take. Raises ConfigError where the budget buys nothing.
+    arch: the model, if it was named. share_of: what share of the budget a model and its tokens take. Raises ConfigError
+    where the budget buys nothing.
     """
-    arch = of_preset(preset, vocabulary) if preset else of_parameters(parameters, vocabulary) if parameters else None
     if arch and tokens:
         return Size(arch, tokens, "as asked for")
     if arch and budget.given:
         return Size(arch, _tokens_within(arch, share_of), "as many tokens as the budget pays for")
     if arch:
-        return Size(arch, law.tokens_for(arch.parameters), f"tokens: the optimum for this size by {law.name}")
+        return Size(arch, law.tokens_for(arch.of_a_token), f"tokens: the optimum for this size by {law.name}")
     if tokens and not budget.given:
         found = of_parameters(law.size_for(tokens), vocabulary)
         return Size(found, tokens, f"size: the optimum for so many tokens by {law.name}")

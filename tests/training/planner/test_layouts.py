@@ -41,10 +41,29 @@ def test_long_sequences_are_cut_and_experts_are_spread() -> None:
     assert best.fits and best.layout.ep in (1, 2, 4, 8)
     spread = Layout(64, ep=8, sharding="zero1")
     assert memory(job(experts), spread).total < memory(job(experts), replace(spread, ep=1)).total
-    mixture = job(replace(experts, name="mixtral"))
+    mixture = job(replace(experts, family="mixtral"))
     assert runs_here(spread, mixture) and not runs_here(spread, job(experts))
     assert not runs_here(replace(spread, sharding="zero3"), mixture)
+    assert not runs_here(Layout(32, cp=2), mixture), "its balancing loss is no sum over tokens"
     assert step_time(mixture, spread).experts > 0 == step_time(mixture, replace(spread, ep=1)).experts
+
+
+def test_of_layouts_that_spread_mixtrals_experts_nvidias_is_the_fastest() -> None:
+    """Megatron Core 0.8, its README on mixtures: TP 1, EP 8, PP 4 for Mixtral 8x7B on 64 H100."""
+    one = job(of_preset("mixtral-8x7b"), 4096, 256)
+    best = next(choice for choice in search(one, 64) if choice.fits and choice.layout.ep > 1)
+    assert (best.layout.tp, best.layout.ep, best.layout.pp) == (1, 8, 4)
+
+
+def test_uneven_tokens_take_time_and_memory_only_where_devices_hold_other_experts() -> None:
+    even = job(of_preset("mixtral-8x7b"), 4096, 256)
+    uneven = replace(even, load=1.5)
+    for at in (Layout(64), Layout(64, sharding="zero3", recompute="full")):
+        assert (step_time(even, at), memory(even, at)) == (step_time(uneven, at), memory(uneven, at))
+        spread = replace(at, ep=8)
+        assert step_time(even, spread).total < step_time(uneven, spread).total < 1.5 * step_time(even, spread).total
+        activations = [memory(one, spread).activations for one in (even, uneven)]
+        assert activations[0] < activations[1] < 1.5 * activations[0]
 
 
 def test_each_way_to_share_takes_less_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from click.testing import CliRunner
 
 from cli.commands import stemma as command_line
 from infra.errors import ConfigError, Problem
-from tests.command import stemma
+from tests.command import stemma, write_config
+from tests.pipelines import data_config
 from training.planner.architecture import of_parameters
 from training.planner.devices import DEVICES
 from training.planner.plan import plan, request
@@ -41,6 +43,45 @@ def test_the_contract() -> None:
     assert len(found["assumptions"]) >= 5
     assert sum(found["memory_parts_gb"].values()) == pytest.approx(found["memory_gb_per_gpu"])
     assert sum(found["step_parts"].values()) == pytest.approx(1)
+
+
+def test_a_mixture_of_experts_is_planned_with_layouts_that_spread_them() -> None:
+    words = ["plan", "--preset", "mixtral-8x7b", "--tokens", "1e12", "--gpu", "h100", "--gpus", "64"]
+    found = stemma(*words).document
+    assert found["parameters"] == 46_702_792_704 and found["layout"]["ep"] == 8
+    assert found["flops"] == pytest.approx(6 * 12.9e9 * 1e12, rel=0.1), "by the parameters that a token passes"
+    assert found["step_parts"]["experts"] > 0
+    assert found["memory_gb_per_gpu"] < found["memory_gb_per_gpu_high"] * 0.99 < DEVICES["h100"].memory / 1e9
+    (said,) = (said for said in found["assumptions"] if said.startswith("experts: "))
+    assert "1.25 times as many" in said
+    assert any("ep" not in other["layout"] for other in found["others"]), (
+        "the best that sends no tokens, and why it lost"
+    )
+    dense = plan(request(preset="llama-2-7b", tokens=1e12, gpu="h100", gpus=64))
+    assert dense["memory_gb_per_gpu_high"] == dense["memory_gb_per_gpu"] and dense["step_parts"]["experts"] == 0
+    assert found["loss"] < dense["loss"], "more parameters a token"
+    assert 1.15 < found["hours_high"] / found["hours"] / (dense["hours_high"] / dense["hours"]) < 1.3
+
+
+def test_the_model_of_a_config_is_planned(tmp_path: Path) -> None:
+    """Its batch, length, tokens and devices too, but for what options say; and it is written back as it was named."""
+    changed = {"transformers": {"num_hidden_layers": 16}, "preset": "mixtral-8x7b"}
+    pretrain = {"model": changed, "duration": "1e11 tokens", "global_batch_tokens": 262_144}
+    sections = {**data_config(tmp_path), "shard": {"sequence_length": 4096}, "tokenizer": {"vocab_size": 32_000}}
+    launch = {"hardware": "h100", "processes": 8, "nodes": 4}
+    config = write_config(tmp_path / "mixture.yaml", {**sections, "pretrain": pretrain, "launch": launch})
+    written = tmp_path / "planned.yaml"
+    found = stemma("plan", config, "--write", written).document
+    assert (found["gpu"], found["gpus"], found["batch_tokens"]) == ("h100", 32, 262_144)
+    assert (found["sequence_length"], found["tokens"]) == (4096, 1e11)
+    whole = plan(request(preset="mixtral-8x7b", tokens=1e11, gpu="h100", gpus=64))
+    assert 0.5 < found["parameters"] / whole["parameters"] < 0.52
+    again = stemma("plan", written, "--gpus", "16", "--days", "2").document
+    assert (again["parameters"], again["gpus"]) == (found["parameters"], 16)
+    assert again["hours"] == pytest.approx(48, rel=0.01) and again["tokens"] != 1e11
+    refused = stemma("plan", config, "--preset", "gpt2").document["errors"]
+    assert [one["code"] for one in refused] == ["two_sizes"]
+    assert [one["code"] for one in stemma("plan", "--set", "a.b=1").document["errors"]] == ["no_config"]
 
 
 @pytest.mark.parametrize("budget", ["compute", "money", "days"])

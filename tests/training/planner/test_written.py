@@ -30,8 +30,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
         {"parameters": 5e6, "gpu": "l40s", "gpus": 1},
         {"parameters": 1.3e9, "tokens": 2e10, "gpu": "h100", "gpus": 16, "length": 65_536},
         {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "l40s", "gpus": 16},
+        {"preset": "olmoe-1b-7b", "tokens": 1e11, "gpu": "h100", "length": 4096, "batch_tokens": 32_768},
     ],
-    ids=["preset", "budget", "small", "context", "stages"],
+    ids=["preset", "budget", "small", "context", "stages", "experts"],
 )
 def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, tmp_path: Path) -> None:
     found = plan(request(**wishes))
@@ -39,6 +40,7 @@ def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, t
     config = load(tmp_path / "planned.yaml")
     assert not check_hardware(config) and config.launch.context_parallel == found["layout"]["cp"]
     assert config.launch.pipeline_parallel == found["layout"]["pp"]
+    assert config.launch.expert_parallel == found["layout"]["ep"] == (8 if "olmoe" in found["model"] else 1)
     nodes = graph(config)
     needed = stage_needs(config, nodes, would(nodes, Store(tmp_path / "store", reading=True)))["pretrain"]
     assert needed.fits and needed.hours == pytest.approx(found["hours"], rel=0.05)
@@ -62,8 +64,13 @@ def test_the_page_has_curves_and_sliders() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
-def test_sliders_compute_what_the_plan_does(tmp_path: Path) -> None:
-    wanted = request(preset="gpt-1.3b", tokens=2e10, gpus=16)
+@pytest.mark.parametrize(
+    "wishes",
+    [{"preset": "gpt-1.3b", "tokens": 2e10, "gpus": 16}, {"preset": "olmoe-1b-7b", "tokens": 2e10, "gpus": 16}],
+    ids=["dense", "mixture"],
+)
+def test_sliders_compute_what_the_plan_does(wishes: dict, tmp_path: Path) -> None:
+    wanted = request(**wishes)
     found = plan(wanted)
     (tmp_path / "plan.html").write_text(planning_page(found, curves(wanted, found)), encoding="utf8")
     with sync_playwright() as playwright:
