@@ -55,7 +55,7 @@ def train_in_float8(model: nn.Module, device: torch.device) -> int:
     try:
         from torchao.float8 import Float8LinearConfig
     except ImportError as error:
-        fix = "pip install 'stemma[fp8]', or set it to bf16"
+        fix = "pip install -e '.[fp8]', or set it to bf16"
         raise stage_error("missing_package", "launch.precision", "torchao is not installed", fix) from error
     config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     for parent, name, child in found:

@@ -223,7 +223,7 @@ class LaunchConfig(Config):
             if wanted and importlib.util.find_spec(package) is None:
                 message, fix = (
                     f"expected the package {package}, which is not installed",
-                    f"pip install 'stemma[{extra}]'",
+                    f"pip install -e '.[{extra}]' in the project's folder",
                 )
                 yield Problem("missing_package", f"launch.{key}", message, f"{fix}, or leave launch.{key} out")
 
