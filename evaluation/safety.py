@@ -44,8 +44,8 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     if config.toxicity:
         asked_of = lm, config.toxicity
         results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **how, keep=keep)
-        if (text := inputs.get("shards")) and not location_of(text / "validation"):
-            results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], text, run, **how)
+        if "shards" in inputs and not location_of(inputs["shards"] / "validation"):
+            results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], inputs["shards"], run, **how)
         if config.personal_data:
             results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
         lines["generations"] = generations
