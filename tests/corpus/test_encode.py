@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from functools import cache, partial
 from itertools import chain
 
 import pyarrow as pa
@@ -110,31 +111,49 @@ def unigram() -> Tokenizer:
 TO_SIGN = normalizers.Replace(" ", "▁")
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 GPT_2 = ByteLevel(add_prefix_space=False)
+
+
+def _cut_by(name: str) -> Tokenizer:
+    return made(pre_tokenizers.Sequence([split_by(name), BYTES]))
+
+
+def _at_spaces(scheme: str) -> Tokenizer:
+    return made(Metaspace(prepend_scheme=scheme))
+
+
 FAST = {
-    "byte level": made(GPT_2),
-    **{name: made(pre_tokenizers.Sequence([split_by(name), BYTES])) for name in EXPRESSIONS},
-    "inverted": made(pre_tokenizers.Sequence([split_by("gpt-4, llama 3", "removed", invert=True), BYTES])),
-    "digits apart": made(pre_tokenizers.Sequence([Digits(individual_digits=True), GPT_2])),
-    "nfc": made(pre_tokenizers.Sequence([split_by("qwen 2"), BYTES]), normalizer=normalizers.NFC()),
-    "lower case": made(GPT_2, normalizer=normalizers.Lowercase()),
-    "bert": made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(), wordpiece=True),
-    "bert, cased": made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(lowercase=False), wordpiece=True),
-    "t5": unigram(),
-    **{f"metaspace, {scheme}": made(Metaspace(prepend_scheme=scheme)) for scheme in ("always", "first", "never")},
-    "white space apart": made(pre_tokenizers.Sequence([WhitespaceSplit(), Metaspace()])),
-    "llama 2": unsplit(normalizer=normalizers.Sequence([normalizers.Prepend("▁"), TO_SIGN])),
-    "mistral": unsplit(splitter=Metaspace(prepend_scheme="first", split=False)),
-    "gemma": unsplit(normalizer=TO_SIGN, splitter=Split(" ", "merged_with_previous")),
+    "byte level": lambda: made(GPT_2),
+    **{name: partial(_cut_by, name) for name in EXPRESSIONS},
+    "inverted": lambda: made(pre_tokenizers.Sequence([split_by("gpt-4, llama 3", "removed", invert=True), BYTES])),
+    "digits apart": lambda: made(pre_tokenizers.Sequence([Digits(individual_digits=True), GPT_2])),
+    "nfc": lambda: made(pre_tokenizers.Sequence([split_by("qwen 2"), BYTES]), normalizer=normalizers.NFC()),
+    "lower case": lambda: made(GPT_2, normalizer=normalizers.Lowercase()),
+    "bert": lambda: made(BertPreTokenizer(), normalizer=normalizers.BertNormalizer(), wordpiece=True),
+    "bert, cased": lambda: made(
+        BertPreTokenizer(), normalizer=normalizers.BertNormalizer(lowercase=False), wordpiece=True
+    ),
+    "t5": unigram,
+    **{f"metaspace, {scheme}": partial(_at_spaces, scheme) for scheme in ("always", "first", "never")},
+    "white space apart": lambda: made(pre_tokenizers.Sequence([WhitespaceSplit(), Metaspace()])),
+    "llama 2": lambda: unsplit(normalizer=normalizers.Sequence([normalizers.Prepend("▁"), TO_SIGN])),
+    "mistral": lambda: unsplit(splitter=Metaspace(prepend_scheme="first", split=False)),
+    "gemma": lambda: unsplit(normalizer=TO_SIGN, splitter=Split(" ", "merged_with_previous")),
 }
+"""Trained when they are asked for: each test worker reads this file, and one of them runs it."""
+
+
+@cache
+def fast(name: str) -> Tokenizer:
+    return FAST[name]()
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_any_text_gets_the_same_ids(name):
     chance = random.Random(name)
     texts = ["".join(chance.choices([*CHARACTERS, *PIECES], k=chance.randrange(60))) for _ in range(3000)]
-    encoder = encoder_of(FAST[name], CLOSING)
+    encoder = encoder_of(fast(name), CLOSING)
     assert isinstance(encoder, TableEncoder)
-    assert ids_of(encoder, texts) == expected(FAST[name], texts)
+    assert ids_of(encoder, texts) == expected(fast(name), texts)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -145,7 +164,7 @@ def test_every_character_gets_the_same_ids(name):
     points = map(chr, chain(range(0x3400), range(0xA000, 0xAC00), range(0xF900, 0x10000), *alike))
     probes = [f"a{c}1{c}! {c}.{c}{c}\n{c} b{c}/" for c in points]
     texts = ["".join(probes[at : at + 4096]) for at in range(0, len(probes), 4096)]
-    assert ids_of(encoder_of(FAST[name], CLOSING), texts) == expected(FAST[name], texts)
+    assert ids_of(encoder_of(fast(name), CLOSING), texts) == expected(fast(name), texts)
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
@@ -185,17 +204,17 @@ def test_nothing_gives_nothing(model):
 
 
 @pytest.mark.parametrize(
-    "tokenizer",
+    "slow",
     [
-        made(GPT_2, normalizer=normalizers.NFD()),
-        made(ByteLevel(add_prefix_space=True)),
-        made(None, normalizer=TO_SIGN),
-        made(Metaspace(), normalizer=normalizers.Strip()),
-        made(Whitespace()),
-        made(BYTES),
-        made(Split(Regex(r"\s+"), "isolated")),
-        made(GPT_2, dropout=0.1),
-        made(GPT_2, normalizer=normalizers.Lowercase(), added=[AddedToken("words", special=False)]),
+        lambda: made(GPT_2, normalizer=normalizers.NFD()),
+        lambda: made(ByteLevel(add_prefix_space=True)),
+        lambda: made(None, normalizer=TO_SIGN),
+        lambda: made(Metaspace(), normalizer=normalizers.Strip()),
+        lambda: made(Whitespace()),
+        lambda: made(BYTES),
+        lambda: made(Split(Regex(r"\s+"), "isolated")),
+        lambda: made(GPT_2, dropout=0.1),
+        lambda: made(GPT_2, normalizer=normalizers.Lowercase(), added=[AddedToken("words", special=False)]),
     ],
     ids=[
         "nfd",
@@ -209,8 +228,8 @@ def test_nothing_gives_nothing(model):
         "added in lower case",
     ],
 )
-def test_a_tokenizer_that_cuts_may_change_is_left_to_its_package(tokenizer):
-    assert isinstance(encoder_of(tokenizer, CLOSING), PlainEncoder)
+def test_a_tokenizer_that_cuts_may_change_is_left_to_its_package(slow):
+    assert isinstance(encoder_of(slow(), CLOSING), PlainEncoder)
 
 
 def test_the_package_gives_its_ids():

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig as PeftConfig
-from peft import get_peft_model
 from safetensors.torch import load_file
 
 from infra.errors import StageError
@@ -38,6 +36,9 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("targets", [("q_proj", "down_proj"), ()], ids=["some layers", "all"])
 def test_loss_gradients_and_merged_weights_are_peft_s(base_dir: Path, targets: tuple[str, ...]) -> None:
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+
     config = LoraConfig(rank=3, alpha=6.0, targets=targets)
     ours = load(base_dir)
     learning = add_adapters(ours, config, seed=5)
