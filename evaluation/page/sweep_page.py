@@ -215,10 +215,23 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
         message = escape(f"{row['name']}: {number(row['mean'])}")
         parts.append(f'<polyline class="line {style}" points="{points}"><title>{message}</title></polyline>')
     for x, (_, labels, _) in zip(xs, axes, strict=True):  # after the lines, which would run through them
-        for place, label in labels:
-            y = top + deep * (1 - place)
-            parts.append(f'<text class="level-label" x="{x + 6:.1f}" y="{y + 3.5:.1f}">{escape(label)}</text>')
+        # Left of the first axis there are no lines at all.
+        at, anchor = (x - 6, "end") if x == left else (x + 6, "start")
+        for place, label in _apart(labels, 13 / deep):
+            y = top + deep * (1 - place) + 3.5
+            parts.append(
+                f'<text class="level-label" x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+            )
     return Markup("".join([*parts, "</svg>"]))
+
+
+def _apart(labels: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
+    """Those that do not cover each other; of two the one that is nearer to an end, and both ends stay."""
+    kept: list[tuple[float, str]] = []
+    for place, label in sorted(labels, key=lambda one: min(one[0], 1 - one[0])):
+        if all(abs(place - other) >= least for other, _ in kept):
+            kept.append((place, label))
+    return kept
 
 
 def _axis(title: str, values: Sequence[Any]) -> tuple[str, list[tuple[float, str]], list[float]]:
