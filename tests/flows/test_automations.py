@@ -17,16 +17,16 @@ from tests.command import environment, start, stemma, write_config
 from tests.pipelines import DOCSTRING_RULES, data_config, short_config
 from tests.prefect_page import tables
 from tests.processes import COLD, running_stage, wait_until
-from tests.receivers import mail_server, webhook
+from tests.receivers import webhook
 
 pytestmark = pytest.mark.cluster
 
 
 class Told:
-    """A store whose servers are up and tell three receivers."""
+    """A store whose servers are up and tell a receiver."""
 
-    def __init__(self, folder: Path, page: str, hooks: list[tuple[str, Any]], mails: list[str]) -> None:
-        self.folder, self.page, self.hooks, self.mails = folder, page, hooks, mails
+    def __init__(self, folder: Path, page: str, hooks: list[tuple[str, Any]]) -> None:
+        self.folder, self.page, self.hooks = folder, page, hooks
         self.root = folder / "store"
 
     def posted(self, path: str, text: str) -> bool:
@@ -36,43 +36,23 @@ class Told:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     folder = tmp_path_factory.mktemp("told")
-    with webhook() as (address, hooks), mail_server() as (port, mails):
-        env = environment(
-            STEMMA_NOTICE_SLACK=f"{address}/slack",
-            STEMMA_NOTICE_WEBHOOK=f"{address}/hook",
-            STEMMA_NOTICE_EMAIL=f"mailto://127.0.0.1:{port}/?from=stemma@lab.example&to=night@lab.example",
-            **COLD,
-        )
+    with webhook() as (address, hooks):
+        env = environment(STEMMA_NOTICE_SLACK=f"{address}/slack", **COLD)
         try:
             answer = stemma("up", "--root", folder / "store", env=env)
             assert answer.code == 0, answer.document["errors"]
-            again = stemma("up", "--root", folder / "store", env=env)
-            assert again.document["automations"] == answer.document["automations"]
-            assert len(again.document["automations"]) == 4
             page = next(service["url"] for service in answer.document["services"] if service["name"] == "prefect")
-            yield Told(folder, page, hooks, mails)
+            yield Told(folder, page, hooks)
         finally:
             stemma("down", "--root", folder / "store")
-
-
-def test_a_failure_is_told_by_slack_webhook_and_mail(told: Told) -> None:
-    settings = data_config(told.folder)
-    settings["validate"] = {"documents": {"min_rows": 1_000_000}}
-    config = write_config(told.folder / "failing.yaml", settings)
-    answer = stemma("run", config, "--root", told.root)
-    assert answer.code == 1
-    sentence = answer.document["errors"][0]["message"]
-    wait_until(lambda: told.posted("/slack", sentence), timeout_s=60)
-    wait_until(lambda: told.posted("/hook", sentence), timeout_s=60)
-    wait_until(lambda: any("Subject: chronicle failed" in mail for mail in told.mails), timeout_s=60)
-    assert all(set(document) == {"text"} for path, document in told.hooks if path == "/slack")
 
 
 @pytest.mark.long
 def test_drift_a_correction_and_a_refusal_are_told_and_stand_in_both_pages(told: Told) -> None:
     """The text of a source changes, the learning rate is far too high, and a gate asks for more than there is.
 
-    The risk: a notice whose text Prefect cannot fill in is sent to nobody. One of a failure is in `make test`.
+    The risk: a notice whose text Prefect cannot fill in is sent to nobody. One of a failure is in `make test`
+    (test_scheduled_runs.py).
     """
     folder = told.folder / "drifting"
     folder.mkdir()

@@ -1,4 +1,5 @@
-"""Pipelines that run by themselves: when, one at a time, after a pause, by the code and config they were made with."""
+"""Pipelines that run by themselves: when, one at a time, after a pause, by the code and config they were made with; and
+who is told when one fails."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ from infra.servers.state import recorded
 from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
 from tests.pipelines import data_config
 from tests.processes import COLD, running_stage, wait_until
+from tests.receivers import mail_server, webhook
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,14 @@ def test_dates_follow_the_clocks_of_their_time_zone() -> None:
 
 @dataclass
 class House:
-    """Servers with a worker, and a data pipeline whose stages are all built."""
+    """Servers with a worker that tell three receivers, and a data pipeline whose stages are all built."""
 
     folder: Path
     client: SyncPrefectClient
     env: dict[str, str]
     api_url: str
+    hooks: list[tuple[str, Any]]
+    mails: list[str]
 
     @property
     def root(self) -> Path:
@@ -106,16 +110,25 @@ def house(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("scheduled") / "data"
     shutil.copytree(built_data, folder, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
     write_config(folder / "config.yaml", data_config(folder))
-    env = environment(**COLD)
-    ports = ["--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port())]
-    try:
-        answer = stemma("up", "--root", folder / "store", *ports, env=env)
-        assert answer.code == 0, answer.document["errors"]
-        url = f"{answer.document['services'][0]['url']}/api"
-        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
-            yield House(folder, client, env, url)
-    finally:
-        stemma("down", "--root", folder / "store", env=env)
+    with webhook() as (address, hooks), mail_server() as (port, mails):
+        env = environment(
+            STEMMA_NOTICE_SLACK=f"{address}/slack",
+            STEMMA_NOTICE_WEBHOOK=f"{address}/hook",
+            STEMMA_NOTICE_EMAIL=f"mailto://127.0.0.1:{port}/?from=stemma@lab.example&to=night@lab.example",
+            **COLD,
+        )
+        ports = ["--prefect-port", str(any_free_port()), "--mlflow-port", str(any_free_port())]
+        try:
+            answer = stemma("up", "--root", folder / "store", *ports, env=env)
+            assert answer.code == 0, answer.document["errors"]
+            again = stemma("up", "--root", folder / "store", env=env)
+            assert again.document["automations"] == answer.document["automations"]
+            assert len(again.document["automations"]) == 4
+            url = f"{answer.document['services'][0]['url']}/api"
+            with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+                yield House(folder, client, env, url, hooks, mails)
+        finally:
+            stemma("down", "--root", folder / "store", env=env)
 
 
 def told(run: FlowRun) -> tuple[str, str]:
@@ -328,3 +341,20 @@ def test_prefects_own_deploy_reads_prefect_yaml_and_the_config_at_each_run(house
     assert good.name == "config"
     assert told(bad)[0] == "Failed"
     assert "tokenizer.vocab_siez" in told(bad)[1]
+
+
+@pytest.mark.cluster
+def test_a_failure_is_told_by_slack_webhook_and_mail(house: House) -> None:
+    gone = {"read": [{"kind": "files", "paths": [str(house.folder / "gone.txt")]}]}
+    config = write_config(house.folder / "failing.yaml", {"name": "failing", "ingest": gone})
+    answer = house.ask("run", config)
+    assert answer.code == 1
+    sentence = answer.document["errors"][0]["message"]
+
+    def posted(path: str) -> bool:
+        return any(where == path and sentence in str(document) for where, document in house.hooks)
+
+    wait_until(lambda: posted("/slack"), timeout_s=60)
+    wait_until(lambda: posted("/hook"), timeout_s=60)
+    wait_until(lambda: any("Subject: failing failed" in mail for mail in house.mails), timeout_s=60)
+    assert all(set(document) == {"text"} for path, document in house.hooks if path == "/slack")
