@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +130,19 @@ def test_a_killed_sweep_goes_on_and_shares_what_it_can(config: Path, env: dict[s
     assert taken.pretrain.optimizer.learning_rate == best["settings"][RATE]  # type: ignore[attr-defined]
     page = Path(answer.document["page"]).read_text()
     assert "Leaderboard" in page and page.count("<polyline") >= 4 + 2
+    subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
+    assert _trials_in_mlflow(store) == [(f"trial {number}", "FINISHED", "sweep") for number in range(4)]
+
+
+def _trials_in_mlflow(store: Path) -> list[tuple[str, str, str]]:
+    """Of each trial's run its name, status, and the beginning of its parent run's name."""
+    query = (
+        "SELECT run.name, run.status, parent.name FROM runs run JOIN tags ON tags.run_uuid = run.run_uuid AND "
+        "tags.key = 'mlflow.parentRunId' JOIN runs parent ON parent.run_uuid = tags.value WHERE run.name LIKE 'trial %'"
+    )
+    with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as database:
+        found = database.execute(query).fetchall()
+    return sorted((name.split(":")[0], status, parent.split()[0]) for name, status, parent in found)
 
 
 def finish_quietly(process: Any) -> None:
