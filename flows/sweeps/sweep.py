@@ -168,9 +168,12 @@ class _Running:
         runs = self.store.layout.runs
         pipeline = self.sweep.pipeline(trial.settings, trial.seed)
         self.graphs[trial.number] = graph(pipeline)
-        if trial.run_id and (found := self._of_earlier(RunJournal(runs, trial.run_id))) is not None:
+        earlier = RunJournal(runs, trial.run_id) if trial.run_id else None
+        if earlier and (found := self._of_earlier(earlier)) is not None:
             return self._result(trial, found)
-        trial = trial.begun(new_run_id())
+        # One that was killed goes on as the same run, which MLflow may know to be finished already.
+        was_killed = earlier is not None and earlier.result() is None and not earlier.works()
+        trial = trial.begun(trial.run_id if was_killed else new_run_id())
         journal = RunJournal(runs, trial.run_id)
         self.trials.save(trial)
         journal.make_trial(

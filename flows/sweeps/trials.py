@@ -48,7 +48,7 @@ class Trial:
     error: str = ""
 
     def begun(self, run_id: str) -> Trial:
-        tried = (*self.tried, self.run_id) if self.run_id else self.tried
+        tried = (*self.tried, self.run_id) if self.run_id not in ("", run_id) else self.tried
         return replace(self, status="running", run_id=run_id, tried=tried, error="")
 
     def as_json(self) -> dict[str, Any]:
