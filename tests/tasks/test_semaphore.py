@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection
 
 import pytest
@@ -24,12 +23,28 @@ class Turns:
         self.stopped = False
         self._go_on = threading.Event()
         self._changed = threading.Condition()
+        self._looks = 0
+        self._coming = coming
         self._threads: list[threading.Thread] = []
-        self._turn = PrioritySemaphore(at_once, WEIGHTS, lambda: self.stopped, lambda: coming)
+        self._turn = PrioritySemaphore(at_once, WEIGHTS, lambda: self.stopped, self._look)
 
     def ask(self, node: str) -> None:
         self._threads.append(threading.Thread(target=self._work, args=(node,)))
         self._threads[-1].start()
+
+    def _look(self) -> Collection[str]:
+        """What is coming, which a stage asks for before it takes a turn or gives way."""
+        with self._changed:
+            self._looks += 1
+            self._changed.notify_all()
+        return self._coming
+
+    def after_giving_way(self) -> list[str]:
+        """What has had its turn, once whoever waits has looked twice, and so has given way once."""
+        with self._changed:
+            before = self._looks
+            assert self._changed.wait_for(lambda: self._looks >= before + 2, SOON_S), self._looks
+        return list(self.got)
 
     def _work(self, node: str) -> None:
         try:
@@ -57,8 +72,7 @@ class Turns:
 def test_a_stage_that_asks_first_gives_way_to_one_that_more_wait_for() -> None:
     turns = Turns(1, ["light", "heavy"])
     turns.ask("light")
-    time.sleep(0.3)
-    assert turns.got == []
+    assert turns.after_giving_way() == []
     turns.ask("heavy")
     assert turns.wait_for(1) == ["heavy"]
     assert turns.end() == ["heavy", "light"]
@@ -69,8 +83,7 @@ def test_it_gives_way_no_further_than_to_one_place() -> None:
     turns.ask("light")
     assert turns.wait_for(1) == ["light"], "one place is for it, the other is kept"
     turns.ask("page")
-    time.sleep(0.3)
-    assert turns.got == ["light"]
+    assert turns.after_giving_way() == ["light"]
     turns.ask("heavy")
     assert turns.wait_for(2) == ["light", "heavy"]
     assert turns.end() == ["light", "heavy", "page"]
