@@ -65,8 +65,8 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
     layout = found["runnable"]
     if layout is None:
         message = (
-            "no layout of data, context, pipeline or expert parallelism fits that a training here can have, and a plan "
-            "sets launch: to no other"
+            "no layout of data, tensor, context, pipeline or expert parallelism fits that a training here can have, and "
+            "a plan sets launch: to no other"
         )
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
     node = found["devices_of_node"]
@@ -98,7 +98,7 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             "",
             "pretrain:",
             *([f"  recipe: {recipe} # rates and decay of Brown et al. 2020"] if recipe in RECIPES else []),
-            f"  model: {_model(found)}",
+            f"  model: {_model(found, layout['vocabulary_multiple'])}",
             f"  duration: {found['batches'] * found['batch_tokens']:_} tokens",
             f"  global_batch_tokens: {found['batch_tokens']}",
             *(["  batch_warmup: null"] if recipe in RECIPES else []),
@@ -115,21 +115,7 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             f"  hardware: {found['gpu']}",
             f"  processes: {processes} # one a GPU",
             *([f"  nodes: {nodes}"] if nodes > 1 else []),
-            *(
-                [f"  context_parallel: {layout['cp']} # these share each sequence", "  trainer: native"]
-                if layout["cp"] > 1
-                else []
-            ),
-            *(
-                [f"  pipeline_parallel: {layout['pp']} # these hold some of the layers each", "  trainer: native"]
-                if layout["pp"] > 1
-                else []
-            ),
-            *(
-                [f"  expert_parallel: {layout['ep']} # these hold some of the experts each", "  trainer: native"]
-                if layout["ep"] > 1
-                else []
-            ),
+            *_groups(layout),
             *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
             f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
             f"  recompute: {layout['recompute']}",
@@ -154,11 +140,29 @@ def write_config(found: Mapping[str, Any], place: Path) -> None:
         raise
 
 
-def _model(found: Mapping[str, Any]) -> str:
+def _groups(layout: Mapping[str, Any]) -> list[str]:
+    """The lines of `launch:` for ranks that share one model, and the loop that knows them."""
+    kinds = (
+        ("tp", "tensor_parallel", "these share each layer"),
+        ("cp", "context_parallel", "these share each sequence"),
+        ("pp", "pipeline_parallel", "these hold some of the layers each"),
+        ("ep", "expert_parallel", "these hold some of the experts each"),
+    )
+    lines = [f"  {key}: {layout[short]} # {said}" for short, key, said in kinds if layout[short] > 1]
+    return [*lines, "  trainer: native"] if lines else []
+
+
+def _model(found: Mapping[str, Any], multiple: int) -> str:
+    """multiple: of rows of the embedding, which ranks share; beside what the model has of itself."""
     if found["model_config"] is not None:
-        return json.dumps(found["model_config"])
+        model = dict(found["model_config"])
+        if multiple > 1:
+            model["vocab_multiple"] = math.lcm(multiple, model.get("vocab_multiple", 1))
+        return json.dumps(model)
+    rows = f", vocab_multiple: {multiple}" if multiple > 1 else ""
     if found["model"] in known_presets():
-        return f"{{preset: {found['model']}}}"
+        longer = f", positions: {found['sequence_length']}" if found["sequence_length"] > found["positions"] else ""
+        return f"{{preset: {found['model']}{longer}{rows}}}"
     sizes = found["sizes"]
     keys = {
         "family": "llama",
@@ -166,7 +170,7 @@ def _model(found: Mapping[str, Any]) -> str:
         "positions": found["sequence_length"],
         "tie_embeddings": str(sizes["tied"]).lower(),
     }
-    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}"
+    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + rows + "}"
 
 
 def _rate(parameters: float) -> float:

@@ -86,6 +86,11 @@ def default_kernels(device: Device, arch: Architecture) -> Kernels:
     transformers as here; all else by llm-foundry and its like."""
     if device.name == "a100-40" and arch.learned_positions:
         return KERNELS["plain"]
+    return fused_kernels(device)
+
+
+def fused_kernels(device: Device) -> Kernels:
+    """FlashAttention, but on a V100, which it does not run on."""
     return KERNELS["megatron" if device.name == "v100" else "flash"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from training.families import FAMILIES, Family, is_mixture
+from training.families import FAMILIES, Family, is_mixture, sequences_problem, split_problem
 from training.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.devices import DEVICES, GIB
@@ -16,6 +16,7 @@ from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Tr
 
 _MOST_DEVICES = 65_536
 _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+_SHARDING_WEIGHTS = ("zero2", "zero3", "hsdp")
 UNEVEN = 1.25
 """Tokens of the busiest device's experts, over an even share, that a layout must hold. With a balancing loss fewer than
 1 % of the tokens are beyond it, at an expert and not even a device (Fedus et al. 2021, section 2.2)."""
@@ -130,18 +131,31 @@ def _fits(job: Training, devices: int) -> bool:
 
 
 def runs_here(layout: Layout, job: Training) -> bool:
-    """Whether a plan's config can set `launch:` to it: data and context parallelism, with any sharding, or a pipeline
-    beside data parallelism, of a model and a batch that can be one, or experts beside data parallelism."""
-    if layout.tp > 1:
-        return False
-    family = FAMILIES.get(job.arch.family, Family(context_parallel=False))
+    """Whether a plan's config can set `launch:` to it: what `stemma check` takes, with a vocabulary that is padded as
+    `padded_vocabulary` says."""
+    arch, grouped = job.arch, layout.tp * layout.cp > 1
+    family = FAMILIES.get(arch.family, Family(context_parallel=False))
     if layout.ep > 1:
-        alone = layout.pp * layout.cp == 1 and layout.sharding in ("ddp", "zero1")
-        return alone and is_mixture(job.arch.family)
-    if layout.pp == 1:
-        return layout.cp == 1 or family.context_parallel
-    goes = passes(job.batch // layout.dp, layout.microbatch, layout.pp, layout.interleave)
-    return family.pipeline_parallel and goes and layout.cp == 1 and layout.sharding in ("ddp", "zero1")
+        return not grouped and layout.pp == 1 and layout.sharding in ("ddp", "zero1") and is_mixture(arch.family)
+    if sequences_problem(layout.cp, arch.family, "causal", job.length, {}, layout.tp):
+        return False
+    sizes = {name: getattr(arch, name) for name in ("heads", "kv_heads", "head_width", "mlp_width")}
+    shards = _weight_shards(layout, job.device.node)
+    if layout.tp > 1 and split_problem(arch.family, layout.tp, shards, **sizes, vocabulary=None):
+        return False
+    if layout.pp > 1:
+        goes = passes(job.batch // layout.dp, layout.microbatch, layout.pp, layout.interleave)
+        return family.pipeline_parallel and goes and layout.sharding in (("ddp",) if grouped else ("ddp", "zero1"))
+    return layout.tp == 1 or layout.dp * layout.cp == 1 or layout.sharding in _SHARDING_WEIGHTS
+
+
+def padded_vocabulary(layout: Layout, node: int) -> int:
+    """Of what a vocabulary must be a multiple, so that ranks share it evenly; 1 where they do not."""
+    return layout.tp * _weight_shards(layout, node) if layout.tp > 1 else 1
+
+
+def _weight_shards(layout: Layout, node: int) -> int:
+    return layout.shards(node) if layout.sharding in _SHARDING_WEIGHTS else 1
 
 
 def _cost(one: Choice, job: Training) -> float:

@@ -13,7 +13,17 @@ from training.planner.architecture import Architecture, of_parameters, of_preset
 from training.planner.devices import GIB, Device, find_device
 from training.planner.failures import failures
 from training.planner.kernels import KERNELS, Kernels, default_kernels, find_kernels
-from training.planner.layouts import UNEVEN, Choice, describe, runs_here, search, uneven, what_would_fit, why_lost
+from training.planner.layouts import (
+    UNEVEN,
+    Choice,
+    describe,
+    padded_vocabulary,
+    runs_here,
+    search,
+    uneven,
+    what_would_fit,
+    why_lost,
+)
 from training.planner.network import Network, network_of
 from training.planner.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
 from training.planner.step_time import Training, step_time
@@ -299,6 +309,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
         "batches": max(1, round(tokens / (found.job.batch * request.length))),
         "devices_of_node": request.device.node,
         "vocabulary": arch.vocabulary,
+        "positions": arch.positions,
         "model_config": None if request.model is None else dict(request.model),
         "sizes": {name: getattr(arch, name) for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "tied")},
         "others": [
@@ -337,8 +348,10 @@ def _runnable(found: Estimate) -> dict[str, Any] | None:
     """The fastest layout that `launch:` can be set to; None where none fits."""
     for one in found.choices:
         if one.fits and runs_here(one.layout, found.job):
-            keys = ("dp", "pp", "cp", "ep", "microbatch", "recompute", "sharding", "interleave")
-            return {**{key: getattr(one.layout, key) for key in keys}, "step_s": one.time.total}
+            keys = ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute", "sharding", "interleave")
+            multiple = padded_vocabulary(one.layout, found.job.device.node)
+            layout = {key: getattr(one.layout, key) for key in keys}
+            return {**layout, "vocabulary_multiple": multiple, "step_s": one.time.total}
     return None
 
 

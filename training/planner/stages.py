@@ -23,7 +23,7 @@ from training.duration import parse_duration
 from training.pipeline_cut import microbatch_of
 from training.planner.architecture import VOCABULARY, Architecture, of_shape, of_transformers
 from training.planner.devices import DEVICES, GIB, Device
-from training.planner.kernels import KERNELS
+from training.planner.kernels import KERNELS, fused_kernels
 from training.planner.memory import memory
 from training.planner.network import network_of
 from training.planner.plan import MISS
@@ -119,7 +119,9 @@ def needs(
     precision = "fp32" if launch.precision == "fp32" else "bf16"
     if launch.precision == "fp8" and isinstance(config, PretrainConfig):
         precision = "fp8"
-    kernels = KERNELS["plain" if launch.attention == "eager" else "compiled" if launch.compile == "on" else "flash"]
+    kernels = fused_kernels(device)
+    if launch.attention == "eager" or launch.compile == "on":
+        kernels = KERNELS["plain" if launch.attention == "eager" else "compiled"]
     job = Training(
         arch, device, kernels, network_of(device), length, max(sequences, parts), precision, _moments(config, arch)
     )

@@ -32,6 +32,16 @@ def test_a_small_model_is_spread_by_data_and_a_large_one_by_tensors_and_stages()
     assert large.layout.devices == 512
 
 
+def test_a_layout_that_shares_layers_runs_here_where_launch_takes_it() -> None:
+    one = job(of_preset("llama-2-7b"))
+    shared = Layout(4, tp=2, sharding="zero3")
+    assert runs_here(shared, one) and runs_here(replace(shared, cp=2), job(of_preset("llama-2-7b"), 8192))
+    assert runs_here(replace(shared, pp=4, sharding="ddp"), one) and not runs_here(replace(shared, pp=4), one)
+    assert runs_here(replace(shared, dp=1, sharding="ddp"), one) and not runs_here(replace(shared, sharding="ddp"), one)
+    assert not runs_here(replace(shared, dp=512), one), "parts of the MLP's width of 11,008 would be uneven"
+    assert not runs_here(shared, job(of_preset("gpt-1.3b"))), "its layers are not shared here"
+
+
 def test_long_sequences_are_cut_and_experts_are_spread() -> None:
     long = search(job(of_preset("llama-2-7b").with_size(positions=131_072), 131_072, 32), 64)[0]
     assert long.fits and long.layout.cp * long.layout.tp > 1

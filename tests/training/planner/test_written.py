@@ -31,8 +31,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
         {"parameters": 1.3e9, "tokens": 2e10, "gpu": "h100", "gpus": 16, "length": 65_536},
         {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "l40s", "gpus": 16},
         {"preset": "olmoe-1b-7b", "tokens": 1e11, "gpu": "h100", "length": 4096, "batch_tokens": 32_768},
+        {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "v100", "gpus": 64},
+        {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "h100", "gpus": 64, "length": 131_072},
     ],
-    ids=["preset", "budget", "small", "context", "stages", "experts"],
+    ids=["preset", "budget", "small", "context", "stages", "experts", "layers-stages", "layers-context"],
 )
 def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, tmp_path: Path) -> None:
     found = plan(request(**wishes))
@@ -40,6 +42,7 @@ def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, t
     config = load(tmp_path / "planned.yaml")
     assert not check_hardware(config) and config.launch.context_parallel == found["layout"]["cp"]
     assert config.launch.pipeline_parallel == found["layout"]["pp"]
+    assert config.launch.tensor_parallel == found["layout"]["tp"]
     assert config.launch.expert_parallel == found["layout"]["ep"] == (8 if "olmoe" in found["model"] else 1)
     nodes = graph(config)
     needed = stage_needs(config, nodes, would(nodes, Store(tmp_path / "store", reading=True)))["pretrain"]
