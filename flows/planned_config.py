@@ -65,8 +65,8 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
     layout = found["runnable"]
     if layout is None:
         message = (
-            "no layout of data, tensor, context, pipeline or expert parallelism fits that a training here can have, and "
-            "a plan sets launch: to no other"
+            "no layout of data, tensor, context, pipeline or expert parallelism fits that a training here can have, "
+            "and a plan sets launch: to no other"
         )
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
     node = found["devices_of_node"]

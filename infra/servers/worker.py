@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from infra.servers.http import answers, misdirected
@@ -16,6 +17,7 @@ from infra.servers.http import answers, misdirected
 def main(pool: str) -> None:
     # Imported while the server starts: these are seconds.
     import prefect.cli.worker
+    import prefect.runner._state_proposer
     import prefect.runner.runner
     import prefect.workers.process
 
@@ -29,8 +31,23 @@ def main(pool: str) -> None:
         time.sleep(0.1)
     runner: Any = prefect.runner.runner
     runner.run_process = FlowRuns(runner.run_process).run_process
+    proposer: Any = prefect.runner._state_proposer.StateProposer
+    proposer.propose_cancelled = _unless_ended(proposer.propose_cancelled)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
     prefect.cli.app()
+
+
+def _unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+    """Our flows say themselves that they were cancelled, as they end. Prefect's worker says so once more when it has
+    loaded the flow to look for its hooks, seconds later, and would take back a Retry that was pressed since."""
+
+    async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> bool:
+        state = (await self._client.read_flow_run(flow_run.id)).state
+        if state is None or state.is_cancelling() or state.is_running():
+            return await propose_cancelled(self, flow_run, *args, **options)
+        return True
+
+    return propose
 
 
 if __name__ == "__main__":
