@@ -60,8 +60,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "many": {
         "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 2048, "minibatch_answers": 256,
         "whole_groups": True, "clip_ratio_high": 0.4, "temperature": 0.5,
-        "optimizer": {"learning_rate": 6.0e-4, "weight_decay": 0.0},
-        "schedule": {"decay": "linear", "warmup": "3 %", "final_share": 0.0},
+        "optimizer": {"learning_rate": 2.0e-4, "weight_decay": 0.0},
+        "schedule": {"decay": "linear", "warmup": "10 %", "final_share": 0.0},
     },
 }  # fmt: skip
 
