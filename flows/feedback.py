@@ -113,9 +113,10 @@ def _no_preferences(config: PipelineConfig) -> Problem | None:
 
 
 def _folder_of(root: Path, run: str) -> Path:
-    """Of a round, also when its run goes on: its date and the beginning of its flow run's id."""
+    """Of a round, also when its run goes on: its time, by which rounds are in order, and the beginning of the id of its
+    flow run."""
     known = next((root / FEEDBACK).glob(f"*-{run[:8]}"), None)
-    return known or root / FEEDBACK / f"{datetime.now(UTC):%Y%m%d-%H%M}-{run[:8]}"
+    return known or root / FEEDBACK / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run[:8]}"
 
 
 def _judged_files(folder: Path) -> list[str]:

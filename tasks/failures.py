@@ -23,7 +23,7 @@ _COLLECTIVE = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 _COLLECTIVE_TEXT = re.compile(
     r"NCCL (error|communicator was aborted)|nccl(UnhandledCuda|System|Internal|Remote)Error"
     r"|Watchdog caught collective operation timeout|Timed out waiting \d+ms for (send|recv)"
-    r"|gloo.*(Connection (closed|reset) by peer|Broken pipe)",
+    r"|gloo.*(Connection (closed|reset) by peer|Broken pipe)|Gloo connectFullMesh failed",
     re.IGNORECASE | re.DOTALL,
 )
 _MISUSE_OF_COLLECTIVE = re.compile(r"nccl(InvalidUsage|InvalidArgument)", re.IGNORECASE)

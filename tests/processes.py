@@ -14,14 +14,19 @@ import tests.command
 from infra.run import read_journal
 
 
-def wait_until(what: Callable[[], object], timeout_s: float | None = None) -> object:
+def wait_until(
+    what: Callable[[], object], timeout_s: float | None = None, command: tests.command.Command | None = None
+) -> object:
     """Polls until `what()` is true and returns it; the more it costs to ask, the less often.
 
-    timeout_s: for what must have happened by then; by default `tests.command.patience_s`."""
+    timeout_s: for what must have happened by then; by default `tests.command.patience_s`. command: without which it
+    will not happen; if that ends first, what it answered is told."""
     deadline = time.monotonic() + (timeout_s or tests.command.patience_s)
     while (asked := time.monotonic()) < deadline:
         if found := what():
             return found
+        if command is not None and command.poll() is not None and not what():
+            raise AssertionError(f"ended before {what}: {command.communicate()}")
         time.sleep(min(0.5, max(0.02, 5 * (time.monotonic() - asked))))
     raise AssertionError(f"still not: {what}")
 

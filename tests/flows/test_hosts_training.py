@@ -50,10 +50,10 @@ def test_a_cut_between_hosts_is_found_and_after_it_is_healed_training_goes_on(ho
     root = tmp_path / "store"
     config = _config(tmp_path, hosts, 2, hang_s=30, restarts=5)
     command = start("run", config, "--root", root, env=environment())
-    wait_until(lambda: _checkpoints(root))
+    wait_until(lambda: _checkpoints(root), command=command)
     hosts.cut(hosts.hosts[1])
     journal = next(root.glob(".work/pretrain/*/scratch/journal.jsonl"))
-    wait_until(lambda: "starting all ranks again" in journal.read_text())
+    wait_until(lambda: "starting all ranks again" in journal.read_text(), command=command)
     hosts.heal(hosts.hosts[1])
     answer = finish(command)
     assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])
@@ -65,7 +65,7 @@ def test_a_host_that_is_lost_is_replaced_and_training_goes_on(hosts: Network, tm
     """The risk: ranks of two starts that write into one work folder, or a stage that takes the loss for a crash."""
     root = tmp_path / "store"
     command = start("run", _config(tmp_path, hosts, 3), "--root", root, env=environment())
-    wait_until(lambda: _checkpoints(root))
+    wait_until(lambda: _checkpoints(root), command=command)
     hosts.lose(hosts.hosts[1])
     answer = finish(command)
     assert answer.code == 0, (answer.document["errors"], answer.stderr[-3000:])

@@ -31,7 +31,7 @@ def test_a_job_that_loses_a_node_ends_with_the_bits_of_local_ranks(env: dict[str
     with kubernetes_cluster("n1", "n2", "n3") as cluster:
         config = _config(tmp_path, "there", **launch)
         command = start("run", config, "--root", root, "--force", "pretrain", env={**env, **cluster.variables})
-        wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")))
+        wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")), command=command)
         cluster.lose("n2")
         there = finish(command)
         assert there.code == 0, (there.document["errors"], there.stderr[-3000:])

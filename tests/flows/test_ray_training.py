@@ -37,7 +37,7 @@ def test_a_training_on_ray_that_loses_a_machine_ends_with_the_bits_of_local_rank
 
     on_ray = _config(tmp_path, "ray", nodes=2, lost_s=10, **launch_on(cluster))
     command = start("run", on_ray, "--root", root, "--force", "pretrain", env={**env, **cluster.variables})
-    wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")))
+    wait_until(lambda: list(root.glob(".work/pretrain/*/scratch/checkpoints/ba*")), command=command)
     journal = next(root.glob(".work/pretrain/*/scratch/journal.jsonl"))
     lost = next(node for node in cluster.nodes if f"@{node}" in journal.read_text())
     cluster.lose(lost)

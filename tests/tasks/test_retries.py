@@ -31,6 +31,7 @@ WATCHDOG = (
     " milliseconds before timing out."
 )
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:21930"
+MESH = "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
 LAUNCH_FAILURE = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported"
 ECC = "CUDA error: uncorrectable ECC error encountered"
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
@@ -46,6 +47,7 @@ ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA
         (torch.distributed.DistBackendError(WATCHDOG), "ranks_disconnected", True),
         (torch.distributed.DistNetworkError("The client socket has failed to connect"), "ranks_disconnected", True),
         (RuntimeError(GLOO), "ranks_disconnected", True),
+        (RuntimeError(MESH), "ranks_disconnected", True),
         (MemoryError(), "out_of_memory", True),
         (RuntimeError(ASSERT), "crashed", False),
         (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "crashed", False),
