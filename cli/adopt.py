@@ -17,7 +17,7 @@ from cli.output import as_json
 @click.option("--note", default="", help="Where it comes from, for whoever reads its lineage.")
 @root_option
 @as_json
-def command(stage: str, folder: Path, note: str, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Copy FOLDER into the store as an artifact of STAGE, its provenance marked as imported.
 
     FOLDER holds what the stage would have written: documents/part-*.parquet for ingest and clean; train/, validation/
@@ -35,7 +35,7 @@ def command(stage: str, folder: Path, note: str, root: Path | None, as_json: boo
         click.echo(f"{message} {place}\n\nin the config:\n\n{lines}")
     document = {
         "status": "done",
-        "root": str(store.root),
+        "root": store.place,
         "stage": stage,
         "fingerprint": manifest.fingerprint,
         "digest": manifest.digest,

@@ -28,7 +28,7 @@ def command(
     max_new_tokens: int,
     temperature: float,
     seed: int,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
@@ -61,12 +61,12 @@ def writing_model(model: str, root: Path) -> Path:
     Raises ConfigError `unknown_artifact`, `no_model`, and `writes_no_text` for a reward model and its like.
     """
     from infra.errors import ConfigError, Problem
-    from infra.store.reference import resolve
+    from infra.store.reference import opened
     from infra.store.store import Store
     from tasks.stages import STAGES
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
-    folder = Path(model) if Path(model).is_dir() else resolve(Store(root, reading=True), model, models)[0]
+    folder = Path(model) if Path(model).is_dir() else opened(Store(root, reading=True), model, models)[0]
     config = folder / "config.json"
     if not config.is_file():
         raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))

@@ -26,7 +26,7 @@ def command(
     force_: tuple[str, ...],
     settings: tuple[str, ...],
     needs: bool,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Say what a run would build and reuse, and why; start nothing.
@@ -65,9 +65,9 @@ def command(
         }
         for name in chosen
     ]
-    document = {"status": "done", "config": str(config), "root": str(store.root), "stages": shown}
+    document = {"status": "done", "config": str(config), "root": store.place, "stages": shown}
     if not as_json:
-        never_run = next(latest(store.layout.runs, pipeline.name), None) is None
+        never_run = next(latest(store.runs(), pipeline.name), None) is None
         _print(shown, store.root, needs, never_run)
         _print_plans(shown)
         for row in filter(lambda row: row["note"], shown):
@@ -117,7 +117,7 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
 @root_option
 @as_json
 def why(
-    config: Path, stage: str, settings: tuple[str, ...], root: Path | None, as_json: bool
+    config: Path, stage: str, settings: tuple[str, ...], root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Why a stage was built, reused or skipped in the last run of this pipeline that was about it.
 
@@ -135,7 +135,7 @@ def why(
     known(nodes, [stage], "STAGE")
     store = Store(root_of(root), reading=True)
     planned = plan(nodes, store)[stage] if settings else None
-    for journal in latest(store.layout.runs, pipeline.name):
+    for journal in latest(store.runs(), pipeline.name):
         rows = [line for line in journal.read() if line["kind"] == "stage" and line["stage"] == stage]
         if not rows or rows[-1]["status"] in ("waiting", "running"):
             continue

@@ -28,7 +28,7 @@ SHOWN = 30
 @root_option
 @as_json
 def command(
-    sides: tuple[str, ...], whole: bool, page: Path | None, root: Path | None, as_json: bool
+    sides: tuple[str, ...], whole: bool, page: Path | None, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Compare runs, configs or models with the first: what differs in settings, data, code and versions, figures side
     by side, and differences over the same items with their intervals. Writes a page with all of it and the curves.
@@ -54,7 +54,7 @@ def command(
     if not as_json:
         _print(document, names, whole)
         click.echo(f"\npage: {place}" if not trouble else f"\nthe page was not written: {trouble}")
-    document = {"status": "done", "root": str(store.root), **document}
+    document = {"status": "done", "root": store.place, **document}
     return {**document, "page": None if trouble else str(place.absolute())}, 0
 
 

@@ -35,13 +35,17 @@ def artifacts(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[C
     """Stages with artifacts; after a slash the artifacts of that stage. Empty where there is no store."""
     from cli.options import root_of
     from infra.errors import StemmaError
-    from infra.store.layout import Layout
+    from infra.store.layout import MIRROR, Layout
 
     stage, slash, _beginning = incomplete.partition("/")
     found: list[Any] = []
     try:
         layout = Layout(root_of(ctx.params.get("root")))
-        found = [f"{stage}/{one.name[:8]}" for one in layout.artifacts(stage)] if slash else layout.stages()
+        if layout.url:  # as far as this machine has heard of them: a key press asks no server
+            seen = sorted((layout.root / MIRROR).glob(f"{stage}/*.json" if slash else "*"))
+            found = [f"{stage}/{one.stem[:8]}" for one in seen] if slash else [one.name for one in seen]
+        else:
+            found = [f"{stage}/{one.name[:8]}" for one in layout.artifacts(stage)] if slash else layout.stages()
     except StemmaError:
         return []
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]

@@ -33,7 +33,7 @@ def command(
     timezone: str | None,
     overlap: Any,
     catch_up: Any,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Put a pipeline on the Prefect page: `<pipeline>/pipeline`, and `<pipeline>/<stage>` with the stage's config as
@@ -83,7 +83,7 @@ def command(
 @CONFIG
 @root_option
 @as_json
-def schedule(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """When the pipeline next runs by itself, and by which rules. `stemma deploy --cron` makes a schedule."""
     return _tell(config, root, None, as_json)
 
@@ -92,7 +92,7 @@ def schedule(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, 
 @CONFIG
 @root_option
 @as_json
-def pause(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Keep the pipeline from running by itself. A run in progress is not stopped; `stemma run` still works."""
     return _tell(config, root, False, as_json)
 
@@ -101,12 +101,12 @@ def pause(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any
 @CONFIG
 @root_option
 @as_json
-def resume(config: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def resume(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Let the pipeline run by itself again, from its next date on."""
     return _tell(config, root, True, as_json)
 
 
-def _tell(config: Path, root: Path | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def _tell(config: Path, root: str | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
     from flows.config import load
 
     pipeline = load(config)

@@ -67,7 +67,7 @@ def command(
     seed: int,
     batch_size: int,
     chat_template: bool,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Score each MODEL on lm-eval's tasks, offline, with standard errors, and say which differences are more than

@@ -19,7 +19,7 @@ from cli.output import as_json
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @root_option
 @as_json
-def command(model: str, folder: Path, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(model: str, folder: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
     model card as README.md. What was written is loaded with transformers before FOLDER appears.
 
@@ -32,7 +32,7 @@ def command(model: str, folder: Path, root: Path | None, as_json: bool) -> tuple
     store = Store(root_of(root), reading=True)
     source = writing_model(model, store.root)
     artifact = read_artifacts({source.parent.name: source})[source.parent.name]
-    registered = list(store.manifests("register")) if "register" in store.layout.stages() else []
+    registered = list(store.manifests("register")) if "register" in store.stages() else []
     card, card_from = card_of(artifact, registered)
     loaded = export(artifact, card, folder)
     if not as_json:

@@ -53,7 +53,7 @@ def export(
     temperature: float,
     max_new_tokens: int,
     seed: int,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Draw two answers a prompt and write them for people to judge: a page that works offline, by keyboard and blind
@@ -92,7 +92,7 @@ def export(
 @root_option
 @as_json
 def import_(
-    folder: Path, files: tuple[Path, ...], out: Path | None, wait: bool, root: Path | None, as_json: bool
+    folder: Path, files: tuple[Path, ...], out: Path | None, wait: bool, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Read judgements of an EXPORT, files of its page or of Label Studio, and say how far people agree and which model
     they prefer.
@@ -135,7 +135,7 @@ def round_(
     temperature: float,
     max_new_tokens: int,
     cron: str | None,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Begin a round on the worker: two answers a prompt are drawn, the run waits in the Prefect page until they are

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -25,7 +24,7 @@ def command(
     unpin: tuple[str, ...],
     adopted: bool,
     states: bool,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Show what no pipeline's newest run, registered model or pin needs; with --yes, remove it.
@@ -33,10 +32,16 @@ def command(
     What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
     """
     from flows.garbage import Pins, refuse_if_unsure, remove, remove_states, survey
+    from infra.store.roots import refuse_url
     from infra.store.store import Store
 
+    refuse_url(
+        folder := root_of(root),
+        "stemma gc",
+        f"{folder} holds copies, and may be deleted when nothing runs; in the bucket delete what nobody needs any more",
+    )
     # Pins and removals are about artifacts that are there: they never make a store.
-    store = Store(root_of(root), reading=True)
+    store = Store(folder, reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
     found = survey(store, spare_adopted=not adopted, spare_states=not states)
     if yes:
@@ -69,7 +74,7 @@ def command(
     document = {
         "status": "failed" if found.problems else "done",
         "errors": [problem.as_json() for problem in found.problems],
-        "root": str(store.root),
+        "root": store.place,
         "bytes": total,
         "garbage": shown,
         "needed": [{"artifact": name, "reason": reason} for name, reason in sorted(found.needed.items())],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @root_option
 @as_json
 def command(
-    artifact: str | None, direction: str, form: str, rebuild: bool, root: Path | None, as_json: bool
+    artifact: str | None, direction: str, form: str, rebuild: bool, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """The lineage of ARTIFACT, from the manifests in the store alone.
 
@@ -47,7 +47,7 @@ def command(
 
     store = Store(root_of(root), reading=True)
     graph = _below(store, artifact) if direction == "down" else _above(store, artifact)
-    document = {"status": "done", "root": str(store.root), "direction": direction, **lineage_document(graph)}
+    document = {"status": "done", "root": store.place, "direction": direction, **lineage_document(graph, store)}
     if as_json:
         return document, 0
     if form == "json":
@@ -65,7 +65,11 @@ def command(
 
 def _rebuild(root: Path, as_json: bool) -> tuple[dict[str, Any], int]:
     from infra.lineage.rebuild import rebuild
+    from infra.store.roots import refuse_url
 
+    refuse_url(
+        root, "stemma lineage --rebuild", "the manifests in the bucket are the record, and stemma lineage reads them"
+    )
     builds = rebuild(root)
     if not as_json:
         click.echo(f"{builds} builds written into a new MLflow store in {root}")

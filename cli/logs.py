@@ -23,14 +23,16 @@ LOG = "stage.log"
 @click.option("-f", "--follow", is_flag=True, help="Go on printing what is added, until Ctrl-C.")
 @root_option
 @as_json
-def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(stage: str | None, follow: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """What a stage said (events and progress) and printed in its newest build, finished or not; without STAGE the
     stages that have a log."""
     from infra.errors import ConfigError, Problem
+    from infra.store.roots import shown_root
 
     folder = root_of(root)
+    built = [*folder.glob(f"*/*/aux/{JOURNAL}"), *_elsewhere(folder, stage)]
     journals = sorted(
-        [*folder.glob(f"*/*/aux/{JOURNAL}"), *folder.glob(f".work/*/*/scratch/{JOURNAL}")],
+        [*built, *folder.glob(f".work/*/*/scratch/{JOURNAL}")],
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )
@@ -39,7 +41,9 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
         of_stage = [path for path in journals if path.parts[-4] == stage]
         journals = [path for path in journals if _step_of(path) == stage] or of_stage
     if not journals:
-        message = f"{stage} has no log in {folder}" if stage else f"no stage has a log in {folder}"
+        message = (
+            f"{stage} has no log in {shown_root(folder)}" if stage else f"no stage has a log in {shown_root(folder)}"
+        )
         raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have one"))
     if stage is None:
         found = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]
@@ -60,6 +64,25 @@ def command(stage: str | None, follow: bool, root: Path | None, as_json: bool) -
             for line in printed.lines():
                 click.echo(line)
     return {"status": "done", "stage": stage, "path": str(place), "said": _spoken(said_lines), "text": text}, 0
+
+
+def _elsewhere(root: Path, stage: str | None) -> list[Path]:
+    """The journal of a stage's newest artifact on an object store, which is brought here; all of them without STAGE."""
+    from infra.errors import ConfigError
+    from infra.store.layout import AUX
+    from infra.store.reference import resolve
+    from infra.store.roots import url_of
+    from infra.store.store import Store
+
+    if not url_of(root):
+        return []
+    store = Store(root, reading=True)
+    try:
+        found = [resolve(store, stage)] if stage else [resolve(store, name) for name in store.stages()]
+    except ConfigError:  # what is being built may have a log all the same
+        return []
+    files = (f"{AUX}/{JOURNAL}", f"{AUX}/{LOG}")
+    return [store.peek(manifest, *files, folder=place) / files[0] for place, manifest in found]
 
 
 def _step_of(journal: Path) -> str:

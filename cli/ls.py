@@ -18,7 +18,7 @@ SHOWN = 10
 @click.option("--all", "whole", is_flag=True, help=f"All of them; otherwise the {SHOWN} newest of each.")
 @root_option
 @as_json
-def command(kind: str | None, whole: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(kind: str | None, whole: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """List what the store holds, newest first, with what came out: runs and models, or what KIND names.
 
     With --json always all of them, with all figures.
@@ -37,7 +37,7 @@ def command(kind: str | None, whole: bool, root: Path | None, as_json: bool) -> 
     if not as_json:
         for name, rows in found.items():
             _print(name, rows, len(rows) if whole else SHOWN, store.root)
-    return {"status": "done", "root": str(store.root), **found}, 0
+    return {"status": "done", "root": store.place, **found}, 0
 
 
 def _print(name: str, rows: list[dict[str, Any]], count: int, root: Path) -> None:

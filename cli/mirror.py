@@ -30,7 +30,7 @@ def command(
     mirror: Path | None,
     splits: tuple[str, ...],
     shots: int | None,
-    root: Path | None,
+    root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Copy the data of lm-eval's TASK out of FROM into a mirror, so that `stemma eval` and the benchmarks of a pipeline

@@ -23,7 +23,7 @@ SERVERS = ("prefect", "mlflow")
 @click.option("--print", "only_print", is_flag=True, help="Print where it is; open nothing.")
 @root_option
 @as_json
-def command(what: str, only_print: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(what: str, only_print: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Open the newest report in the browser, or what WHAT names: the corpus report, the model card, a server's page.
 
     Prints where it is too. With --json, and where there is no screen, it opens nothing.
@@ -43,15 +43,15 @@ def command(what: str, only_print: bool, root: Path | None, as_json: bool) -> tu
 
 def _page(what: str, root: Path) -> Path:
     from infra.errors import ConfigError, Problem
-    from infra.store.reference import resolve
+    from infra.store.reference import opened
     from infra.store.store import Store
 
     stage, file = PAGES[what]
     store = Store(root, reading=True)
-    if stage not in store.layout.stages():
+    if stage not in store.stages():
         fix = f"run a pipeline with the section {stage}:, or name another --root"
-        raise ConfigError(Problem("no_page", what, f"no {stage} was built in {store.root}", fix))
-    return resolve(store, stage)[0] / file
+        raise ConfigError(Problem("no_page", what, f"no {stage} was built in {store.place}", fix))
+    return opened(store, stage)[0] / file
 
 
 def _server(what: str, root: Path) -> str:

@@ -12,12 +12,20 @@ import click
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
 
+class Root(click.Path):
+    """A folder, or the URL of a root on an object store; `root_of` says which folder that is here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
 def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--root",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=Root(file_okay=False),
         default=None,
-        help="The store's folder; by default .stemma/ in the project, or $STEMMA_ROOT.",
+        metavar="DIR|URL",
+        help="The store's folder, or s3://BUCKET/PREFIX; by default .stemma/ in the project, or $STEMMA_ROOT.",
     )(function)
 
 
@@ -54,12 +62,15 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
     return settings
 
 
-def root_of(root: Path | None) -> Path:
-    """The store's folder, which need not be there yet. Raises ConfigError for a folder that is no store."""
-    from infra.project import default_root
+def root_of(root: str | None) -> Path:
+    """The store's folder, which need not be there yet; of one on an object store its cache.
+
+    Raises ConfigError for a folder that is no store, and for a URL that can be none.
+    """
+    from infra import project
     from infra.store.layout import Layout
 
-    return Layout(root or default_root()).root
+    return Layout(project.root_of(root or "")).root
 
 
 def reach_server(root: Path) -> None:

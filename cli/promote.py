@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from cli.output import as_json
 @click.option("--force", is_flag=True, help="Although it is worse than the promoted one; never one that gates refused.")
 @root_option
 @as_json
-def command(artifact: str, force: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(artifact: str, force: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Promote a registered model: ARTIFACT is a registration such as register/1f2e, or the model itself; by default the
     newest registration.
 
@@ -32,14 +31,14 @@ def command(artifact: str, force: bool, root: Path | None, as_json: bool) -> tup
     done = promote(store, artifact, force=force)
     if not as_json:
         _print(as_document(done))
-    return {"status": "done", "root": str(store.root), **as_document(done)}, 0
+    return {"status": "done", "root": store.place, **as_document(done)}, 0
 
 
 @click.command("rollback")
 @click.argument("name", required=False)
 @root_option
 @as_json
-def rollback(name: str | None, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def rollback(name: str | None, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Take the last promotion of NAME back: the model promoted before it is in force again."""
     from flows.promotion import as_json as as_document
     from flows.promotion import rollback as back
@@ -49,7 +48,7 @@ def rollback(name: str | None, root: Path | None, as_json: bool) -> tuple[dict[s
     done = back(store, name)
     if not as_json:
         _print(as_document(done))
-    return {"status": "done", "root": str(store.root), **as_document(done)}, 0
+    return {"status": "done", "root": store.place, **as_document(done)}, 0
 
 
 def _print(document: dict[str, Any]) -> None:

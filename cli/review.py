@@ -31,20 +31,20 @@ def command() -> None:
 @root_option
 @as_json
 def export(
-    artifact: str, out: Path, count: int, by_source: bool, seed: int, root: Path | None, as_json: bool
+    artifact: str, out: Path, count: int, by_source: bool, seed: int, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Draw documents of ARTIFACT, such as clean or dedupe/1f2e, and write a page that works offline and by keyboard
     (review.html), and the documents as JSON lines."""
     from evaluation.feedback.pairs import require_free
     from evaluation.review.sample import Review, sample
     from infra.errors import stage_error
-    from infra.store.reference import resolve
+    from infra.store.reference import opened
     from infra.store.store import Store
     from tasks.stages import STAGES
 
     require_free(out)
     holding = {name for name, stage in STAGES.items() if stage.makes == "documents"}
-    folder, manifest = resolve(Store(root_of(root), reading=True), artifact, sorted(holding))
+    folder, manifest = opened(Store(root_of(root), reading=True), artifact, sorted(holding))
     address = f"{manifest.stage}/{manifest.fingerprint}"
     if manifest.stage not in holding:
         raise stage_error(

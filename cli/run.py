@@ -27,7 +27,7 @@ def command(
     until_: tuple[str, ...],
     force_: tuple[str, ...],
     settings: tuple[str, ...],
-    root: Path | None,
+    root: str | None,
     verify: bool,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:

@@ -32,7 +32,7 @@ from cli.output import as_json
 @root_option
 @as_json
 def command(
-    models: tuple[str, ...], host: str | None, port: int | None, engine: str, root: Path | None, as_json: bool
+    models: tuple[str, ...], host: str | None, port: int | None, engine: str, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Serve MODEL, or several, by OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
 

@@ -20,7 +20,7 @@ from infra.errors import Problem
 @root_option
 @as_json
 def command(
-    config: Path | None, settings: tuple[str, ...], root: Path | None, as_json: bool
+    config: Path | None, settings: tuple[str, ...], root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """What runs now, where and since when; with CONFIG also each of its stages."""
     from infra.lineage.outbox import Outbox
@@ -28,6 +28,7 @@ def command(
     from infra.servers.services import states
     from infra.servers.settings import settings_of as servers_of
     from infra.store.layout import disk
+    from infra.store.roots import shown_root
 
     folder = root_of(root)
     servers = servers_of(folder)
@@ -44,7 +45,7 @@ def command(
     space = disk(folder)
     document: dict[str, Any] = {
         "status": "done",
-        "root": str(folder),
+        "root": shown_root(folder),
         "host": os.uname().nodename,
         "free_gb": space["free_gb"],
         "disk": space,
@@ -70,7 +71,7 @@ def _pipeline(config: Path, settings: dict[str, str], root: Path) -> dict[str, A
     pipeline = load(config, settings)
     store = Store(root, reading=True)
     rows = [row.as_json() for row in plan(graph(pipeline), store).values()]
-    last = next(latest(store.layout.runs, pipeline.name), None)
+    last = next(latest(store.runs(), pipeline.name), None)
     now: dict[str, dict[str, Any]] = {}
     run: dict[str, Any] | None = None
     if last is not None:

@@ -54,7 +54,7 @@ def command(
     law: bool,
     page: Path | None,
     settings: tuple[str, ...],
-    root: Path | None,
+    root: str | None,
     as_json: bool,
     **options: Any,
 ) -> tuple[dict[str, Any], int]:

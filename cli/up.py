@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +18,7 @@ from cli.output import as_json
 @click.option("--host", help="The address to listen on; another than loopback needs $STEMMA_AUTH.")
 @as_json
 def command(
-    root: Path | None, prefect_port: int | None, mlflow_port: int | None, host: str | None, as_json: bool
+    root: str | None, prefect_port: int | None, mlflow_port: int | None, host: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
 
@@ -32,6 +31,7 @@ def command(
     from infra.servers.environment import environment
     from infra.servers.services import up
     from infra.servers.settings import settings_of
+    from infra.store.roots import shown_root
 
     folder = root_of(root)
     services = up(
@@ -47,7 +47,7 @@ def command(
     settings = settings_of(folder)
     document = {
         "status": "done",
-        "root": str(folder),
+        "root": shown_root(folder),
         "services": [{**service.as_json(), "page": settings.page_of(service.url)} for service in services],
         "database": settings.database,
         "guarded": settings.guarded,
@@ -63,13 +63,14 @@ def command(
 @click.command("down")
 @root_option
 @as_json
-def down(root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def down(root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Stop what `stemma up` started for this store. Their data stays on disk."""
     from infra.servers import services
+    from infra.store.roots import shown_root
 
     folder = root_of(root)
     stopped = services.down(folder, say=lambda line: click.echo(line, err=True))
-    document = {"status": "done", "root": str(folder), "services": [service.as_json() for service in stopped]}
+    document = {"status": "done", "root": shown_root(folder), "services": [service.as_json() for service in stopped]}
     if not as_json:
         click.echo(f"stopped {', '.join(service.name for service in stopped)}" if stopped else "nothing was running")
     return document, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from cli.output import as_json, print_problems
 @click.option("--ancestry", is_flag=True, help="Also everything that it descends from.")
 @root_option
 @as_json
-def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(artifact: str, ancestry: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Read every byte of ARTIFACT and name every file that differs from its manifest, is missing, or is in none.
 
     ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest.
@@ -65,5 +64,5 @@ def command(artifact: str, ancestry: bool, root: Path | None, as_json: bool) -> 
     if not as_json:
         print_problems(problems)
     status = "failed" if problems else "done"
-    document = {"status": status, "errors": [problem.as_json() for problem in problems], "root": str(store.root)}
+    document = {"status": status, "errors": [problem.as_json() for problem in problems], "root": store.place}
     return {**document, "artifacts": rows}, 1 if problems else 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.branches import Branch, branch_of
-from infra.store.manifest import Manifest
+from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
 
 FAMILY_ORDER = (
     "ingest", "validate", "clean", "dedupe", "benchmark_text", "decontaminate", "mix", "validate_clean", "tokenizer",
@@ -65,7 +65,7 @@ class Artifact:
     @cached_property
     def branch(self) -> Branch | None:
         """The state of another training that this one went on from; None for all other artifacts."""
-        return branch_of(self.manifest, self.folder.parent.parent) if self.manifest else None
+        return branch_of(self.manifest, store_root(self.folder)) if self.manifest else None
 
     @property
     def headline(self) -> str:
@@ -129,11 +129,10 @@ def _address(manifest: Manifest) -> tuple[str, str]:
 def _parents(artifact: Artifact) -> Iterator[Artifact]:
     if artifact.manifest is None:
         return
-    root = artifact.folder.parent.parent
+    root = store_root(artifact.folder)
     for wanted in artifact.manifest.inputs.values():
-        manifest = _manifest(root / wanted.path)
-        if manifest is not None and manifest.digest == wanted.digest:
-            yield Artifact(wanted.stage, root / wanted.path, manifest)
+        if (manifest := known_manifest(root, wanted)) is not None:
+            yield Artifact(wanted.stage, folder_of(root, wanted, manifest), manifest)
 
 
 def _manifest(folder: Path) -> Manifest | None:

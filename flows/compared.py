@@ -15,6 +15,7 @@ from flows.journal import HAS_ARTIFACT, RunJournal
 from flows.plan import plan
 from infra.errors import ConfigError, Problem
 from infra.identity import canonical
+from infra.store.ancestry import glance_at_ancestry
 from infra.store.manifest import Manifest
 from infra.store.reference import resolve
 from infra.store.store import Store
@@ -80,24 +81,27 @@ def _find(store: Store, text: str) -> Compared:
 
 
 def _artifact(store: Store, folder: Path, manifest: Manifest) -> Compared:
-    own = read_artifacts({manifest.step or manifest.stage: folder})[manifest.step or manifest.stage]
+    glance_at_ancestry(store, (folder, manifest))
+    own = read_artifacts({manifest.step or manifest.stage: store.glance(manifest, folder)})[
+        manifest.step or manifest.stage
+    ]
     steps = {one.manifest.step or one.stage: _built(one, one.manifest) for one in ancestors(own) if one.manifest}
     name = f"{manifest.stage}/{manifest.fingerprint}"
     return Compared(name, "artifact", own.headline or "no headline", steps, _measured(store, manifest.digest), own)
 
 
 def _measured(store: Store, digest: str) -> dict[str, Artifact]:
-    newest: dict[str, tuple[str, Path]] = {}
+    newest: dict[str, tuple[str, Path, Manifest]] = {}
     for folder, manifest in store.manifests():
         kind = next((kind for kind in EVALUATIONS if manifest.stage.startswith(kind)), None)
         wanted = manifest.inputs.get("model")
         if kind and wanted and wanted.digest == digest and manifest.finished >= newest.get(kind, ("",))[0]:
-            newest[kind] = (manifest.finished, folder)
-    return read_artifacts({kind: folder for kind, (_, folder) in newest.items()})
+            newest[kind] = (manifest.finished, folder, manifest)
+    return read_artifacts({kind: store.fetch(one, folder) for kind, (_, folder, one) in newest.items()})
 
 
 def _run(store: Store, text: str) -> Compared:
-    runs = store.layout.runs
+    runs = store.runs()
     ids = sorted(folder.name for folder in runs.iterdir()) if runs.is_dir() else []
     matches = [text] if text in ids else [id for id in ids if id.startswith(text)]
     if len(matches) != 1:
@@ -109,9 +113,8 @@ def _run(store: Store, text: str) -> Compared:
     # The store may have moved since: only the last two parts of a path are its own.
     paths = {name: Path(line["path"]) for name, line in lines.items() if line["status"] in HAS_ARTIFACT}
     folders = {name: store.root / path.parent.name / path.name for name, path in paths.items()}
-    steps = {
-        name: _built(one, one.manifest) for name, one in read_artifacts(folders).items() if one.manifest is not None
-    }
+    there = {name: store.glance(one, at) for name, at in folders.items() if (one := store.read(at))}
+    steps = {name: _built(one, one.manifest) for name, one in read_artifacts(there).items() if one.manifest is not None}
     result = journal.result()
     gone = f", {len(folders) - len(steps)} artifacts no longer there" if len(steps) < len(folders) else ""
     said = f"{result['status'] if result else 'not ended'}, {len(steps)} steps{gone}"

@@ -62,6 +62,8 @@ TOLD_AT_ONCE: dict[str, Kind] = {
 }
 """Events of stages that people want to hear of, whatever becomes of the run."""
 
+REGISTRATION = "registration.json"
+
 TOLD_AT_THE_END: dict[str, Kind] = {"failed": "failed", "refused": "refused"}
 
 
@@ -146,7 +148,7 @@ class PipelineRun:
     def _look_for_refused(self) -> None:
         """Of what earlier runs left: no error of this run, unless one of its stages waits for it."""
         for name, manifest in self.manifests.items():
-            if self.nodes[name].stage.registers and (reasons := refused_by(self.store.path(manifest))):
+            if self.nodes[name].stage.registers and (reasons := refused_by(self.store.peek(manifest, REGISTRATION))):
                 self.refused[name] = GateRefused(*reasons)
 
     def _run_stages(self, chosen: list[str]) -> None:
@@ -216,7 +218,7 @@ class PipelineRun:
 
     def done(self, name: str, done: Done) -> None:
         self.manifests[name] = done.manifest
-        if self.nodes[name].stage.registers and (reasons := refused_by(done.path)):
+        if self.nodes[name].stage.registers and (reasons := refused_by(self.store.peek(done.manifest, REGISTRATION))):
             self.errors[name] = self.refused[name] = GateRefused(*reasons)
         self.journal.row(
             StageRow(
@@ -290,7 +292,7 @@ class PipelineRun:
             "status": status,
             "errors": [problem.as_json() for problem in problems],
             "config": self.config_path,
-            "root": str(self.store.root),
+            "root": self.store.place,
             "run_id": self.journal.run_id,
             "flow_run_id": self.context.flow_run_id,
             "flow_run_url": self.context.flow_run_url,
@@ -307,6 +309,7 @@ class PipelineRun:
         if self.page.close(0 if is_private else PATIENCE_S) and not is_private:
             document["warnings"] = [page_lost().as_json()]
         self.journal.end(document)
+        self._share_journal()
         if ON_WORKER in os.environ and not self.stop.is_set():
             self.page.close(WORKER_PATIENCE_S)
         self.page.queue.close()
@@ -317,9 +320,17 @@ class PipelineRun:
             return CancelledState(message="cancelled")
         return Failed(message=error)
 
+    def _share_journal(self) -> None:
+        if self.store.remote is None:
+            return
+        try:
+            self.store.remote.put_run(self.journal.folder)
+        except (StemmaError, OSError) as error:
+            self._trouble(f"other machines do not see that this run ended: {error}")
+
     def _finished(self, outcome: messages.Status, error: str) -> messages.PipelineFinished:
         """The run's end, with what runs are compared by and the pages about all of it, reused or built."""
-        folders = [self.store.path(manifest) for manifest in self.manifests.values()]
+        folders = [self.store.peek(manifest, *messages.WHOLE_RUN) for manifest in self.manifests.values()]
         files = (folder / name for folder in folders for name in messages.WHOLE_RUN)
         figures = pipeline_figures({name: one.result.get("figures", {}) for name, one in self.manifests.items()})
         shown = tuple(str(file) for file in files if file.exists())
@@ -332,7 +343,7 @@ class PipelineRun:
 
 def refused_by(registration: Path) -> list[Problem]:
     """What a registration says of the gates that refused its model; nothing for one that was taken."""
-    path = registration / "registration.json"
+    path = registration / REGISTRATION
     if not path.is_file():
         return []
     found = json.loads(path.read_text(encoding="utf8"))

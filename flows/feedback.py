@@ -24,9 +24,9 @@ from flows.journal import new_run_id
 from flows.pipeline_config import PipelineConfig, dump
 from flows.rounds import FEEDBACK, JUDGED, as_markdown, compare_round, pairs_of, rounds_of
 from infra.errors import ConfigError, Problem, StemmaError
-from infra.project import default_root
+from infra.project import root_of
 from infra.run import Run
-from infra.store.reference import resolve
+from infra.store.reference import opened
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -51,7 +51,7 @@ def feedback_round(
     wait_days: after so many days without judgements the run fails.
     """
     try:
-        config, store = load(Path(config_path)), Store(Path(root) if root else default_root())
+        config, store = load(Path(config_path)), Store(root_of(root))
         if problem := _no_preferences(config):
             raise ConfigError(problem)
         folder = _folder_of(store.root, flow_run.get_id() or new_run_id())
@@ -131,7 +131,7 @@ def _draw(
     from training.candidates import Drawing, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
-    place = resolve(store, model, models)[0]
+    place = opened(store, model, models)[0]
     noted: dict[str, Any] = {"pipeline": config.name, "flow_run": flow_run.get_id()}
     # Each round asks other prompts.
     drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))

@@ -288,8 +288,8 @@ def _why_not(manifest: Manifest, folder: Path) -> str:
 
 
 def _unreadable(store: Store) -> Iterator[Problem]:
-    for stage in store.layout.stages():
-        for folder in store.layout.artifacts(stage):
+    for stage in store.stages():
+        for folder in store.folders(stage):
             if store.read(folder) is None:
                 message = "cannot be read, so that nobody can tell what its artifact descends from"
                 yield Problem(

@@ -9,19 +9,21 @@ from typing import Any
 from infra.store.ancestry import LineageGraph, Member
 from infra.store.branches import branch_of
 from infra.store.layout import AUX
-from infra.store.manifest import Manifest, SourceRecord
+from infra.store.manifest import Manifest, SourceRecord, store_root
+from infra.store.store import Store
 
 
-def lineage_document(graph: LineageGraph) -> dict[str, Any]:
+def lineage_document(graph: LineageGraph, store: Store) -> dict[str, Any]:
     """{"nodes": [...], "edges": [{"from", "to", "name", "requires", "same_bytes"}]}; edges go from parent to child."""
     read = {
         row["source"]: row
         for member in graph.artifacts
         if member.folder
-        for row in _records(member.folder / AUX / "sources.json") or []
+        if member.manifest
+        for row in _records(store, member.manifest, member.folder, "sources.json") or []
     }
     return {
-        "nodes": [_node(member, read) for member in graph.members.values()],
+        "nodes": [_node(member, read, store) for member in graph.members.values()],
         "edges": [
             {
                 "from": link.parent,
@@ -35,11 +37,11 @@ def lineage_document(graph: LineageGraph) -> dict[str, Any]:
     }
 
 
-def _node(member: Member, read: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _node(member: Member, read: dict[str, dict[str, Any]], store: Store) -> dict[str, Any]:
     if member.source is not None:
         return {"id": member.id, "kind": "source", **_source(member.source, read)}
     if member.manifest is not None and member.folder is not None:
-        return {"id": member.id, "kind": "artifact", **_artifact(member.folder, member.manifest)}
+        return {"id": member.id, "kind": "artifact", **_artifact(store, member.folder, member.manifest)}
     assert member.input is not None
     gone = member.input
     return {
@@ -51,18 +53,19 @@ def _node(member: Member, read: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _artifact(folder: Path, manifest: Manifest) -> dict[str, Any]:
+def _artifact(store: Store, folder: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "stage": manifest.stage,
         "step": manifest.step or manifest.stage,
         "fingerprint": manifest.fingerprint,
         "digest": manifest.digest,
         "path": str(folder),
+        **({"url": store.location(manifest)} if store.remote else {}),
         "pipeline": manifest.pipeline,
         "headline": manifest.result.get("headline", ""),
         "figures": dict(manifest.result.get("figures", {})),
-        **_losses(folder, manifest),
-        "continues": branch.as_json() if (branch := branch_of(manifest, folder.parent.parent)) else None,
+        **_losses(store, folder, manifest),
+        "continues": branch.as_json() if (branch := branch_of(manifest, store_root(folder))) else None,
         "settings": dict(manifest.identity),
         "version": manifest.version,
         "code": dict(manifest.code),
@@ -74,11 +77,11 @@ def _artifact(folder: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _losses(folder: Path, manifest: Manifest) -> dict[str, Any]:
+def _losses(store: Store, folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Documents that a stage took out, by rule, and unreadable records that it put aside."""
     losses: dict[str, Any] = {}
     if any(file.path == f"{AUX}/counts.json" for file in manifest.files):
-        counts = _records(folder / AUX / "counts.json") or {}
+        counts = _records(store, manifest, folder, "counts.json") or {}
         if isinstance(counts.get("dropped"), dict):
             losses = {"read": counts.get("read"), "kept": counts.get("kept"), "dropped": counts["dropped"]}
     quarantined = manifest.result.get("figures", {}).get("quarantined")
@@ -96,9 +99,10 @@ def _source(record: SourceRecord, read: dict[str, dict[str, Any]]) -> dict[str, 
     }
 
 
-def _records(path: Path) -> Any:
+def _records(store: Store, manifest: Manifest, folder: Path, name: str) -> Any:
     """A file of an artifact's aux/, None if it is gone: it is a help to the reader, not the record."""
+    path = f"{AUX}/{name}"
     try:
-        return json.loads(path.read_text(encoding="utf8"))
+        return json.loads((store.peek(manifest, path, folder=folder) / path).read_text(encoding="utf8"))
     except (FileNotFoundError, ValueError):
         return None

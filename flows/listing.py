@@ -17,9 +17,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 def runs(store: Store) -> Iterator[dict[str, Any]]:
     """The runs, newest first: {"run_id", "pipeline", "config", "status", "started", "seconds", "built", "reused"}."""
-    folders = sorted(store.layout.runs.iterdir(), reverse=True) if store.layout.runs.is_dir() else []
+    place = store.runs()
+    folders = sorted(place.iterdir(), reverse=True) if place.is_dir() else []
     for folder in folders:
-        journal = RunJournal(store.layout.runs, folder.name)
+        journal = RunJournal(place, folder.name)
         begun, result = journal.begun(), journal.result()
         if not begun:
             continue

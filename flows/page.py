@@ -67,7 +67,8 @@ class RunPage:
             stages, message = self._stages(manifests), f"Stages of {self._pipeline}"
             self.queue.tell(lambda: create_markdown_artifact(stages, key="stages", description=message))
         if report := manifests.get("report"):
-            text = self._report(store, store.path(report), [store.path(one) for one in manifests.values()])
+            folders = [store.peek(one, *WHOLE_RUN) for one in manifests.values()]
+            text = self._report(store, store.peek(report, CLAIMS, *WHOLE_RUN), folders)
             self.queue.tell(lambda: create_markdown_artifact(text, key="report", description="Report"))
 
     def _stages(self, manifests: Mapping[str, Manifest]) -> str:

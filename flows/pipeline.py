@@ -6,7 +6,6 @@ stemma run configs/quickstart.yaml
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
@@ -19,7 +18,7 @@ from flows.forms import WITHOUT_FORM
 from flows.graph import Selection
 from flows.journal import new_run_id
 from infra.errors import StemmaError
-from infra.project import PROJECT, default_root
+from infra.project import PROJECT, root_of
 from infra.store.store import Store
 
 
@@ -40,7 +39,7 @@ def pipeline(
     if state := turned_away(config_path):
         return state
     try:
-        store = Store(Path(root) if root else default_root())
+        store = Store(root_of(root))
     except StemmaError as error:
         return Failed(message=str(error))
     return PipelineRun(config, selection, store, run_id or new_run_id(), verify, config_path).run()
@@ -57,7 +56,7 @@ def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "
         return state
     try:
         config = load(path, {key: json.dumps(value) for key, value in settings.items()})
-        store = Store(Path(root) if root else default_root())
+        store = Store(root_of(root))
     except StemmaError as error:
         return Failed(message=str(error))
     return PipelineRun(config, Selection(), store, new_run_id(), False, str(path)).run()

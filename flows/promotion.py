@@ -44,6 +44,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
     confidence, which `force` does.
     """
     folder, manifest = _registration(store, text)
+    store.fetch(manifest, folder)
     record = json.loads((folder / "registration.json").read_text(encoding="utf8"))
     name, address = str(record["name"]), f"{REGISTER}/{folder.name}"
     if record.get("status") == "rejected":
@@ -132,7 +133,7 @@ def _evaluations(store: Store, registration: Manifest) -> Mapping[str, Artifact]
         kind = next((kind for kind in ("benchmarks", "safety") if one.stage.startswith(kind)), "")
         manifest = store.read(store.root / one.path) if kind else None
         if manifest and "model" in manifest.inputs and manifest.inputs["model"].digest == digest:
-            found[kind] = read_artifacts({kind: store.root / one.path})[kind]
+            found[kind] = read_artifacts({kind: store.fetch(manifest, store.root / one.path)})[kind]
     return found
 
 

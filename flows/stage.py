@@ -31,7 +31,7 @@ from flows.plan import plan
 from flows.steps import OWN_KEYS
 from infra.config import StageConfig
 from infra.identity import flatten
-from infra.project import default_root
+from infra.project import root_of
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -54,7 +54,7 @@ def run_stage(
     texts = {key: json.dumps(value) for key, value in settings.items()}
     pipeline = load(Path(config_path), texts)
     changed = parse(with_form(pipeline, stage, section, config), Path(config_path).parent)
-    store = Store(Path(root) if root else default_root())
+    store = Store(root_of(root))
     selection = Selection(from_=(stage,)) if and_below else Selection(only=(stage,))
     state = PipelineRun(changed, selection, store, new_run_id(), False, config_path).run()
     if state.is_completed():

@@ -22,6 +22,7 @@ from infra.servers.credentials import client_variables
 from infra.servers.environment import OFFLINE, QUIET
 from infra.servers.http import check_credentials
 from infra.servers.state import prefect_api_url, recorded, works_elsewhere
+from infra.store.roots import shown_root, url_of
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -48,7 +49,7 @@ class Request:
         return {
             "config": dump(self.pipeline),
             "selection": self.selection.model_dump(mode="json"),
-            "root": str(self.root),
+            "root": shown_root(self.root),
             "run_id": run_id,
             "verify": self.verify,
             "config_path": self.config_path,
@@ -199,12 +200,23 @@ def _follow(
                     tell(f"the Prefect page calls the run crashed ({state.message}), but its process works on")
                 taken_for_dead = True
             elif state is not None and state.is_final():
-                return journal.result() or _lost(request, f"{state.name}: {state.message or 'no message'}")
+                found = journal.result() or _result_elsewhere(request, journal)
+                return found or _lost(request, f"{state.name}: {state.message or 'no message'}")
             if state is not None and state.name != message and state.name in WAITS:
                 message = state.name
                 tell(f"waiting: {WAITS[message]}")
         time.sleep(POLL_S)
     return result
+
+
+def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] | None:
+    """Of a run on an object store whose worker is on another machine, with a cache of its own."""
+    if not url_of(request.root):
+        return None
+    from infra.store.store import Store
+
+    Store(request.root, reading=True).runs()
+    return journal.result()
 
 
 def _lost(request: Request, message: str) -> dict[str, Any]:
@@ -215,7 +227,7 @@ def _lost(request: Request, message: str) -> dict[str, Any]:
         "status": "cancelled" if cancelled else "failed",
         "errors": [problem.as_json()],
         "config": request.config_path,
-        "root": str(request.root),
+        "root": shown_root(request.root),
         "flow_run_id": None,
         "mlflow_run_id": None,
         "seconds": 0.0,

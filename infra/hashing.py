@@ -6,7 +6,7 @@ import hashlib
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -93,6 +93,10 @@ class HashBook:
         fresh = {path: read[_inode(stat)] for path, stat in stats.items() if path not in known}
         self._remember({path: (stats[path], sha) for path, sha in fresh.items()})
         return {path: known.get(path) or fresh[path] for path in stats}
+
+    def know(self, hashes: Mapping[Path, str]) -> None:
+        """Takes hashes that were found while the files were written."""
+        self._remember({path: (os.stat(path), sha) for path, sha in hashes.items()})
 
     def moved(self, old: Path, new: Path) -> None:
         """Keeps what is known of a folder's files after it was renamed, which leaves their times alone."""

@@ -13,8 +13,18 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def default_root() -> Path:
-    """Where artifacts go unless --root says otherwise: STEMMA_ROOT, else .stemma/ in the project."""
-    return Path(os.environ.get("STEMMA_ROOT") or PROJECT / ".stemma").absolute()
+    """Where artifacts go unless --root says otherwise: STEMMA_ROOT, else .stemma/ in the project. Of a URL its cache,
+    and raises what `infra.store.roots.root_folder` raises."""
+    from infra.store.roots import root_folder
+
+    return root_folder(os.environ.get("STEMMA_ROOT") or PROJECT / ".stemma")
+
+
+def root_of(text: str) -> Path:
+    """The folder of a root that a flow was given, the default where it was given none."""
+    from infra.store.roots import root_folder
+
+    return root_folder(text) if text else default_root()
 
 
 def user_name() -> str:

@@ -43,6 +43,7 @@ _PASSING = {
     "InternalError",
     "BadDigest",  # the server got other bytes than were sent
     "IncompleteBody",
+    "ConditionalRequestConflict",  # two conditional writes at once, of which neither was done
 }
 
 T = TypeVar("T")
@@ -86,6 +87,39 @@ def list_objects(url: str) -> list[S3Object]:
         return [item for item in found if fnmatch.fnmatchcase(item.key, pattern)]
     folder = f"{pattern.rstrip('/')}/" if pattern else ""
     return [item for item in found if item.key == pattern or item.key.startswith(folder)]
+
+
+def list_folders(url: str) -> list[str]:
+    """The names right below s3://bucket/folder that other names are below. Raises StageError as `list_objects` does."""
+    bucket, _, folder = url.removeprefix(SCHEME).partition("/")
+    prefix = f"{folder.rstrip('/')}/" if folder else ""
+
+    def pages() -> list[str]:
+        found = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
+        return [row["Prefix"] for page in found for row in page.get("CommonPrefixes", [])]
+
+    return [name.removeprefix(prefix).rstrip("/") for name in persistently(url, pages)]
+
+
+def read_object(url: str) -> tuple[bytes, str] | None:
+    """The bytes of a small object and its ETag; None where it is not there.
+
+    Raises StageError as `list_objects` does, for a bucket that is not there too.
+    """
+    from botocore.exceptions import ClientError
+
+    bucket, _, key = url.removeprefix(SCHEME).partition("/")
+
+    def read() -> tuple[bytes, str] | None:
+        try:
+            answer = client().get_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"].get("Code") in ("NoSuchKey", "404"):  # the number alone where its words are cut
+                return None
+            raise
+        return bytes(answer["Body"].read()), str(answer["ETag"]).strip('"')
+
+    return persistently(url, read)
 
 
 def open_object(item: S3Object) -> io.BufferedReader:

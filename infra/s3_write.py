@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError
-from infra.s3 import SCHEME, S3Object, client, list_objects, persistently
+from infra.s3 import SCHEME, S3Object, client, list_objects, persistently, read_object
 
 PART_BYTES = 64 << 20
 """What one request brings, and has to bring again where it breaks. S3 takes 5 GB at most."""
 _MOST_PARTS = 10_000
 _PROBE = "write-probe"
+_CHANGED = {"PreconditionFailed", "412", "NoSuchKey"}
 
 
 class UploadStopped(Exception):
@@ -30,6 +31,32 @@ def put(content: bytes, url: str) -> None:
     """Writes an object, which is there whole or not at all. Raises StageError as `infra.s3.persistently` does."""
     bucket, key = _place(url)
     persistently(url, lambda: client().put_object(Bucket=bucket, Key=key, Body=content, ContentMD5=_md5(content)))
+
+
+def put_if(content: bytes, url: str, etag: str | None) -> bool:
+    """Writes an object where none is there, or, with an ETag, in place of the one that has it; False where it was
+    changed meanwhile. One that has this very content counts as written: the answer that said so may have been lost.
+
+    Raises StageError as `infra.s3.persistently` does.
+    """
+    from botocore.exceptions import ClientError
+
+    bucket, key = _place(url)
+    condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": f'"{etag}"'}
+
+    def put_it() -> bool:
+        try:
+            client().put_object(Bucket=bucket, Key=key, Body=content, ContentMD5=_md5(content), **condition)
+        except ClientError as error:
+            if str(error.response["Error"].get("Code", "")) in _CHANGED:
+                return False
+            raise
+        return True
+
+    if persistently(url, put_it):
+        return True
+    found = read_object(url)
+    return found is not None and found[0] == content
 
 
 def upload(source: Path, url: str, stopped: Callable[[], bool] = lambda: False) -> None:

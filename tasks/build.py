@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +30,11 @@ from infra.process import GRACE_S
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
 from infra.sources import Source
+from infra.store.ancestry import glance_at_ancestry, locate
 from infra.store.layout import AUX
 from infra.store.lease import Holder, Lease
 from infra.store.manifest import Manifest, SourceRecord
-from infra.store.states import state_at
+from infra.store.states import STATES, state_at
 from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
 from tasks.child import CHECKPOINTS, JOURNAL, Job, Outcome
@@ -101,7 +103,7 @@ def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> B
     identity = canonical(node.config, node.key)
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     if STATE in inputs:
-        artifact = store.path(inputs[STATE])
+        artifact = store.peek(inputs[STATE], STATES)
         digests[STATE] = state_at(artifact, node.inputs[STATE], node.key, node.continues_at()).digest
     sources = {source.key: store.hashes.digest(source) for source in node.sources()}
     name = fingerprint(node.folder, node.stage.version, identity, digests, sources)
@@ -154,7 +156,8 @@ def ensure(
                 found, because = _reusable(node, request, context)
             if found:
                 return _reuse(node, found, inputs, context, begun)
-        manifest, path = _Build(node, request, inputs, requires, context, lease, clock).run(because)
+        build = _Build(node, request, inputs, requires, context, lease, clock)
+        manifest, path = (None if force else build.go_on_with_commit()) or build.run(because)
     finally:
         lease.release()
     return Done("built", manifest, path, manifest.seconds, tuple(because))
@@ -213,7 +216,7 @@ def _end_of(
         yield messages.RegisterModel(
             model.build_id,
             name,
-            str(context.store.path(model)),
+            str(context.store.fetch(model)),
             model.digest,
             time.time(),
             note,
@@ -227,7 +230,7 @@ def _end_of(
         datetime.fromisoformat(manifest.finished).timestamp(),
         manifest.result["figures"],
         manifest.result["headline"],
-        messages.Output(node.folder, manifest.digest, manifest.fingerprint, str(path), kind),
+        messages.Output(node.folder, manifest.digest, manifest.fingerprint, context.store.location(manifest), kind),
         str(path / AUX / JOURNAL),
         _shown(node, path),
     )
@@ -295,6 +298,8 @@ class _Build:
         try:
             self._prepare()
             self._send_started(started)
+            with self.clock("fetch"):
+                self._fetch_inputs()
             with self.context.turn(self.node.id):
                 begun = time.time()  # a stage that waited for its turn did not work meanwhile
                 said = "; ".join(map(str, because[:3]))
@@ -310,10 +315,9 @@ class _Build:
             with self.clock("journal"):
                 self._keep_records()
             manifest = self._manifest(outcome, begun)
-            if not self.lease.still_held():
-                raise lease_lost(self.node.id)
+            self._check_lease()
             with self.clock("commit"):
-                path = self.store.commit(self.unfinished, manifest)
+                manifest, path = self._commit(manifest)
         except OSError as error:
             disk = disk_error(error, self.node.id, self.work)
             self._send_failed(str(disk))
@@ -321,12 +325,52 @@ class _Build:
         except Exception as error:
             self._send_failed(str(error))
             raise
+        return self._end(manifest, path)
+
+    def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
+        """Ends a build that was done but for its upload when it was broken off; None if there is none such."""
+        self.store = self.context.store
+        self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
+        self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
+        manifest = self.store.unfinished_commit(self.unfinished, self.node.folder, self.request.fingerprint)
+        if manifest is None:
+            return None
+        self.build_id = manifest.build_id
+        _event(self.context, self.node.id, "upload", f"continuing the upload to {self.store.location(manifest)}")
+        self._check_lease()
+        return self._end(*self._commit(manifest))
+
+    def _check_lease(self) -> None:
+        if not self.lease.still_held():
+            raise lease_lost(self.node.id)
+
+    def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
+        """What is in force at the address afterwards: of an object store that may be what another machine put there."""
+        path = self.store.commit(self.unfinished, manifest, self._check_lease)
+        if self.store.remote is None:
+            return manifest, path
+        now = self.store.find(manifest.stage, manifest.fingerprint)
+        return (manifest if now is None or now.digest == manifest.digest else now), path
+
+    def _end(self, manifest: Manifest, path: Path) -> tuple[Manifest, Path]:
         _leave_card(self.node, self.inputs, path, self.context)
         for message in _end_of(self.node, self.inputs, manifest, path, self.context):
             self.context.tell(message)
         self._remove_uploads()
         shutil.rmtree(self.work, ignore_errors=True)
         return manifest, path
+
+    def _fetch_inputs(self) -> None:
+        """Brings what the stage reads to this machine, where that is on an object store."""
+        for manifest in [*self.inputs.values(), *self._previous().values()]:
+            self.store.fetch(manifest, say=partial(_event, self.context, self.node.id, "download"))
+        if registered := self.inputs.get(self.node.stage.registers):  # its card tells where it comes from
+            glance_at_ancestry(self.store, (self.store.path(registered), registered))
+        if promoted := self.node.promoted:
+            record = self.store.read(promoted.paths[0].parent)
+            for name, wanted in record.inputs.items() if record else ():
+                if name != self.node.stage.registers and (found := locate(self.store, wanted)):
+                    self.store.fetch(found[1], found[0])
 
     def _prepare(self) -> None:
         """An empty folder for the result; the scratch folder keeps what an earlier, broken build left."""
@@ -348,21 +392,23 @@ class _Build:
     def _others(self) -> dict[str, str]:
         """Artifacts that the stage reads beside those that the graph gives it."""
         promoted = self.node.promoted
-        return {**self._previous(), **({"promoted": str(promoted.paths[0].parent)} if promoted else {})}
+        previous = {name: str(self.store.path(one)) for name, one in self._previous().items()}
+        return {**previous, **({"promoted": str(promoted.paths[0].parent)} if promoted else {})}
 
-    def _previous(self) -> dict[str, str]:
+    def _previous(self) -> dict[str, Manifest]:
         """The pipeline's last artifact of this step but this one, for a stage that compares itself with it."""
         if not self.node.stage.compares:
             return {}
         others = (
-            (manifest.finished, str(folder))
+            manifest
             for folder, manifest in self.store.manifests(self.node.folder)
-            if manifest.pipeline == self.context.pipeline
+            if folder == self.store.path(manifest)
+            and manifest.pipeline == self.context.pipeline
             and manifest.step in ("", self.node.id)
             and manifest.fingerprint != self.request.fingerprint
         )
-        newest = max(others, default=None)
-        return {"previous": newest[1]} if newest else {}
+        newest = max(others, key=lambda one: one.finished, default=None)
+        return {"previous": newest} if newest else {}
 
     def _job(self) -> Job:
         return Job(

@@ -26,7 +26,9 @@ def held_against(node: Node, inputs: Mapping[str, Manifest], store: Store) -> No
         return node
     own = inputs[node.stage.registers].digest
     for one in reversed(Promotions(store.root).history(config.name or "")):
-        record = store.root / one.registration / RECORD
-        if one.digest != own and record.is_file():
+        if one.digest == own or (manifest := store.read(store.root / one.registration)) is None:
+            continue
+        record = store.fetch(manifest, store.root / one.registration) / RECORD  # it is small
+        if record.is_file():
             return replace(node, promoted=Source(f"{node.stage.name}.gates", (record,)))
     return node

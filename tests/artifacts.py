@@ -21,6 +21,7 @@ def make_artifact(
     requires: Mapping[str, Manifest] | None = None,
     sources: tuple[SourceRecord, ...] = (),
     config: Mapping[str, Any] | None = None,
+    build_id: str = "",
     **facts: Any,
 ) -> Manifest:
     """Commits an artifact with these files, as a build would, and returns the manifest at its address."""
@@ -37,7 +38,7 @@ def make_artifact(
         version=1,
         fingerprint=name,
         digest=store.content_digest(described),
-        build_id=f"build of {stage} {name}",
+        build_id=build_id or f"build of {stage} {name}",
         config=config,
         identity=config,
         inputs={key: item.as_input() for key, item in inputs.items()},

@@ -43,6 +43,7 @@ class Proxy(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         server: Any = self.server
+        self.cut_after, self.stall_s, self.flips = None, 0.0, False  # one connection brings several requests
         server.requests.append(f"{self.command} {self.path}" if self.command != "GET" else self.path)
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if server.tears in f"{self.command} {self.path}" and self.command == "PUT":

@@ -17,7 +17,7 @@ from evaluation.feedback.pairs import Export, blind, require_free
 from infra.errors import stage_error
 from infra.run import Run
 from infra.store.manifest import Manifest
-from infra.store.reference import resolve
+from infra.store.reference import opened
 from infra.store.store import Store
 from training.chat import Chat, read_rows
 from training.hardware import prepare
@@ -42,14 +42,14 @@ def prompts_in(path: Path) -> Sequence[str]:
 
 def held_out_prompts(root: Path) -> Sequence[str]:
     """Those of the newest instructions, which no model of the pipeline learnt from. Raises ConfigError for none."""
-    return prompts_in(resolve(Store(root, reading=True), "instructions", ["instructions"])[0] / "heldout.jsonl")
+    return prompts_in(opened(Store(root, reading=True), "instructions", ["instructions"])[0] / "heldout.jsonl")
 
 
 def prompts_of_both_sides(root: Path) -> Sequence[str]:
     """All of the newest instructions. What is judged of a prompt from files lies on the side of the split that the
     prompt lies on: labels of held-out prompts alone would all be held out, and nothing would be learnt from them.
     Raises ConfigError for none."""
-    folder = resolve(Store(root, reading=True), "instructions", ["instructions"])[0]
+    folder = opened(Store(root, reading=True), "instructions", ["instructions"])[0]
     found = [prompt for side in ("train", "heldout") for prompt in prompts_in(folder / f"{side}.jsonl")]
     return list(dict.fromkeys(found))
 

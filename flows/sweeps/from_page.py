@@ -28,7 +28,7 @@ from flows.sweeps.trials import Trials
 from flows.sweeps.whole import whole_sweep
 from infra.errors import Problem, StemmaError
 from infra.lineage.ledger import run_url
-from infra.project import default_root
+from infra.project import root_of
 from infra.store.store import Store
 from training.config import TrainerConfig
 
@@ -101,7 +101,7 @@ def sweep_run(
         sweep = define(wishes)
         if law:
             check(sweep)
-        store = Store(Path(root) if root else default_root())
+        store = Store(root_of(root))
         document = whole_sweep(sweep, store, max(1, at_once), law, None, get_run_logger().info)
     except StemmaError as error:
         return Failed(message=str(error))

@@ -28,7 +28,6 @@ from infra.project import code_state, lock_hash
 from infra.run import read_journal
 from infra.servers.environment import OFFLINE, QUIET
 from infra.servers.state import prefect_api_url
-from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.child import JOURNAL
 from tasks.warm_start import WarmStart
@@ -222,7 +221,9 @@ class _Running:
         for row in document["stages"]:
             stage = nodes[row["stage"]].stage
             if row["status"] in HAS_ARTIFACT and (stage.makes_weights or row["stage"] == self.sweep.step):
-                for name, value in Manifest.read(Path(row["path"])).result["figures"].items():
+                manifest = self.store.read(Path(row["path"]))
+                assert manifest is not None
+                for name, value in manifest.result["figures"].items():
                     yield f"{row['stage']}.{name}", value
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:

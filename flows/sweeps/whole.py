@@ -40,7 +40,7 @@ def whole_sweep(
     place.write_text(sweep_page(sweep.base.name, document, _curves(sweep, ended, store)), encoding="utf8")
     return document | {
         "config": str(sweep.config),
-        "root": str(store.root),
+        "root": store.place,
         "page": str(place.absolute()),
         "mlflow_run_id": mlflow_run_id(store.root, trials.about()["build_id"]),
     }

@@ -110,6 +110,14 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGr
     return graph
 
 
+def glance_at_ancestry(store: Store, start: tuple[Path, Manifest]) -> None:
+    """Brings what each ancestor came to, but not its data, to this machine, where that is on an object store."""
+    if store.remote is not None:
+        for member in ancestry(store, [start]).artifacts:
+            if member.manifest is not None:
+                store.glance(member.manifest, member.folder)
+
+
 def missing(store: Store, graph: LineageGraph) -> list[tuple[Member, Difference]]:
     """The ancestors whose bytes are not in the store any more."""
     return [
@@ -148,7 +156,7 @@ def descent(store: Store, start: Member) -> LineageGraph:
 
 
 def _gone(store: Store, wanted: Input) -> Member:
-    folders = store.layout.artifacts(wanted.stage)
+    folders = store.folders(wanted.stage)
     same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == wanted.fingerprint)
     stand_in = next((manifest for manifest in same_address if manifest is not None), None)
     return Member(f"{wanted.path}.{wanted.digest[:8]}", "gone", input=wanted, stand_in=stand_in)

@@ -10,10 +10,8 @@ from typing import Any
 
 from infra.errors import StageError
 from infra.identity import changed_settings
-from infra.store.manifest import Input, Manifest
-from infra.store.states import KeptState, kept_states
-
-_CLOCK = "state.json"
+from infra.store.manifest import Input, Manifest, folder_of, known_manifest
+from infra.store.states import CLOCK, KeptState, kept_states
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,13 @@ def branch_of(manifest: Manifest, root: Path) -> Branch | None:
     wanted = next((one for one in manifest.inputs.values() if one.state), None)
     if wanted is None:
         return None
-    folder = root / wanted.path
     try:
-        before = Manifest.read(folder)
+        before: Manifest | None = Manifest.read(root / wanted.path)
     except (OSError, ValueError):
+        before = known_manifest(root, wanted)
+    if before is None:
         return Branch(wanted.stage, wanted.fingerprint, wanted.stage, None, None, None)
+    folder = folder_of(root, wanted, before)
     state = _state(folder, wanted.state)
     batch = state.batch if state else None
     changed = tuple(_changed(before, manifest))
@@ -87,8 +87,8 @@ def _state(folder: Path, digest: str) -> KeptState | None:
 
 
 def _tokens(state: KeptState, before: Manifest) -> int | None:
-    if state.is_there:
-        return int(json.loads((state.folder / _CLOCK).read_text(encoding="utf8"))["clock"]["token"])
+    if (state.folder / CLOCK).is_file():
+        return int(json.loads((state.folder / CLOCK).read_text(encoding="utf8"))["clock"]["token"])
     figures = before.result.get("figures", {})
     return int(figures["tokens"]) if figures.get("batches") == state.batch and "tokens" in figures else None
 

@@ -12,6 +12,9 @@
 <root>/sweeps/<id>/                     trials and page of a `stemma sweep`
 <root>/feedback/<round>/                answers that people judge, and what they said, see `stemma feedback`
 <root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
+
+Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.remote` says where
+the artifacts are.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
+from infra.store.roots import RECORD, url_of
 from infra.tables import unwritable
 
 FORMAT = 1
@@ -30,7 +35,9 @@ MARKER = "format"
 RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "feedback", "tasks_mirror"})
 MANIFEST = "manifest.json"
 AUX = "aux"
-_OURS = RESERVED | {MARKER, ".state", ".work", "pins.json", ".pins.json", "promotions.json", ".promotions.json"}
+MIRROR = ".remote"
+_OURS = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
+_OURS |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
 """What may stand in a root before its format does: `up` starts servers there before anything is built."""
 _OF_THE_DISK = {"lost+found"}
 
@@ -46,6 +53,11 @@ class Layout:
         self.state = self.root / ".state"
         self.runs = self.root / "runs"
         self._check()
+
+    @cached_property
+    def url(self) -> str:
+        """Where the artifacts are, if that is an object store; empty where they are in the root."""
+        return url_of(self.root)
 
     def create(self) -> None:
         """Makes the root a store, if it is none yet. Raises StageError where it cannot be written."""
@@ -95,7 +107,7 @@ class Layout:
         except (OSError, UnicodeDecodeError) as error:
             raise _no_store(self.root, f"cannot be read as a store: {error}") from None
         if MARKER not in there:
-            strange = sorted(name for name in there - _OURS if not name.startswith(f".{MARKER}."))
+            strange = sorted(name for name in there - _OURS if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
             if strange:
                 listed = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
                 raise _no_store(self.root, f"this folder is no store and not empty: it holds {listed}")

@@ -3,6 +3,8 @@
 <root>/.state/leases.json     {"database": "sqlite"}, or {"database": its URL without password, "store": our id in it}
 <root>/.state/leases.sqlite   leases in SQLite
 
+Of a root on an object store that file is <url>/leases.json, and only PostgreSQL will do: SQLite serves one machine.
+
 All who use a store must see the same leases, or two would build one artifact. So the file decides, not the environment
 of who comes: the first who opens a store writes it, and whoever cannot reach the database that it names is refused.
 Leases go from SQLite to PostgreSQL when somebody comes who has one configured and nothing is being built, and never
@@ -17,10 +19,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from infra.errors import stage_error
+from infra.errors import ConfigError, Problem, stage_error
 from infra.files import sync
-from infra.servers.database import DATABASE, SQLITE, Postgres, database, requested_database
+from infra.s3 import read_object
+from infra.s3_write import put_if
+from infra.servers.database import DATABASE, EXPECTED, SQLITE, Postgres, database, requested_database
 from infra.servers.settings import settings_of
 from infra.store.layout import Layout
 from infra.store.lease_postgres import PostgresTable
@@ -55,6 +60,8 @@ def table(layout: Layout) -> LeaseTable:
     Raises StageError: `database_unreachable` where that is a PostgreSQL that does not let us in, `leases_elsewhere`
     where the environment names another place; ConfigError for a URL that is none.
     """
+    if layout.url:
+        return _of_url(layout)
     place, wanted = _recorded(layout), configured(layout)
     if place is None:
         # Leases that a version without this file left, or holds now, are in SQLite.
@@ -74,7 +81,7 @@ def existing(layout: Layout) -> LeaseTable | None:
     place = _recorded(layout)
     if place is not None and place.database != SQLITE:
         return _in_postgres(place)
-    return _in_sqlite(layout) if _file(layout).exists() else None
+    return _in_sqlite(layout) if not layout.url and _file(layout).exists() else None
 
 
 def configured(layout: Layout) -> Postgres | None:
@@ -86,18 +93,38 @@ def configured(layout: Layout) -> Postgres | None:
 
 
 def needs_server(layout: Layout) -> bool:
-    """Whether a server has to answer before a lease of this store can be taken."""
+    """Whether a server has to answer before a lease of this store can be taken.
+
+    Raises ConfigError `leases_need_postgres` for a root on an object store for which no PostgreSQL is named.
+    """
     place = _recorded(layout)
+    if layout.url and place is None and configured(layout) is None:
+        message = f"{layout.url} is a root on an object store: its leases, by which machines build no artifact twice,"
+        fix = f"set {DATABASE} to a database that all machines reach, {EXPECTED.partition(',')[0]}"
+        raise ConfigError(Problem("leases_need_postgres", DATABASE, f"{message} have to be in PostgreSQL", fix))
     return configured(layout) is not None or (place is not None and place.database != SQLITE)
 
 
 def check(layout: Layout) -> None:
     """Raises StageError or ConfigError where a run could take no lease now; makes nothing."""
+    needs_server(layout)
     place, wanted = _recorded(layout), configured(layout)
     if place is not None and place.database != SQLITE:
         _in_postgres(place).check()
     elif wanted is not None:
         wanted.connect().close()
+
+
+def _of_url(layout: Layout) -> LeaseTable:
+    needs_server(layout)
+    place, wanted = _recorded(layout), configured(layout)
+    if place is None:
+        assert wanted is not None
+        made = PostgresTable.made(wanted)
+        put_if(_as_text(Place(made.place, made.store)).encode(), _place_url(layout), None)
+        place = _recorded(layout)
+        assert place is not None
+    return _in_postgres(place)
 
 
 def _in_sqlite(layout: Layout) -> SqliteTable:
@@ -157,12 +184,29 @@ def _place_file(layout: Layout) -> Path:
 
 
 def _recorded(layout: Layout) -> Place | None:
-    path = _place_file(layout)
-    found = read_state(path, _LOST_PLACE, None)
+    path: Path | str
+    if layout.url:
+        path = _place_url(layout)
+        found = _of_object(path)
+    else:
+        path = _place_file(layout)
+        found = read_state(path, _LOST_PLACE, None)
     try:
         return None if found is None else Place(**found)
     except TypeError as error:
-        raise damaged(path, f"not as expected: {error}", _LOST_PLACE) from error
+        raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error
+
+
+def _place_url(layout: Layout) -> str:
+    return f"{layout.url}/leases.json"
+
+
+def _of_object(url: str) -> Any:
+    found = read_object(url)
+    try:
+        return json.loads(found[0]) if found else None
+    except ValueError as error:
+        raise stage_error("damaged_state", url, f"this object is damaged: {error}", _LOST_PLACE) from error
 
 
 def _record_first(layout: Layout, place: Place) -> Place:
@@ -188,6 +232,10 @@ def _hidden(layout: Layout, place: Place) -> Path:
     """A file with what leases.json is to say, on its disk."""
     layout.state.mkdir(parents=True, exist_ok=True)
     hidden = layout.state / f".leases.json.{os.getpid()}.{os.urandom(4).hex()}"
-    hidden.write_text(json.dumps(asdict(place)) + "\n", encoding="utf8")
+    hidden.write_text(_as_text(place), encoding="utf8")
     sync(hidden)
     return hidden
+
+
+def _as_text(place: Place) -> str:
+    return json.dumps(asdict(place)) + "\n"

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from infra.files import sync
-from infra.store.layout import AUX, MANIFEST
+from infra.store.layout import AUX, MANIFEST, MIRROR
 
 SCHEMA = 1
 
@@ -105,12 +106,15 @@ class Manifest:
     def as_input(self, state: str = "") -> Input:
         return Input(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}", state)
 
-    def write(self, folder: Path) -> None:
+    def as_bytes(self) -> bytes:
         text = json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False, default=_plain)
-        (folder / MANIFEST).write_text(text + "\n", encoding="utf8")
+        return f"{text}\n".encode()
+
+    def write(self, folder: Path) -> None:
+        (folder / MANIFEST).write_bytes(self.as_bytes())
 
     def rewrite(self, folder: Path) -> None:
-        """Takes the place of the manifest of a finished artifact, at once."""
+        """Takes the place of the manifest of a finished artifact, if it has one, at once."""
         beside = folder / f".{MANIFEST}.{os.getpid()}"
         beside.mkdir()
         try:
@@ -125,8 +129,13 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         """Raises FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
         path = folder / MANIFEST
+        return cls.parse(path.read_bytes(), path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: Path | str) -> Manifest:
+        """path: what messages call it. Raises ValueError as `read` does."""
         try:
-            found = _reader().validate_json(path.read_bytes(), strict=True)
+            found = _reader().validate_json(content, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             key = ".".join(map(str, first["loc"]))
@@ -139,6 +148,37 @@ class Manifest:
         if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in found.files):
             raise ValueError(f"{path}: not as expected: files: paths within the artifact were expected")
         return found
+
+
+def known_manifest(root: Path, wanted: Input) -> Manifest | None:
+    """The manifest of an input, as far as this machine knows it without asking an object store; None if its artifact is
+    gone or has other bytes by now. root: of the store; of one on an object store the cache."""
+    mirrored = root / MIRROR / wanted.stage / f"{wanted.fingerprint}.json"
+    for read in (
+        lambda: Manifest.read(root / wanted.path),
+        lambda: Manifest.parse(mirrored.read_bytes().partition(b"\n")[2], mirrored),
+    ):
+        with suppress(OSError, ValueError):
+            if (found := read()).digest == wanted.digest:
+                return found
+    return None
+
+
+def glance_folder(root: Path, manifest: Manifest) -> Path:
+    """Where `Store.peek` puts the few files of an artifact that were asked for, on a root on an object store."""
+    return root / MIRROR / manifest.stage / f"{manifest.fingerprint}-{manifest.build_id}"
+
+
+def folder_of(root: Path, wanted: Input, manifest: Manifest) -> Path:
+    """Where what this machine has of an input is: its folder, or that of a glance at it."""
+    folder = root / wanted.path
+    return folder if (folder / MANIFEST).is_file() else glance_folder(root, manifest)
+
+
+def store_root(folder: Path) -> Path:
+    """The root of the store that the folder of an artifact is in, or that of a glance at one."""
+    root = folder.parent.parent
+    return root.parent if root.name == MIRROR else root
 
 
 @cache

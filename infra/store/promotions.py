@@ -2,7 +2,8 @@
 
     {"demo": [{"registration": "register/0af1…", "model": "rlhf/77ab…", "digest": "…", "time": 1763700000.0}]}
 
-The last of a name's list is promoted; those before it are what a rollback goes back to.
+The last of a name's list is promoted; those before it are what a rollback goes back to. Of a root on an object store it
+is an object there, replaced only as the one that was read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError, stage_error
+from infra.s3 import read_object
+from infra.s3_write import put_if
+from infra.store.roots import url_of
 
 FILE = "promotions.json"
 KEPT = 50
@@ -38,6 +42,8 @@ class Promotions:
 
     def __init__(self, root: Path) -> None:
         self._path = root / FILE
+        url = url_of(root)
+        self._url = f"{url}/{FILE}" if url else ""
 
     def history(self, name: str) -> list[Promotion]:
         """The promotions of a name that were not rolled back, the one in force last."""
@@ -57,9 +63,7 @@ class Promotions:
             history = found.setdefault(name, [])
             now = Promotion(**history[-1]) if history else None
             if now != instead_of:
-                raise stage_error(
-                    "promoted_meanwhile", name, "another model was promoted meanwhile", "look at it, and promote again"
-                )
+                raise _meanwhile(name)
             found[name] = [*history, asdict(promotion)][-KEPT:]
 
     def rollback(self, name: str) -> tuple[Promotion, Promotion]:
@@ -73,6 +77,13 @@ class Promotions:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
+        if self._url:
+            before = read_object(self._url)
+            found = json.loads(before[0]) if before else {}
+            yield found
+            if not put_if(_as_text(found).encode(), self._url, before[1] if before else None):
+                raise _meanwhile(self._url)
+            return
         state = self._path.parent / ".state"
         state.mkdir(parents=True, exist_ok=True)
         with open(state / "promotions.lock", "w") as lock:
@@ -81,17 +92,29 @@ class Promotions:
             yield found
             hidden = self._path.with_name(f".{FILE}")
             with open(hidden, "w", encoding="utf8") as file:
-                file.write(json.dumps(found, indent=1) + "\n")
+                file.write(_as_text(found))
                 file.flush()
                 os.fsync(file.fileno())
             hidden.replace(self._path)
 
     def _read(self) -> dict[str, Any]:
+        if self._url:
+            there = read_object(self._url)
+            return dict(json.loads(there[0])) if there else {}
         try:
             found: Mapping[str, Any] = json.loads(self._path.read_text(encoding="utf8"))
         except FileNotFoundError:
             return {}
         return dict(found)
+
+
+def _as_text(found: Mapping[str, Any]) -> str:
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _meanwhile(place: str) -> StageError:
+    message = "another model was promoted meanwhile"
+    return stage_error("promoted_meanwhile", place, message, "look at it, and promote again")
 
 
 def _nothing(name: str, known: list[str]) -> StageError:

@@ -25,16 +25,16 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
     if found := _by_path(store, Path(text)):
         return found
     stage, _, prefix = text.strip("/").partition("/")
-    stages = store.layout.stages()
+    stages = store.stages()
     if stage not in stages:
         if built := [] if prefix else [(folder, one) for folder, one in store.manifests() if one.step == stage]:
             return _newest(built)
         shown = [name for name in stages if not among or name in among]
-        message = f"no such folder, and no stage or step {stage!r} has artifacts in {store.root}"
+        message = f"no such folder, and no stage or step {stage!r} has artifacts in {store.place}"
         raise _unknown(text, message, _instead(stage, shown))
-    folders = list(store.layout.artifacts(stage))
+    folders = store.folders(stage)
     if not folders:
-        raise _unknown(text, f"{stage} has no finished artifact in {store.root}", "build it first")
+        raise _unknown(text, f"{stage} has no finished artifact in {store.place}", "build it first")
     if not prefix:
         built = _read(store, folders, text)
         return _newest([one for one in built if one[1].step in ("", stage)] or built)
@@ -51,6 +51,12 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
     raise _unknown(
         text, f"{stage} has no artifact of this name", f"there are {', '.join(f'{stage}/{name}' for name in near)}"
     )
+
+
+def opened(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, Manifest]:
+    """As `resolve`, with all of its files in the folder: those on an object store are downloaded."""
+    folder, manifest = resolve(store, text, among)
+    return store.fetch(manifest, folder), manifest
 
 
 def _instead(stage: str, shown: list[str]) -> str:

@@ -20,6 +20,7 @@ from infra.store.manifest import File, Manifest
 
 STATES = f"{AUX}/states.json"
 STATE_FOLDER = f"{AUX}/state"
+CLOCK = "state.json"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
-"""The store: finished artifacts by address, verified before they are trusted, committed by one rename."""
+"""The store: finished artifacts by address, verified before they are trusted, committed by one rename.
+
+Of a root on an object store the artifacts are there (`infra.store.remote`) and the folder is a cache of them: a folder
+at an artifact's address is a whole copy of it, and most artifacts have none. Look-ups ask for manifests alone; `fetch`
+brings the files here, `peek` a few small ones.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,18 +24,24 @@ from infra.files import sync
 from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
 from infra.store import lease_place
-from infra.store.layout import AUX, MANIFEST, Layout
+from infra.store.layout import AUX, MANIFEST, MIRROR, Layout
 from infra.store.lease import Leases
-from infra.store.manifest import File, Manifest
+from infra.store.manifest import File, Input, Manifest, glance_folder
+from infra.store.remote import Remote
+from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+GLANCE_BYTES = 16 << 20
+"""Larger files are data: the log of a whole training's metrics is smaller."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not what the manifest says: `what` is missing, changed or unreadable."""
+    """A file that is not what the manifest says: `what` is missing, changed or unreadable. path: on an object store
+    its URL."""
 
-    path: Path
+    path: Path | str
     what: str
 
     def __str__(self) -> str:
@@ -40,12 +53,19 @@ class Store:
 
     reading: nothing is made; a store that is not there is an empty one, and hashes are remembered only in a book that
     is there already. Otherwise the root is made where it is not there yet.
-    Raises ConfigError for a folder that is no store, StageError for one that cannot be written.
+    Raises ConfigError for a folder that is no store, StageError for one that cannot be written; of a root on an object
+    store also ConfigError where that, or the leases, are not set up (`Remote.open`, `lease_place.needs_server`).
     """
 
     def __init__(self, root: Path, *, reading: bool = False) -> None:
         self.layout = Layout(root)
         self.root = self.layout.root
+        self.remote = Remote(self.layout.url, self.root / MIRROR) if self.layout.url else None
+        if self.remote is not None:
+            self.remote.open(make=False)
+            if not reading:
+                lease_place.needs_server(self.layout)
+                self.remote.open(make=True)
         if not reading:
             self.layout.create()
         self.hashes = HashBook(self.layout.state / "hashes.sqlite", reading=reading)
@@ -66,33 +86,173 @@ class Store:
         table = lease_place.existing(self.layout)
         return Leases(table).living() if table is not None else []
 
+    @property
+    def place(self) -> str:
+        """The root as people name it: the URL of one on an object store, else the folder."""
+        return self.layout.url or str(self.root)
+
     def find(self, stage: str, fingerprint: str) -> Manifest | None:
         """The manifest of a finished artifact, None if there is none; its files are not looked at."""
         return self.read(self.layout.artifact(stage, fingerprint))
 
     def read(self, folder: Path) -> Manifest | None:
-        """The manifest in a folder, None if there is no readable one: such a folder is no artifact."""
-        try:
-            return Manifest.read(folder)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
+        """The manifest of the artifact at a folder, None if there is no readable one: then it is no artifact."""
+        if self.remote is not None and self._is_address(folder):
+            return self.remote.find(folder.parent.name, folder.name)
+        return _in_folder(folder)
+
+    def stages(self) -> list[str]:
+        """The stages that have artifacts."""
+        return self.remote.stages() if self.remote else self.layout.stages()
+
+    def folders(self, stage: str) -> list[Path]:
+        """The folders of a stage's finished artifacts, replaced ones too, which need not be here; see `fetch`."""
+        if self.remote is None:
+            return list(self.layout.artifacts(stage))
+        return [self.layout.artifact(stage, name) for name in self.remote.names(stage)]
 
     def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
         """Every finished artifact with its folder, replaced ones too."""
-        for name in [stage] if stage else self.layout.stages():
+        for name in [stage] if stage else self.stages():
+            if self.remote is not None:
+                yield from ((self.layout.artifact(name, at), found) for at, found in self.remote.all(name))
+                continue
             for folder in self.layout.artifacts(name):
                 if manifest := self.read(folder):
                     yield folder, manifest
 
     def path(self, manifest: Manifest) -> Path:
+        """The folder of an artifact, which need not be here; see `fetch`."""
         return self.layout.artifact(manifest.stage, manifest.fingerprint)
+
+    def runs(self) -> Path:
+        """The folder of the journals of pipeline runs; on an object store with those of other machines that ended."""
+        if self.remote is not None:
+            self.remote.fetch_runs(self.layout.runs)
+        return self.layout.runs
+
+    def location(self, manifest: Manifest) -> str:
+        """Where an artifact is, for people and records: its URL on an object store, else its folder."""
+        return self.remote.place(manifest) if self.remote else str(self.path(manifest))
+
+    def fetch(
+        self, manifest: Manifest, folder: Path | None = None, say: Callable[[str], None] = lambda message: None
+    ) -> Path:
+        """The folder of an artifact with all of its files: on an object store they are downloaded, each checked against
+        its hash, where this machine has no copy of them.
+
+        folder: of a replaced artifact, which is not that of its address. say: told before a download.
+        Raises StageError `damaged_object`, `disk_full`, and as `infra.s3.persistently` does.
+        """
+        place = folder or self.path(manifest)
+        if self.remote is None or not self._is_address(place):
+            return place
+        with self._alone(place):
+            if self._is_here(place, manifest):
+                return place
+            if place.exists():
+                self._throw_away(place)  # damaged, or what another build of this address replaced
+            self._download(self.remote, manifest, place, say)
+        for before in manifest.inputs.values():
+            if before.state:
+                self._peek_state(before)
+        return place
+
+    def _peek_state(self, wanted: Input) -> None:
+        """What `infra.store.branches` reads of the training that an artifact goes on from."""
+        if (manifest := self.find(wanted.stage, wanted.fingerprint)) is None or manifest.digest != wanted.digest:
+            return
+        for state in kept_states(self.peek(manifest, STATES)):
+            if state.digest == wanted.state:
+                self.peek(manifest, f"{STATE_FOLDER}/{state.folder.name}/{CLOCK}")
+
+    def is_here(self, folder: Path, manifest: Manifest) -> bool:
+        """Whether the files of an artifact can be read without a download."""
+        return self.remote is None or not self._is_address(folder) or self._is_here(folder, manifest)
+
+    def peek(self, manifest: Manifest, *paths: str, folder: Path | None = None) -> Path:
+        """A folder in which these small files of an artifact can be read, as far as it has them: its own, or one to
+        which they, and no others, are downloaded."""
+        place = folder or self.path(manifest)
+        if self.remote is None or self.is_here(place, manifest):
+            return place
+        aside = glance_folder(self.root, manifest)
+        wanted = [file for file in manifest.files if file.path in paths]
+        if not (aside / MANIFEST).exists() or any(not self._has(aside, [file]) for file in wanted):
+            with self._alone(aside):
+                self.remote.fetch(manifest, aside, [file for file in wanted if not self._has(aside, [file])])
+                aside.mkdir(parents=True, exist_ok=True)
+                manifest.rewrite(aside)
+        return aside
+
+    def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
+        """`peek` at all that says what an artifact came to: its small files of JSON."""
+        return self.peek(manifest, *(file.path for file in manifest.files if _says_something(file)), folder=folder)
+
+    def _is_address(self, folder: Path) -> bool:
+        """Whether an artifact of this store may be at a folder."""
+        place = folder.absolute()
+        return place.parent.parent == self.root and not place.parent.name.startswith(".")
+
+    def _is_here(self, folder: Path, manifest: Manifest) -> bool:
+        """Of what was put beside it later, such as a card, a copy need not know."""
+        copy = _in_folder(folder)
+        if copy is None or (copy.digest, copy.build_id) != (manifest.digest, manifest.build_id):
+            return False
+        return self._has(folder, list(copy.files))
+
+    def _has(self, folder: Path, files: list[File]) -> bool:
+        try:
+            actual = self.hashes.sha256([folder / file.path for file in files])
+        except OSError:
+            return False
+        return all(actual[folder / file.path] == file.sha256 for file in files)
+
+    def _download(self, remote: Remote, manifest: Manifest, place: Path, say: Callable[[str], None]) -> None:
+        """What an earlier download left behind is gone on from."""
+        work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{place.name}-{manifest.build_id}"
+        work.mkdir(parents=True, exist_ok=True)
+        left = [file for file in manifest.files if not self._has(work, [file])]
+        size = sum(file.size for file in left)
+        if size > shutil.disk_usage(work).free:
+            raise full_disk(f"the copy of {self.location(manifest)} ({size / 1e6:,.0f} MB)", work)
+        say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
+        try:
+            remote.fetch(manifest, work, left)
+            manifest.write(work)
+            sync(work / MANIFEST)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(work, place)
+            sync(place.parent)
+        except OSError as error:
+            raise disk_error(error, f"the copy of {self.location(manifest)}", work) from error
+        self.hashes.know({place / file.path: file.sha256 for file in manifest.files})
+
+    @contextmanager
+    def _alone(self, place: Path) -> Iterator[None]:
+        """Of all that would download an artifact to this machine, one does."""
+        locks = self.layout.state / "fetch"
+        locks.mkdir(parents=True, exist_ok=True)
+        with open(locks / f"{place.parent.name}-{place.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def differences(self, folder: Path, manifest: Manifest, *, read_all: bool = False) -> list[Difference]:
         """Every file of an artifact that is missing or differs, and a manifest that contradicts itself; aux/ is part of
         the record and checked too.
 
-        Files whose size, mtime and ctime are those of the last hashing are trusted unless `read_all`.
+        Files whose size, mtime and ctime are those of the last hashing are trusted unless `read_all`. On an object
+        store each object of the right size is, since none is there but whole; `read_all` downloads every byte.
         """
+        if self.remote is not None and self._is_address(folder):
+            found = self._contradictions(folder, manifest)
+            if read_all:
+                wrong = [
+                    one for one in self.remote.verify(manifest, self._aside(manifest)) if one[1] != "in no manifest"
+                ]
+            else:
+                wrong = self.remote.differences(manifest)
+            return [*found, *(Difference(url, what) for url, what in wrong)]
         expected = {folder / file.path: file for file in manifest.files}
         there = [path for path in expected if path.is_file()]
         found = [Difference(path, "missing") for path in expected if path not in set(there)]
@@ -102,14 +262,23 @@ class Store:
         except OSError as error:
             return [*found, Difference(Path(error.filename or folder), f"unreadable: {error.strerror}")]
         found += [Difference(path, "changed") for path, sha in actual.items() if sha != expected[path].sha256]
-        return sorted(found, key=lambda difference: difference.path)
+        return sorted(found, key=lambda difference: str(difference.path))
 
     def verify(self, folder: Path, manifest: Manifest) -> list[Difference]:
         """Every file that is missing, changed, unreadable or in no manifest; every byte is read."""
+        if self.remote is not None and self._is_address(folder):
+            found = self._contradictions(folder, manifest)
+            return [
+                *found,
+                *(Difference(url, what) for url, what in self.remote.verify(manifest, self._aside(manifest))),
+            ]
         found = self.differences(folder, manifest, read_all=True)
         named = {folder / file.path for file in manifest.files} | {folder / MANIFEST}
         extra = sorted(path for path in folder.rglob("*") if not path.is_dir() and path not in named)
         return [*found, *(Difference(path, "in no manifest") for path in extra)]
+
+    def _aside(self, manifest: Manifest) -> Path:
+        return self.layout.root / ".work" / ".fetch" / f"verify-{os.getpid()}-{manifest.build_id}"
 
     def _contradictions(self, folder: Path, manifest: Manifest) -> list[Difference]:
         if self.content_digest(manifest.files) != manifest.digest:
@@ -128,11 +297,13 @@ class Store:
         """The digest that names an artifact as an input: its payload files only."""
         return digest_files((file.path, file.sha256) for file in files if file.is_payload)
 
-    def commit(self, unfinished: Path, manifest: Manifest) -> Path:
-        """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that.
+    def commit(self, unfinished: Path, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Path:
+        """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that. On an object
+        store by a put of its manifest, see `infra.store.remote`, and this folder becomes the copy of it here.
 
         A finished artifact at that address is kept if its payload is the same and its files are whole; otherwise it
-        moves to `<fingerprint>.<digest8>`, where lineage still finds it.
+        moves to `<fingerprint>.<digest8>`, where lineage still finds it. check: called after an upload, which may take
+        hours; what it raises ends the commit.
         """
         place = self.path(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -144,6 +315,8 @@ class Store:
             sync(unfinished)
         except OSError as error:
             raise disk_error(error, manifest.stage, unfinished) from error
+        if self.remote is not None:
+            return self._commit_remotely(self.remote, unfinished, manifest, check)
         old = self.read(place)
         if old is not None and old.digest == manifest.digest and not self.differences(place, old):
             shutil.rmtree(unfinished)
@@ -156,18 +329,49 @@ class Store:
         self.hashes.moved(unfinished, place)
         return place
 
+    def _commit_remotely(self, remote: Remote, unfinished: Path, manifest: Manifest, check: Callable[[], None]) -> Path:
+        place = self.path(manifest)
+        in_force = remote.commit(manifest, unfinished, check)
+        if in_force.build_id != manifest.build_id:
+            shutil.rmtree(unfinished)
+            return place
+        with self._alone(place):
+            if place.exists():
+                self._throw_away(place)
+            os.rename(unfinished, place)
+            sync(place.parent)
+        self.hashes.moved(unfinished, place)
+        return place
+
+    def unfinished_commit(self, unfinished: Path, stage: str, fingerprint: str) -> Manifest | None:
+        """The manifest of a build that was broken off while its files were uploaded: all that is left of it to do is
+        `commit`. None on a local root, where a commit takes no time."""
+        manifest = _in_folder(unfinished) if self.remote else None
+        if manifest is None or (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
+            return None
+        if address_of(manifest) != fingerprint or self.content_digest(manifest.files) != manifest.digest:
+            return None
+        return manifest if self._has(unfinished, list(manifest.files)) else None
+
     def put_beside(self, manifest: Manifest, source: Path, name: str) -> None:
         """Copies a small file to aux/<name> of a finished artifact, where it is in the manifest and no part of the
         digest. Does nothing where it is there already, or while the artifact is built anew."""
         folder, path = self.path(manifest), f"{AUX}/{name}"
         data = source.read_bytes()
-        if (folder / path).is_file() and (folder / path).read_bytes() == data and _lists(self.read(folder), path):
+        added = File(path, len(data), hashlib.sha256(data).hexdigest())
+        if self.remote is not None:
+            current = self.remote.find(manifest.stage, manifest.fingerprint)
+            if current is None or added in current.files:
+                return
+        elif (folder / path).is_file() and (folder / path).read_bytes() == data and _lists(self.read(folder), path):
             return
         lease = self.leases.acquire(f"{manifest.stage}/{manifest.fingerprint}", stop_if=lambda: True)
         if lease is None:
             return
         try:
-            current = self.read(folder)
+            if self.remote is not None and not self.remote.change_aux(manifest, path, source, added):
+                return
+            current = _in_folder(folder)
             if current is None or current.digest != manifest.digest:
                 return
             # The manifest never names a file that differs: first without it, then with it.
@@ -179,7 +383,6 @@ class Store:
             hidden.write_bytes(data)
             sync(hidden)
             hidden.replace(folder / path)
-            added = File(path, len(data), hashlib.sha256(data).hexdigest())
             replace(current, files=tuple(sorted((*others, added), key=lambda file: file.path))).rewrite(folder)
         finally:
             lease.release()
@@ -198,10 +401,24 @@ class Store:
                 os.rename(place, kept)
                 self.hashes.moved(place, kept)
                 return
+        self._throw_away(place)
+
+    def _throw_away(self, place: Path) -> None:
         trash = self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}"
         trash.parent.mkdir(parents=True, exist_ok=True)
         os.rename(place, trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def _says_something(file: File) -> bool:
+    return file.size <= GLANCE_BYTES and file.path.endswith((".json", ".jsonl", ".md", ".jinja"))
+
+
+def _in_folder(folder: Path) -> Manifest | None:
+    try:
+        return Manifest.read(folder)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
 
 
 def _lists(manifest: Manifest | None, path: str) -> bool:

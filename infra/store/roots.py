@@ -1,0 +1,94 @@
+"""Which folder of this machine a root is: the folder itself, or the cache of one on an object store.
+
+    --root s3://bucket/prefix   →   <cache>/<bucket>-<prefix>-<hash>/
+
+The cache of a root is an ordinary root, whose `remote.json` names the URL: work in progress, journals and what was
+downloaded lie there, and the artifacts are where the URL says (`infra.store.remote`). So a path to it is enough for
+whoever opens the store. <cache> is $STEMMA_CACHE, by default `stemma` in the user's cache folder ($XDG_CACHE_HOME, else
+~/.cache); it is for one user of one machine, and may be deleted when nothing runs on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+from infra.errors import ConfigError, Problem
+from infra.s3 import SCHEME
+from infra.tables import damaged, read_state, unwritable
+
+CACHE = "STEMMA_CACHE"
+RECORD = "remote.json"
+_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/*?\[\]\\\s]+)*")
+_LOST = "delete the folder it is in: it is a cache, and what was not uploaded yet is built again"
+_SHOWN = 40
+
+
+def root_folder(root: str | Path) -> Path:
+    """The folder of a root; that of a URL is made where it is not there yet.
+
+    Raises ConfigError `bad_root` for a URL that is none of an object store's, StageError where it cannot be written.
+    """
+    text = str(root)
+    return _cache_of(_normal(text)) if "://" in text else Path(root).absolute()
+
+
+def url_of(root: Path) -> str:
+    """The URL at which the artifacts of the root in this folder are; empty where they are in it.
+
+    Raises StageError `damaged_state`.
+    """
+    path = root / RECORD
+    found = read_state(path, _LOST, None)
+    if found is None:
+        return ""
+    if not isinstance(found, dict) or not isinstance(found.get("url"), str):
+        raise damaged(path, "an object with `url` was expected", _LOST)
+    return str(found["url"])
+
+
+def shown_root(root: Path) -> str:
+    """The root as a person names it, and another machine understands: the URL of a cache, else the folder."""
+    return url_of(root) or str(root)
+
+
+def refuse_url(root: Path, what: str, fix: str) -> None:
+    """Raises ConfigError `local_root_only` for a root on an object store: `what` works on one machine's folder."""
+    if url := url_of(root):
+        message = f"{what} works on a root in a folder, and {url} is on an object store"
+        raise ConfigError(Problem("local_root_only", "--root", message, fix))
+
+
+def _normal(text: str) -> str:
+    url = text.rstrip("/")
+    if not _URL.fullmatch(url):
+        message = f"{SCHEME}BUCKET/PREFIX, or a folder, was expected, not {text!r}"
+        raise ConfigError(Problem("bad_root", "--root", message, f"for example --root {SCHEME}models/lab"))
+    return url
+
+
+def _cache_of(url: str) -> Path:
+    # Two servers may have buckets of one name.
+    whole = hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL', '')} {url}".encode()).hexdigest()[:12]
+    name = re.sub(r"[^a-z0-9]+", "-", url.removeprefix(SCHEME).lower())[:_SHOWN].strip("-")
+    folder = _caches() / f"{name}-{whole}"
+    record = folder / RECORD
+    if record.exists():
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = folder / f".{RECORD}.{os.getpid()}"
+        hidden.write_text(json.dumps({"url": url}) + "\n", encoding="utf8")
+        hidden.replace(record)
+    except OSError as error:
+        raise unwritable(error, record) from error
+    return folder
+
+
+def _caches() -> Path:
+    if given := os.environ.get(CACHE):
+        return Path(given).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "stemma"

@@ -1,0 +1,192 @@
+"""`--root s3://…` through the command: machines with a cache each that share the artifacts of one bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import Answer, Command, finish, start, stemma, write_config
+from tests.object_store import bucket as make_bucket
+from tests.pipelines import short_config
+from tests.postgres import postgres
+from tests.processes import COLD, wait_until
+
+pytestmark = pytest.mark.cluster
+ROOT = "s3://models/lab"
+STAGES = {"ingest", "clean", "tokenizer"}
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+class Lab:
+    """Machines that share a bucket. `on("a")` is the environment of one, whose cache is the folder `a`."""
+
+    def __init__(self, folder: Path, env: dict[str, str], variables: dict[str, str], client: Any, proxy: Any) -> None:
+        self.folder, self.client, self.proxy = folder, client, proxy
+        self.env = {**env, **variables}
+
+    def on(self, host: str) -> dict[str, str]:
+        return {**self.env, "STEMMA_CACHE": str(self.folder / host)}
+
+    def cache(self, host: str) -> Path:
+        (found,) = (self.folder / host).iterdir()
+        return found
+
+    def run(self, host: str, config: Path, *arguments: str) -> Answer:
+        return stemma("run", config, "--root", ROOT, *arguments, env=self.on(host))
+
+    def start(self, host: str, config: Path) -> Command:
+        return start("run", config, "--root", ROOT, env={**self.on(host), **COLD})
+
+    def objects(self, end: str = "") -> list[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket="models")
+        return [row["Key"] for page in pages for row in page.get("Contents", []) if row["Key"].endswith(end)]
+
+    def manifests(self) -> dict[str, dict[str, Any]]:
+        """By stage, each of which has one artifact."""
+        found = {}
+        for key in self.objects("/manifest.json"):
+            one = json.loads(self.client.get_object(Bucket="models", Key=key)["Body"].read())
+            assert found.setdefault(one["stage"], one) is one, f"two artifacts of {one['stage']}"
+        return found
+
+    def downloaded(self) -> set[str]:
+        """The stages of whose artifacts files were asked for."""
+        return {path.split("/")[4] for path in self.proxy.requests if path.startswith("/models/lab/.files/")}
+
+
+@pytest.fixture
+def lab(
+    s3_port: int,
+    proxy: Any,
+    env: dict[str, str],
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Lab]:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "6")
+    # What a busy machine delays is no fault that a test put there.
+    monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "10")
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "STEMMA_S3"))}
+    with make_bucket(s3_port, "models") as client:
+        yield Lab(tmp_path, env, {**variables, "STEMMA_DATABASE_URL": database}, client, proxy)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "config.yaml", short_config(tmp_path))
+
+
+def test_what_one_machine_built_the_next_reuses_by_manifests_and_downloads_what_it_needs(
+    lab: Lab, config: Path, built_data: Path
+) -> None:
+    built = lab.run("a", config)
+    assert (built.code, built.document["root"], built.with_status("built")) == (
+        0,
+        ROOT,
+        STAGES,
+    ), built.document["errors"]
+    assert set(lab.manifests()) == STAGES
+    # As under a root in a folder: `built_data` has another file of the same bytes.
+    local = {path.parent.parent.name: path.parent.name for path in (built_data / "store").glob("*/*/manifest.json")}
+    assert {name: row["fingerprint"] for name, row in built.rows().items()} == {name: local[name] for name in STAGES}
+
+    lab.proxy.requests.clear()
+    reused = lab.run("b", config)
+    assert (reused.code, set(reused.statuses().values())) == (0, {"reused"})
+    assert lab.downloaded() == set()
+    assert not (lab.cache("b") / "clean").exists()
+
+    _readers_see_it(lab, config, built)
+    lab.proxy.requests.clear()
+    forced = lab.run("b", config, "--force", "tokenizer")
+    assert (forced.code, forced.with_status("built")) == (0, {"tokenizer"})
+    assert lab.downloaded() == {"clean"}
+    assert "downloading s3://models/lab/clean/" in forced.stderr
+
+
+def _readers_see_it(lab: Lab, config: Path, built: Answer) -> None:
+    """On a machine that has built nothing of it."""
+
+    def ask(*arguments: str) -> dict[str, Any]:
+        answer = stemma(*arguments, "--root", ROOT, env=lab.on("c"))
+        assert answer.code == 0, (arguments, answer.document["errors"])
+        return answer.document
+
+    assert {row["status"] for row in ask("check", str(config))["stages"]} == {"reuse"}
+    assert {row["status"] for row in ask("status", str(config))["stages"]} == {"reuse"}
+    listed = {**ask("ls"), **ask("ls", "artifacts")}
+    assert {row["artifact"].partition("/")[0] for row in listed["artifacts"]} == set(built.rows())
+    assert built.document["run_id"] in [row["run_id"] for row in listed["runs"]]
+    lineage = ask("lineage", "tokenizer")
+    assert {node.get("url", "").rpartition("/")[0] for node in lineage["nodes"] if node["kind"] == "artifact"} == {
+        f"{ROOT}/{stage}" for stage in STAGES
+    }
+    assert any("dropped" in node for node in lineage["nodes"])
+    assert lab.downloaded() <= {"ingest", "clean"}
+    assert ask("verify", "tokenizer", "--ancestry")["artifacts"]
+    assert ask("logs", "tokenizer")["said"]
+    assert ask("why", str(config), "tokenizer")["did"] == "reused"
+    assert ask("compare", built.document["run_id"], str(config))["figures"]
+
+
+@pytest.mark.long
+def test_two_machines_that_start_at_once_build_each_artifact_once(lab: Lab, config: Path) -> None:
+    """The risk: leases of two caches are not those of one root, so that two machines build one artifact."""
+    answers = [finish(process) for process in [lab.start("a", config), lab.start("b", config)]]
+    assert [answer.code for answer in answers] == [0, 0], [answer.document["errors"] for answer in answers]
+    for stage in STAGES:
+        assert sorted(answer.statuses()[stage] for answer in answers) == ["built", "reused"], stage
+    assert {one["build_id"] for one in lab.manifests().values()} == {
+        key.split("/")[4] for key in lab.objects() if "/.files/" in key
+    }
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_in_an_upload_leaves_no_artifact_and_the_next_one_ends_it(lab: Lab, config: Path) -> None:
+    """The risk: what a dead machine left half is taken for an artifact, or keeps the next run from its end."""
+    lab.proxy.tears = "/.files/clean/"
+    killed = lab.start("a", config)
+    wait_until(lambda: [path for path in lab.proxy.requests if path.startswith("PUT") and "/.files/clean/" in path])
+    killed.kill()
+    killed.communicate()
+    lab.proxy.tears = "nothing"
+    assert "clean" not in lab.manifests()
+    shown = stemma("check", config, "--root", ROOT, env=lab.on("b"))
+    assert shown.statuses()["clean"] == "build"
+
+    went_on = lab.run("a", config)
+    assert went_on.code == 0, went_on.document["errors"]
+    assert "continuing the upload to s3://models/lab/clean/" in went_on.stderr
+    assert {key.split("/")[4] for key in lab.objects() if "/.files/clean/" in key} == {
+        lab.manifests()["clean"]["build_id"]
+    }
+    elsewhere = lab.run("b", config, "--force", "tokenizer")
+    assert elsewhere.code == 0, elsewhere.document["errors"]
+    assert elsewhere.rows()["tokenizer"]["digest"] == went_on.rows()["tokenizer"]["digest"]
+
+
+def test_what_a_root_on_an_object_store_needs_is_said_before_anything_runs(lab: Lab, config: Path) -> None:
+    def refusal(root: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        env = {name: value for name, value in {**lab.on("a"), **variables}.items() if value != "unset"}
+        answer = stemma(*(arguments or ("run", str(config))), "--root", root, env=env)
+        (error,) = answer.document["errors"]
+        assert error["fix"]
+        return answer.code, error["code"], error["path"]
+
+    assert refusal(ROOT, STEMMA_DATABASE_URL="unset") == (2, "leases_need_postgres", "STEMMA_DATABASE_URL")
+    nobody = {"AWS_ACCESS_KEY_ID": "unset", "AWS_SECRET_ACCESS_KEY": "unset", "AWS_EC2_METADATA_DISABLED": "true"}
+    assert refusal(ROOT, **nobody) == (2, "s3_credentials", "--root")
+    assert refusal("s3://nobodys/lab") == (2, "missing_source", "--root")
+    assert refusal("gs://models/lab") == (2, "bad_root", "--root")
+    assert refusal(ROOT, "gc") == (2, "local_root_only", "--root")
+    assert lab.objects() == []

@@ -1,0 +1,249 @@
+"""Artifacts of a root on an object store: how they get there, what is asked of it, and what a broken one is called."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import ConfigError, StageError, stage_error
+from infra.store.ancestry import locate
+from infra.store.promotions import Promotion, Promotions
+from infra.store.roots import root_folder
+from infra.store.store import Store
+from tests.artifacts import make_artifact
+from tests.object_store import bucket as make_bucket
+from tests.object_store import cut_off, flips_a_bit, refused, unavailable
+
+URL = "s3://models/lab"
+Host = Callable[[str], Store]
+
+
+@pytest.fixture
+def bucket(s3_port: int, proxy: Any) -> Iterator[Any]:
+    with make_bucket(s3_port, "models") as client:
+        yield client
+
+
+@pytest.fixture
+def host(bucket: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """`host("a")`: the root as another machine sees it, with a cache of its own."""
+    monkeypatch.setenv("STEMMA_DATABASE_URL", database)
+
+    def open_root(name: str) -> Store:
+        monkeypatch.setenv("STEMMA_CACHE", str(tmp_path / name))
+        return Store(root_folder(URL))
+
+    return open_root
+
+
+def _keys(bucket: Any, below: str = "") -> list[str]:
+    found = bucket.list_objects_v2(Bucket="models", Prefix=f"lab/{below}").get("Contents", [])
+    return [row["Key"].removeprefix("lab/") for row in found]
+
+
+def _files(requests: list[str]) -> list[str]:
+    """The files of artifacts that were asked for."""
+    return [path.rsplit("/", 1)[-1] for path in requests if path.startswith("/models/lab/.files/")]
+
+
+def test_another_machine_finds_it_by_its_manifest_and_downloads_it_once_when_it_is_read(host: Host, proxy: Any) -> None:
+    made = make_artifact(host("a"), "clean", {"documents/one": "text", "aux/log": "said"})
+    there = host("b")
+    proxy.requests.clear()
+    assert there.find("clean", made.fingerprint) == made
+    assert [folder for folder, _ in there.manifests()] == [there.path(made)]
+    assert there.differences(there.path(made), made) == []
+    assert (_files(proxy.requests), there.path(made).exists()) == ([], False)
+    folder = there.fetch(made)
+    assert {path.name: path.read_text() for path in folder.rglob("*") if path.suffix != ".json" and path.is_file()} == {
+        "one": "text",
+        "log": "said",
+    }
+    proxy.requests.clear()
+    assert there.fetch(made) == folder
+    assert proxy.requests == []
+
+
+def test_an_artifact_is_there_once_its_manifest_is_which_comes_last(host: Host, proxy: Any, bucket: Any) -> None:
+    store = host("a")
+    proxy.requests.clear()
+    make_artifact(store, "clean", {"a": "1", "b": "2"})
+    puts = [path.rsplit("/", 1)[-1] for path in proxy.requests if path.startswith("PUT")]
+    assert (sorted(puts[:-1]), puts[-1]) == (["a", "b"], "manifest.json")
+    (key,) = [key for key in _keys(bucket) if key.endswith("manifest.json")]
+    bucket.delete_object(Bucket="models", Key=f"lab/{key}")
+    assert _keys(bucket, ".files")
+    assert list(host("b").manifests()) == []
+
+
+def test_an_upload_that_breaks_off_leaves_no_artifact_and_is_gone_on_with(host: Host, proxy: Any, bucket: Any) -> None:
+    store = host("a")
+    proxy.tears = "PUT /models/lab/.files"
+    with pytest.raises(StageError, match="failed 3 times"):
+        make_artifact(store, "clean", {"a": "1", "b": "2"})
+    assert list(host("b").manifests()) == []
+    proxy.tears = "nothing"
+    (unfinished,) = (store.root / ".work" / "clean").glob("*/artifact")
+    manifest = store.unfinished_commit(unfinished, "clean", unfinished.parent.name)
+    assert manifest is not None
+    (unfinished / "b").write_text("3")
+    assert store.unfinished_commit(unfinished, "clean", unfinished.parent.name) is None, "that is another build's work"
+    (unfinished / "b").write_text("2")
+    store.commit(unfinished, manifest)
+    assert [one for _, one in host("b").manifests()] == [manifest]
+    assert (host("b").fetch(manifest) / "a").read_text() == "1"
+
+
+def test_of_two_that_commit_one_address_the_second_takes_what_the_first_put_there(host: Host, bucket: Any) -> None:
+    """Only one can hold the lease: this is what becomes of one that lost it without seeing it."""
+    first, second = host("a"), host("b")
+    winner = make_artifact(first, "clean", {"a": "1"}, build_id="one")
+    folder = second.layout.work("clean", winner.fingerprint) / "artifact"
+    shutil.copytree(first.path(winner), folder)
+    (folder / "a").write_text("2")
+    files = tuple(file for file in second.describe_files(folder))
+    loser = replace(winner, files=files, digest=second.content_digest(files), build_id="two")
+    assert second.remote is not None
+    assert not second.remote._put(loser, loser.fingerprint, None)
+    assert second.find("clean", winner.fingerprint) == winner
+    # The same payload: the build that is there stays, and nothing of the other.
+    same = make_artifact(second, "clean", {"a": "1"}, build_id="three")
+    assert (same.build_id, same.digest) == ("one", winner.digest)
+    assert {key.split("/")[3] for key in _keys(bucket, ".files/clean")} == {"one"}
+
+
+def test_one_whose_lease_was_lost_while_it_uploaded_commits_nothing(host: Host, bucket: Any) -> None:
+    store = host("a")
+    made = make_artifact(host("other"), "clean", {"a": "1"}, build_id="one")
+    bucket.delete_object(Bucket="models", Key=f"lab/clean/{made.fingerprint}/manifest.json")
+    folder = store.layout.work("clean", made.fingerprint) / "artifact"
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("1")
+
+    def lost() -> None:
+        raise stage_error("lease_lost", "clean", "somebody else builds it", "run again")
+
+    with pytest.raises(StageError, match="somebody else"):
+        store.commit(folder, made, lost)
+    assert store.find("clean", made.fingerprint) is None
+
+
+def test_other_bytes_retire_the_old_artifact_and_every_machine_sees_it(host: Host, bucket: Any) -> None:
+    first, second = host("a"), host("b")
+    old = make_artifact(first, "clean", {"a": "1"}, build_id="one")
+    model = make_artifact(first, "pretrain", {"w": "1"}, inputs={"data": old})
+    assert (second.fetch(old) / "a").read_text() == "1"
+    new = make_artifact(first, "clean", {"a": "2"}, build_id="two")
+    assert second.find("clean", old.fingerprint) == new
+    assert (second.fetch(new) / "a").read_text() == "2", "not the copy of what it replaced"
+    found = locate(second, model.inputs["data"])
+    assert found is not None
+    assert (found[0].name, found[1]) == (f"{old.fingerprint}.{old.digest[:8]}", old)
+    assert (second.fetch(found[1], found[0]) / "a").read_text() == "1"
+    # What a third build, that ended midway, left is taken away by the next commit; what manifests name stays.
+    bucket.put_object(Bucket="models", Key=f"lab/.files/clean/{old.fingerprint}/dead/a", Body=b"half")
+    make_artifact(first, "clean", {"a": "3"}, build_id="three")
+    assert {key.split("/")[3] for key in _keys(bucket, ".files/clean")} == {"one", "two", "three"}
+
+
+def test_faults_on_the_way_are_tried_again_and_other_bytes_are_named(host: Host, proxy: Any, bucket: Any) -> None:
+    store = host("a")
+    proxy.faults[:] = [unavailable, cut_off, unavailable]
+    made = make_artifact(store, "clean", {"a": "x" * 5000, "b": "y" * 5000})
+    there = host("b")
+    proxy.faults[:] = [cut_off, flips_a_bit, unavailable, cut_off]
+    assert (there.fetch(made) / "a").read_text() == "x" * 5000
+
+    key = next(key for key in _keys(bucket, ".files") if key.endswith("/a"))
+    bucket.put_object(Bucket="models", Key=f"lab/{key}", Body=b"x" * 4999 + b"y")
+    third = host("c")
+    assert third.differences(third.path(made), made) == [], "sizes alone tell nothing of it"
+    assert [str(one) for one in third.verify(third.path(made), made)] == [f"{URL}/{key} is changed"]
+    with pytest.raises(StageError, match=f"{URL}/{key}.*sha256.*--force clean"):
+        third.fetch(made)
+    assert not third.path(made).exists()
+    bucket.delete_object(Bucket="models", Key=f"lab/{key}")
+    assert [str(one) for one in third.differences(third.path(made), made)] == [f"{URL}/{key} is missing"]
+
+
+def test_a_copy_that_was_changed_here_is_downloaded_again(host: Host) -> None:
+    made = make_artifact(host("a"), "clean", {"a": "text"})
+    there = host("b")
+    (there.fetch(made) / "a").write_text("flip")
+    assert (there.fetch(made) / "a").read_text() == "text"
+
+
+def test_a_card_that_one_machine_puts_beside_a_model_is_there_for_all(host: Host, tmp_path: Path) -> None:
+    store = host("a")
+    made = make_artifact(store, "sft", {"w": "1"})
+    card = tmp_path / "card"
+    for text in ("a card", "another card"):
+        card.write_text(text)
+        store.put_beside(made, card, "CARD.md")
+        now = host(text).find("sft", made.fingerprint)
+        assert now is not None
+        assert now.digest == made.digest
+        assert (host(text).fetch(now) / "aux" / "CARD.md").read_text() == text
+
+
+def test_a_glance_brings_what_it_says_and_not_its_data(host: Host) -> None:
+    made = make_artifact(host("a"), "clean", {"data.bin": "much", "aux/counts.json": "{}"})
+    there = host("b")
+    folder = there.glance(made)
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["counts.json", "manifest.json"]
+    assert not there.path(made).exists()
+
+
+def test_promotions_are_those_of_all_machines(host: Host) -> None:
+    first, second = Promotions(host("a").root), Promotions(host("b").root)
+    one, two = (Promotion(f"register/{name}", f"rlhf/{name}", name, 1.0) for name in ("1", "2"))
+    first.promote("demo", one, None)
+    assert second.promoted("demo") == one
+    second.promote("demo", two, one)
+    with pytest.raises(StageError, match="meanwhile"):
+        first.promote("demo", one, one)
+    assert first.rollback("demo") == (one, two)
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "path"),
+    [
+        ("gs://models/lab", "bad_root", "--root"),
+        ("s3://", "bad_root", "--root"),
+        ("s3://models/a b", "bad_root", "--root"),
+        ("s3://nobodys/lab", "missing_source", "--root"),
+        ("s3://models", "not_a_store", "s3://models"),
+    ],
+)
+def test_a_url_that_is_no_root_is_refused(host: Host, bucket: Any, url: str, code: str, path: str) -> None:
+    bucket.put_object(Bucket="models", Key="somebodys/file", Body=b"1")
+    with pytest.raises(ConfigError) as failure:
+        Store(root_folder(url))
+    (problem,) = failure.value.problems
+    assert (problem.code, problem.path) == (code, path)
+    assert problem.fix
+
+
+def test_without_postgresql_without_rights_or_with_a_server_that_knows_no_condition_nothing_is_made(
+    host: Host, database: str, bucket: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.faults[:] = [refused]
+    with pytest.raises(ConfigError, match=r"AccessDenied.*policy"):
+        host("a")
+    monkeypatch.delenv("STEMMA_DATABASE_URL")
+    with pytest.raises(ConfigError, match=r"STEMMA_DATABASE_URL.*PostgreSQL.*set STEMMA_DATABASE_URL"):
+        Store(root_folder(URL))
+    monkeypatch.setenv("STEMMA_DATABASE_URL", "sqlite")
+    with pytest.raises(ConfigError, match="PostgreSQL"):
+        Store(root_folder(URL))
+    assert _keys(bucket) == []
+    monkeypatch.setenv("STEMMA_DATABASE_URL", database)
+    monkeypatch.setattr("infra.store.remote.put_if", lambda content, url, etag: True)
+    with pytest.raises(ConfigError, match="If-None-Match"):
+        host("a")
+    assert _keys(bucket) == []
