@@ -41,6 +41,7 @@ def command(
     """
     from flows.config import load
     from infra.servers.settings import prefect_page
+    from infra.store.roots import shown_root
 
     if cron is None and (timezone or overlap or catch_up):
         raise click.UsageError('--timezone, --overlap and --catch-up belong to a --cron, e.g. --cron "0 2 * * *"')
@@ -72,7 +73,7 @@ def command(
     document = {
         "status": "done",
         "config": str(config),
-        "root": str(folder),
+        "root": shown_root(folder),
         "deployments": deployments,
         "schedules": schedules,
     }

@@ -18,6 +18,7 @@ from flows.pipeline import pipeline as pipeline_flow
 from flows.schedules import Schedule, Timing, timing_by_now, timing_of
 from flows.sweeps.from_page import SWEEP, first_keys, sweep_run
 from infra.project import code_state
+from infra.store.roots import shown_root
 
 WORK_POOL = "stemma"
 
@@ -27,7 +28,7 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
 
     schedule: when it runs by itself; None leaves that as it is. Raises ConfigError for one that never fires.
     """
-    parameters = {"config": form_values(config), "root": str(root), "config_path": config_path}
+    parameters = {"config": form_values(config), "root": shown_root(root), "config_path": config_path}
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
     return _apply(with_form(pipeline_flow, config, config.name), config, WHOLE, parameters, config.description, timing)
 
@@ -47,7 +48,7 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "config_path": str(Path(config_path).absolute()),
             "settings": {},
             "and_below": False,
-            "root": str(root),
+            "root": shown_root(root),
         }
         message = f"The stage {node.id} of {config.name} alone, with what its form says."
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
@@ -60,7 +61,7 @@ def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
     parameters = {
         "config_path": str(Path(config_path).absolute()),
         "keys": first_keys(config),
-        "root": str(root),
+        "root": shown_root(root),
     }
     message = f"Runs {config.name} with several values of its keys, and says which is best."
     return _apply(renamed(sweep_run, config.name), config, SWEEP, parameters, message, Timing())
@@ -73,7 +74,7 @@ def deploy_feedback(
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
     message = "Draws answers, waits until people have judged them, and trains on what they chose."
     flow = renamed(feedback_round, config.name)
-    given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": str(root)}
+    given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": shown_root(root)}
     return _apply(flow, config, ROUND, given, message, timing)
 
 

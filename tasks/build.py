@@ -346,7 +346,11 @@ class _Build:
 
     def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
         """What is in force at the address afterwards: of an object store that may be what another machine put there."""
-        path = self.store.commit(self.unfinished, manifest, self._check_lease)
+        if self.store.remote is not None:
+            size = sum(file.size for file in manifest.files)
+            place = self.store.location(manifest)
+            _event(self.context, self.node.id, "upload", f"uploading {size / 1e6:,.1f} MB to {place}")
+        path = self.store.commit(self.unfinished, manifest, self._check_lease, self.context.is_cancelled)
         if self.store.remote is None:
             return manifest, path
         now = self.store.find(manifest.stage, manifest.fingerprint)
@@ -362,15 +366,16 @@ class _Build:
 
     def _fetch_inputs(self) -> None:
         """Brings what the stage reads to this machine, where that is on an object store."""
+        say, stopped = partial(_event, self.context, self.node.id, "download"), self.context.is_cancelled
         for manifest in [*self.inputs.values(), *self._previous().values()]:
-            self.store.fetch(manifest, say=partial(_event, self.context, self.node.id, "download"))
+            self.store.fetch(manifest, say=say, stopped=stopped)
         if registered := self.inputs.get(self.node.stage.registers):  # its card tells where it comes from
             glance_at_ancestry(self.store, (self.store.path(registered), registered))
         if promoted := self.node.promoted:
             record = self.store.read(promoted.paths[0].parent)
             for name, wanted in record.inputs.items() if record else ():
                 if name != self.node.stage.registers and (found := locate(self.store, wanted)):
-                    self.store.fetch(found[1], found[0])
+                    self.store.fetch(found[1], found[0], say, stopped)
 
     def _prepare(self) -> None:
         """An empty folder for the result; the scratch folder keeps what an earlier, broken build left."""

@@ -16,6 +16,7 @@ from infra.servers.ports import HOST
 from infra.servers.settings import chosen, settings_of
 from infra.servers.specs import DEFAULT_PORTS, NAMES, Spec, relay_spec, server_spec, worker_spec
 from infra.servers.state import make_servers_folder, prefect_api_url
+from infra.store.roots import root_folder
 
 
 def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
@@ -36,11 +37,11 @@ def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--root", required=True)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
-    root = options.root.absolute()
+    root = root_folder(options.root)
     spec = spec_for(options.name, root, options.host, options.port)
     # In our place: signals and the exit code are the service's own.
     os.execve(spec.command[0], spec.command, server_environ(spec.variables))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +27,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.errors import ConfigError, Problem, StageError, stage_error
+from infra.errors import Cancelled, ConfigError, Problem, StageError, stage_error
 from infra.files import sync
 from infra.s3 import SCHEME, S3Object, download, list_folders, list_objects, persistently, read_object
-from infra.s3_write import put, put_if, remove, remove_below, upload
+from infra.s3_write import UploadStopped, put, put_if, remove, remove_below, upload
 from infra.store.layout import FORMAT, MANIFEST, MARKER, RESERVED
 from infra.store.manifest import File, Manifest
 
 FILES = ".files"
 RUNS = "runs"
 RUN_FILES = ("journal.jsonl", "result.json")
+EXTRA = "in no manifest"
+Stopped = Callable[[], bool]
 AT_ONCE = 8
 """Requests side by side: most of the time of a small one is its way there and back."""
 _FORMAT_LINE = f"{FORMAT}\n".encode()
@@ -50,14 +51,17 @@ _opened: set[tuple[str, str, bool]] = set()
 
 
 class Remote:
-    """The object store's side of a store. url: without a slash at its end. mirror: the folder of known manifests.
+    """The object store's side of a store. url: without a slash at its end. mirror: the folder of known manifests;
+    scratch: one for files that are looked at and thrown away.
 
-    Every call raises StageError as `infra.s3.persistently` does.
+    Every call raises StageError as `infra.s3.persistently` does. stopped: asked before each request of many; where it
+    says so Cancelled is raised.
     """
 
-    def __init__(self, url: str, mirror: Path) -> None:
+    def __init__(self, url: str, mirror: Path, scratch: Path) -> None:
         self.url = url
         self._mirror = mirror
+        self._scratch = scratch
 
     def open(self, *, make: bool) -> None:
         """Looks once a process whether this is a root, and makes it one if it is empty and `make` says so.
@@ -137,21 +141,16 @@ class Remote:
             if there.get(file.path) != file.size
         ]
 
-    def verify(self, manifest: Manifest, aside: Path) -> list[tuple[str, str]]:
-        """(URL, what) of each file that differs from the manifest, every byte read, and of each that it does not name.
-
-        aside: a folder for one file a thread, which is empty again afterwards.
-        """
+    def verify(self, manifest: Manifest) -> list[tuple[str, str]]:
+        """(URL, what) of each file that differs from the manifest, every byte read, and of each that it has not."""
         named = {file.path for file in manifest.files}
-        extra = [
-            (self.file_url(manifest, path), "in no manifest") for path in self._sizes(manifest) if path not in named
-        ]
+        extra = [(self.file_url(manifest, path), EXTRA) for path in self._sizes(manifest) if path not in named]
         known = self.differences(manifest)
         wrong = {url for url, _ in known}
-        aside.mkdir(parents=True, exist_ok=True)
+        self._scratch.mkdir(parents=True, exist_ok=True)
 
         def differs(file: File) -> bool:
-            target = aside / str(threading.get_ident())
+            target = self._scratch / f"verified-{os.getpid()}-{threading.get_ident()}"
             try:
                 self._download(manifest, file, target)
             except StageError as error:
@@ -165,10 +164,9 @@ class Remote:
         left = [file for file in manifest.files if self.file_url(manifest, file.path) not in wrong]
         found = zip(left, self._side_by_side(differs, left), strict=True)
         known += [(self.file_url(manifest, file.path), "changed") for file, is_wrong in found if is_wrong]
-        shutil.rmtree(aside, ignore_errors=True)
         return sorted([*known, *extra])
 
-    def fetch(self, manifest: Manifest, folder: Path, files: Iterable[File]) -> None:
+    def fetch(self, manifest: Manifest, folder: Path, files: Iterable[File], stopped: Stopped = lambda: False) -> None:
         """Downloads files of an artifact to their places in a folder, each checked against its hash.
 
         Raises StageError `damaged_object` for one that differs, or is gone.
@@ -180,9 +178,9 @@ class Remote:
             self._download(manifest, file, target)
             sync(target)
 
-        self._side_by_side(fetch, list(files))
+        self._side_by_side(fetch, list(files), stopped)
 
-    def commit(self, manifest: Manifest, folder: Path, check: Callable[[], None]) -> Manifest:
+    def commit(self, manifest: Manifest, folder: Path, check: Callable[[], None], stopped: Stopped) -> Manifest:
         """Uploads the files of a build and makes them the artifact of their address: what is it now, which is another
         where that one has the same payload, or where somebody else was first.
 
@@ -190,13 +188,14 @@ class Remote:
         an upload that may take hours. Raises what it raises, and StageError `upload_lost` where files are gone by then.
         """
         current = self._read(manifest.stage, manifest.fingerprint)
-        if current and current[0].digest == manifest.digest and not self.differences(current[0]):
+        # Every byte: whoever builds it again by force may do so since one of them is wrong.
+        if current and current[0].digest == manifest.digest and not self._damage(current[0]):
             return self._settled(current[0])
-        self._upload(manifest, folder)
+        self._upload(manifest, folder, stopped)
         check()
         if lost := self.differences(manifest):
             raise stage_error("upload_lost", lost[0][0], f"it was uploaded, and is {lost[0][1]} now", "run again")
-        if current is not None and current[0].build_id != manifest.build_id and not self.differences(current[0]):
+        if current is not None and current[0].digest != manifest.digest and not self.differences(current[0]):
             self._retire(current[0])
         if not self._put(manifest, manifest.fingerprint, current[1] if current else None):
             now = self._read(manifest.stage, manifest.fingerprint)
@@ -251,11 +250,19 @@ class Remote:
         found = self._read(manifest.stage, manifest.fingerprint)
         return found[1] if found else ""
 
-    def _upload(self, manifest: Manifest, folder: Path) -> None:
+    def _damage(self, manifest: Manifest) -> list[tuple[str, str]]:
+        return [one for one in self.verify(manifest) if one[1] != EXTRA]
+
+    def _upload(self, manifest: Manifest, folder: Path, stopped: Stopped) -> None:
         """What an upload that was broken off left is kept: an object is there whole or not at all."""
         there = self._sizes(manifest)
         left = [file for file in manifest.files if there.get(file.path) != file.size]
-        self._side_by_side(lambda file: upload(folder / file.path, self.file_url(manifest, file.path)), left)
+
+        def put_file(file: File) -> None:
+            with suppress(UploadStopped):  # asked again below
+                upload(folder / file.path, self.file_url(manifest, file.path), stopped)
+
+        self._side_by_side(put_file, left, stopped)
 
     def _retire(self, manifest: Manifest) -> None:
         name = f"{manifest.fingerprint}.{manifest.digest[:8]}"
@@ -340,10 +347,19 @@ class Remote:
             raise stage_error("damaged_object", url, message, fix) from None
 
     @staticmethod
-    def _side_by_side(call: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    def _side_by_side(call: Callable[[Any], Any], items: list[Any], stopped: Stopped = lambda: False) -> list[Any]:
         """What each call returned. The first error ends those that have not begun."""
+
+        def go_on(item: Any) -> Any:
+            if stopped():
+                raise Cancelled
+            found = call(item)
+            if stopped():
+                raise Cancelled
+            return found
+
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(call, item) for item in items]
+            futures = [pool.submit(go_on, item) for item in items]
             try:
                 return [future.result() for future in futures]
             except BaseException:

@@ -27,7 +27,7 @@ from infra.store import lease_place
 from infra.store.layout import AUX, MANIFEST, MIRROR, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Input, Manifest, glance_folder
-from infra.store.remote import Remote
+from infra.store.remote import EXTRA, Remote, Stopped
 from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -60,7 +60,9 @@ class Store:
     def __init__(self, root: Path, *, reading: bool = False) -> None:
         self.layout = Layout(root)
         self.root = self.layout.root
-        self.remote = Remote(self.layout.url, self.root / MIRROR) if self.layout.url else None
+        self.remote = (
+            Remote(self.layout.url, self.root / MIRROR, self.root / ".work" / ".fetch") if self.layout.url else None
+        )
         if self.remote is not None:
             self.remote.open(make=False)
             if not reading:
@@ -136,13 +138,18 @@ class Store:
         return self.remote.place(manifest) if self.remote else str(self.path(manifest))
 
     def fetch(
-        self, manifest: Manifest, folder: Path | None = None, say: Callable[[str], None] = lambda message: None
+        self,
+        manifest: Manifest,
+        folder: Path | None = None,
+        say: Callable[[str], None] = lambda message: None,
+        stopped: Stopped = lambda: False,
     ) -> Path:
         """The folder of an artifact with all of its files: on an object store they are downloaded, each checked against
         its hash, where this machine has no copy of them.
 
-        folder: of a replaced artifact, which is not that of its address. say: told before a download.
-        Raises StageError `damaged_object`, `disk_full`, and as `infra.s3.persistently` does.
+        folder: of a replaced artifact, which is not that of its address. say: told before a download. stopped: see
+        `infra.store.remote.Remote`. Raises StageError `damaged_object`, `disk_full`, and as `infra.s3.persistently`
+        does.
         """
         place = folder or self.path(manifest)
         if self.remote is None or not self._is_address(place):
@@ -150,9 +157,8 @@ class Store:
         with self._alone(place):
             if self._is_here(place, manifest):
                 return place
-            if place.exists():
-                self._throw_away(place)  # damaged, or what another build of this address replaced
-            self._download(self.remote, manifest, place, say)
+            self._make_room(place)
+            self._download(self.remote, manifest, place, say, stopped)
         for before in manifest.inputs.values():
             if before.state:
                 self._peek_state(before)
@@ -208,7 +214,9 @@ class Store:
             return False
         return all(actual[folder / file.path] == file.sha256 for file in files)
 
-    def _download(self, remote: Remote, manifest: Manifest, place: Path, say: Callable[[str], None]) -> None:
+    def _download(
+        self, remote: Remote, manifest: Manifest, place: Path, say: Callable[[str], None], stopped: Stopped
+    ) -> None:
         """What an earlier download left behind is gone on from."""
         work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{place.name}-{manifest.build_id}"
         work.mkdir(parents=True, exist_ok=True)
@@ -218,7 +226,7 @@ class Store:
             raise full_disk(f"the copy of {self.location(manifest)} ({size / 1e6:,.0f} MB)", work)
         say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
         try:
-            remote.fetch(manifest, work, left)
+            remote.fetch(manifest, work, left, stopped)
             manifest.write(work)
             sync(work / MANIFEST)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -247,9 +255,7 @@ class Store:
         if self.remote is not None and self._is_address(folder):
             found = self._contradictions(folder, manifest)
             if read_all:
-                wrong = [
-                    one for one in self.remote.verify(manifest, self._aside(manifest)) if one[1] != "in no manifest"
-                ]
+                wrong = [one for one in self.remote.verify(manifest) if one[1] != EXTRA]
             else:
                 wrong = self.remote.differences(manifest)
             return [*found, *(Difference(url, what) for url, what in wrong)]
@@ -268,17 +274,11 @@ class Store:
         """Every file that is missing, changed, unreadable or in no manifest; every byte is read."""
         if self.remote is not None and self._is_address(folder):
             found = self._contradictions(folder, manifest)
-            return [
-                *found,
-                *(Difference(url, what) for url, what in self.remote.verify(manifest, self._aside(manifest))),
-            ]
+            return [*found, *(Difference(url, what) for url, what in self.remote.verify(manifest))]
         found = self.differences(folder, manifest, read_all=True)
         named = {folder / file.path for file in manifest.files} | {folder / MANIFEST}
         extra = sorted(path for path in folder.rglob("*") if not path.is_dir() and path not in named)
         return [*found, *(Difference(path, "in no manifest") for path in extra)]
-
-    def _aside(self, manifest: Manifest) -> Path:
-        return self.layout.root / ".work" / ".fetch" / f"verify-{os.getpid()}-{manifest.build_id}"
 
     def _contradictions(self, folder: Path, manifest: Manifest) -> list[Difference]:
         if self.content_digest(manifest.files) != manifest.digest:
@@ -297,13 +297,19 @@ class Store:
         """The digest that names an artifact as an input: its payload files only."""
         return digest_files((file.path, file.sha256) for file in files if file.is_payload)
 
-    def commit(self, unfinished: Path, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Path:
+    def commit(
+        self,
+        unfinished: Path,
+        manifest: Manifest,
+        check: Callable[[], None] = lambda: None,
+        stopped: Stopped = lambda: False,
+    ) -> Path:
         """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that. On an object
         store by a put of its manifest, see `infra.store.remote`, and this folder becomes the copy of it here.
 
         A finished artifact at that address is kept if its payload is the same and its files are whole; otherwise it
         moves to `<fingerprint>.<digest8>`, where lineage still finds it. check: called after an upload, which may take
-        hours; what it raises ends the commit.
+        hours; what it raises ends the commit. stopped: see `infra.store.remote.Remote`.
         """
         place = self.path(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -316,7 +322,7 @@ class Store:
         except OSError as error:
             raise disk_error(error, manifest.stage, unfinished) from error
         if self.remote is not None:
-            return self._commit_remotely(self.remote, unfinished, manifest, check)
+            return self._commit_remotely(self.remote, unfinished, manifest, check, stopped)
         old = self.read(place)
         if old is not None and old.digest == manifest.digest and not self.differences(place, old):
             shutil.rmtree(unfinished)
@@ -329,15 +335,16 @@ class Store:
         self.hashes.moved(unfinished, place)
         return place
 
-    def _commit_remotely(self, remote: Remote, unfinished: Path, manifest: Manifest, check: Callable[[], None]) -> Path:
+    def _commit_remotely(
+        self, remote: Remote, unfinished: Path, manifest: Manifest, check: Callable[[], None], stopped: Stopped
+    ) -> Path:
         place = self.path(manifest)
-        in_force = remote.commit(manifest, unfinished, check)
+        in_force = remote.commit(manifest, unfinished, check, stopped)
         if in_force.build_id != manifest.build_id:
             shutil.rmtree(unfinished)
             return place
         with self._alone(place):
-            if place.exists():
-                self._throw_away(place)
+            self._make_room(place)
             os.rename(unfinished, place)
             sync(place.parent)
         self.hashes.moved(unfinished, place)
@@ -402,6 +409,16 @@ class Store:
                 self.hashes.moved(place, kept)
                 return
         self._throw_away(place)
+
+    def _make_room(self, place: Path) -> None:
+        """A whole copy of what another build replaced goes to its name; one that is damaged, or known there, goes."""
+        copy = _in_folder(place)
+        kept = place.with_name(f"{place.name}.{copy.digest[:8]}") if copy else place
+        if copy is not None and not kept.exists() and self._has(place, list(copy.files)):
+            os.rename(place, kept)
+            self.hashes.moved(place, kept)
+        elif place.exists():
+            self._throw_away(place)
 
     def _throw_away(self, place: Path) -> None:
         trash = self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.errors import ConfigError, StageError, stage_error
+from infra.errors import Cancelled, ConfigError, StageError, stage_error
 from infra.store.ancestry import locate
 from infra.store.promotions import Promotion, Promotions
 from infra.store.roots import root_folder
@@ -167,8 +167,31 @@ def test_faults_on_the_way_are_tried_again_and_other_bytes_are_named(host: Host,
     with pytest.raises(StageError, match=f"{URL}/{key}.*sha256.*--force clean"):
         third.fetch(made)
     assert not third.path(made).exists()
+    # The same bytes again mend it.
+    mended = make_artifact(third, "clean", {"a": "x" * 5000, "b": "y" * 5000}, build_id="again")
+    assert third.differences(third.path(mended), mended, read_all=True) == []
+    assert third.folders("clean") == [third.path(mended)]
+    assert (host("d").fetch(mended) / "a").read_text() == "x" * 5000
+    key = next(key for key in _keys(bucket, ".files") if key.endswith("/a"))
     bucket.delete_object(Bucket="models", Key=f"lab/{key}")
-    assert [str(one) for one in third.differences(third.path(made), made)] == [f"{URL}/{key} is missing"]
+    assert [str(one) for one in third.differences(third.path(mended), mended)] == [f"{URL}/{key} is missing"]
+
+
+def test_a_cancelled_upload_or_download_ends_and_is_gone_on_with(host: Host, proxy: Any) -> None:
+    store = host("a")
+    made = make_artifact(store, "clean", {str(number): "text" for number in range(40)})
+    there, asked = host("b"), []
+
+    def stopped() -> bool:
+        asked.append(1)
+        return len(asked) > 20
+
+    with pytest.raises(Cancelled):
+        there.fetch(made, stopped=stopped)
+    assert not there.path(made).exists()
+    proxy.requests.clear()
+    there.fetch(made)
+    assert 0 < len(_files(proxy.requests)) < 40
 
 
 def test_a_copy_that_was_changed_here_is_downloaded_again(host: Host) -> None:
