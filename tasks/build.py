@@ -289,6 +289,8 @@ class _Build:
     lease: Lease
     clock: _Clock
     build_id: str = field(default_factory=messages.new_build_id)
+    folders: dict[str, Path] = field(default_factory=dict)
+    """Of the inputs, once they are here."""
 
     def run(self, because: Sequence[Change]) -> tuple[Manifest, Path]:
         self.store = self.context.store
@@ -367,7 +369,13 @@ class _Build:
     def _fetch_inputs(self) -> None:
         """Brings what the stage reads to this machine, where that is on an object store."""
         say, stopped = partial(_event, self.context, self.node.id, "download"), self.context.is_cancelled
-        for manifest in [*self.inputs.values(), *self._previous().values()]:
+        told_from = self.node.stage.makes in ("page", "registration")  # of figures and records, without the data
+        for name, manifest in self.inputs.items():
+            if told_from:
+                self.folders[name] = self.store.glance(manifest)
+            else:
+                self.folders[name] = self.store.fetch(manifest, say=say, stopped=stopped)
+        for manifest in self._previous().values():
             self.store.fetch(manifest, say=say, stopped=stopped)
         if registered := self.inputs.get(self.node.stage.registers):  # its card tells where it comes from
             glance_at_ancestry(self.store, (self.store.path(registered), registered))
@@ -421,7 +429,7 @@ class _Build:
             stage=self.node.stage.name,
             config=self.node.config.model_dump(mode="json"),
             launch=self.context.launch.model_dump(mode="json"),
-            inputs={**{name: str(self.store.path(one)) for name, one in self.inputs.items()}, **self._others()},
+            inputs={**{name: str(folder) for name, folder in self.folders.items()}, **self._others()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
             keeps_memory=self.node.stage.keeps_memory,

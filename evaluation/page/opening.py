@@ -8,6 +8,7 @@ from evaluation.pipeline_results import PipelineResults
 from evaluation.summary import frank_verdict, results_table, what_was_built
 from infra.lineage.ledger import run_url
 from infra.servers.settings import prefect_page
+from infra.store.manifest import store_root
 
 PAGES = (("register", "MODEL_CARD.md", "model card"), ("corpus_report", "aux/corpus_report.html", "corpus report"))
 
@@ -65,7 +66,7 @@ def _servers(pipeline: PipelineResults) -> list[tuple[str, str]]:
     one = max((one for one in pipeline.artifacts.values() if one.manifest), key=_finished, default=None)
     if one is None or one.manifest is None:
         return []
-    root = one.folder.parent.parent
+    root = store_root(one.folder)
     found = [("this run in MLflow", run_url(root, one.manifest.run_id))]
     if one.manifest.flow_run_id and (prefect := prefect_page(root)):
         found.append(("in Prefect", f"{prefect}/runs/flow-run/{one.manifest.flow_run_id}"))
@@ -77,4 +78,7 @@ def _finished(one: Artifact) -> str:
 
 
 def _inside(one: Artifact) -> str:
-    return f"../../{one.folder.parent.name}/{one.folder.name}/"
+    """From one artifact's folder to another's, which is at its address where only its records were brought here."""
+    is_there = one.manifest is None or store_root(one.folder) == one.folder.parent.parent
+    name = one.folder.name if is_there or one.manifest is None else one.manifest.fingerprint
+    return f"../../{one.folder.parent.name}/{name}/"

@@ -32,8 +32,8 @@ from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
-GLANCE_BYTES = 16 << 20
-"""Larger files are data: the log of a whole training's metrics is smaller."""
+GLANCE_BYTES = 64 << 20
+"""Larger files are data: the metrics of a whole training are smaller. An artifact of this size is no wait either."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,9 @@ class Store:
         return aside
 
     def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
-        """`peek` at all that says what an artifact came to: its small files of JSON."""
+        """`peek` at all that says what an artifact came to: its figures, records and pages. All of a small one."""
+        if sum(file.size for file in manifest.files) <= GLANCE_BYTES:
+            return self.fetch(manifest, folder)
         return self.peek(manifest, *(file.path for file in manifest.files if _says_something(file)), folder=folder)
 
     def _is_address(self, folder: Path) -> bool:
@@ -428,7 +430,7 @@ class Store:
 
 
 def _says_something(file: File) -> bool:
-    return file.size <= GLANCE_BYTES and file.path.endswith((".json", ".jsonl", ".md", ".jinja"))
+    return file.size <= GLANCE_BYTES and file.path.endswith((".json", ".jsonl", ".md", ".html", ".jinja"))
 
 
 def _in_folder(folder: Path) -> Manifest | None:

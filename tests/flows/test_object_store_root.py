@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.command import Answer, Command, finish, start, stemma, write_config
 from tests.object_store import bucket as make_bucket
-from tests.pipelines import short_config
+from tests.pipelines import short_config, trained_config
 from tests.postgres import postgres
 from tests.processes import COLD, wait_until
 
@@ -190,3 +192,58 @@ def test_what_a_root_on_an_object_store_needs_is_said_before_anything_runs(lab: 
     assert refusal("gs://models/lab") == (2, "bad_root", "--root")
     assert refusal(ROOT, "gc") == (2, "local_root_only", "--root")
     assert lab.objects() == []
+
+
+@pytest.mark.long
+def test_a_training_is_gone_on_with_registered_and_used_on_another_machine(lab: Lab, tmp_path: Path) -> None:
+    """The risk: what only the machine that built it has (a kept state, the records that a card tells from, a copy for
+    MLflow) is missing elsewhere, or makes the same stage come out otherwise there."""
+    base = trained_config(tmp_path, 40)
+    base["pretrain"] |= {"keep_state": {"every": "20 batches"}, "schedule": {"decay": "constant"}}
+    judged = {"benchmarks": {"limit": 4, "shots": [0]}, "register": {"name": "demo"}, "report": {}}
+    longer = {"continues": {"step": "pretrain", "at": "20 batches"}, "duration": "60 batches"}
+    whole = {**base, **judged, "steps": {"longer": longer}}
+    first, all_of_it = (
+        write_config(tmp_path / f"{name}.yaml", one) for name, one in (("first", base), ("whole", whole))
+    )
+
+    trained = lab.run("a", first)
+    assert trained.code == 0, trained.document["errors"]
+    here = stemma("run", all_of_it, "--root", tmp_path / "here", env=lab.env)
+    assert here.code == 0, here.document["errors"]
+    lab.proxy.requests.clear()
+    there = stemma("run", all_of_it, "--root", ROOT, env={**lab.on("b"), "STEMMA_RELAY": "on"})
+    assert there.code == 0, there.document["errors"]
+    assert there.with_status("reused") == {"ingest", "clean", "tokenizer", "shard", "pretrain"}
+    digests = [{name: row["digest"] for name, row in one.rows().items()} for one in (here, there)]
+    assert digests[0].keys() == digests[1].keys()
+    # These tell of speeds and runs; the card does not.
+    assert {name for name in digests[0] if digests[0][name] != digests[1][name]} <= {"register", "report"}
+    cards = [Path(one.rows()["register"]["path"]) / "MODEL_CARD.md" for one in (here, there)]
+    assert cards[0].read_text() == cards[1].read_text()
+
+    def ask(host: str, *arguments: str) -> dict[str, Any]:
+        answer = stemma(*arguments, "--root", ROOT, env=lab.on(host))
+        assert answer.code == 0, (arguments, answer.document["errors"])
+        return answer.document
+
+    assert ask("c", "promote")["promoted"]["digest"] == there.rows()["pretrain"]["digest"]
+    model = there.rows()["longer"]
+    exported = ask("c", "export", f"pretrain/{model['fingerprint']}", str(tmp_path / "exported"))
+    assert exported["loaded"]["parameters"] > 0
+    opened = ask("c", "open", "report")
+    assert Path(opened["url"].removeprefix("file://")).is_file()
+    nodes = {node["id"]: node for node in ask("c", "lineage", f"pretrain/{model['fingerprint']}")["nodes"]}
+    assert nodes[f"pretrain/{model['fingerprint']}"]["continues"]["batch"] == 20
+    assert ask("c", "compare", f"pretrain/{model['fingerprint']}", "pretrain")["figures"]
+    _mlflow_names_the_urls(lab.cache("b"), there)
+
+
+def _mlflow_names_the_urls(root: Path, answer: Answer) -> None:
+    def urls() -> set[str]:
+        with closing(sqlite3.connect(root / "mlflow" / "mlflow.db")) as database:
+            return {row[0] for row in database.execute("SELECT value FROM tags WHERE key = 'stemma.artifact'")}
+
+    row = answer.rows()["longer"]
+    wait_until(lambda: (root / "mlflow" / "mlflow.db").exists() and f"{ROOT}/pretrain/{row['fingerprint']}" in urls())
+    assert all(url.startswith(f"{ROOT}/") for url in urls())

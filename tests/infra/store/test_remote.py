@@ -214,7 +214,8 @@ def test_a_card_that_one_machine_puts_beside_a_model_is_there_for_all(host: Host
         assert (host(text).fetch(now) / "aux" / "CARD.md").read_text() == text
 
 
-def test_a_glance_brings_what_it_says_and_not_its_data(host: Host) -> None:
+def test_a_glance_brings_what_it_says_and_not_its_data(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.store.store.GLANCE_BYTES", 3)
     made = make_artifact(host("a"), "clean", {"data.bin": "much", "aux/counts.json": "{}"})
     there = host("b")
     folder = there.glance(made)
