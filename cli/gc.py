@@ -31,20 +31,19 @@ def command(
 
     What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
     """
-    from flows.garbage import Pins, refuse_if_unsure, remove, remove_states, survey
+    from flows.garbage import Pins, refuse_at_work, refuse_if_unsure, remove, remove_states, survey
     from infra.store.roots import refuse_url
     from infra.store.store import Store
 
-    refuse_url(
-        folder := root_of(root),
-        "stemma gc",
-        f"{folder} holds copies, and may be deleted when nothing runs; in the bucket delete what nobody needs any more",
-    )
+    folder = root_of(root)
+    if states:
+        refuse_url(folder, "stemma gc --states", "leave --states out: states go with their artifacts")
     # Pins and removals are about artifacts that are there: they never make a store.
     store = Store(folder, reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
     found = survey(store, spare_adopted=not adopted, spare_states=not states)
     if yes:
+        refuse_at_work(store)
         refuse_if_unsure(found)
     garbage = [*found.artifacts, *found.work, *found.states]
     removed: set[str] = set()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,10 @@ class PipelineRun:
             flow_run_id=self.context.flow_run_id,
             flow_run_url=self.context.flow_run_url,
         )
+        if self.store.remote is not None:
+            since = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
+            about = {"pipeline": self.config.name, "host": socket.gethostname(), "since": since}
+            self.store.remote.run_begins(self.journal.run_id, about)
         code = code_state()
         self.context.outbox.send(
             messages.PipelineStarted(
@@ -325,6 +331,7 @@ class PipelineRun:
             return
         try:
             self.store.remote.put_run(self.journal.folder)
+            self.store.remote.run_ends(self.journal.run_id)
         except (StemmaError, OSError) as error:
             self._trouble(f"other machines do not see that this run ended: {error}")
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flows.journal import HAS_ARTIFACT, RunJournal
 from flows.sweeps.trials import best_runs
 from infra.errors import Problem, stage_error
+from infra.s3 import read_object
+from infra.s3_write import put_if
 from infra.store.ancestry import ancestry, artifact_member, locate
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Input, Manifest
+from infra.store.roots import url_of
 from infra.store.states import kept_states, remove_state
 from infra.store.store import Store
 from infra.tables import damaged, read_state
@@ -30,26 +33,44 @@ class Pins:
 
     def __init__(self, root: Path) -> None:
         self._path = root / "pins.json"
+        url = url_of(root)
+        self._url = f"{url}/pins.json" if url else ""
 
     def read(self) -> list[str]:
         """Raises StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
-        pins = read_state(self._path, _LOST, [])
+        return self._found()[0]
+
+    def _found(self) -> tuple[list[str], str | None]:
+        """The pins, and the ETag of the object that they were read from."""
+        pins, etag = self._of_url() if self._url else (read_state(self._path, _LOST, []), None)
         if not isinstance(pins, list) or not all(isinstance(pin, str) for pin in pins):
             raise damaged(self._path, "a list of artifacts was expected", _LOST)
-        return pins
+        return pins, etag
+
+    def _of_url(self) -> tuple[Any, str | None]:
+        found = read_object(self._url)
+        try:
+            return (json.loads(found[0]), found[1]) if found else ([], None)
+        except ValueError as error:
+            raise damaged(self._path, f"{self._url}: {error}", _LOST) from error
 
     def add(self, artifact: str) -> None:
-        self._write(sorted({*self.read(), artifact}))
+        pins, etag = self._found()
+        self._write(sorted({*pins, artifact}), etag)
 
     def remove(self, artifact: str) -> bool:
         """False if it was not pinned."""
-        pins = self.read()
+        pins, etag = self._found()
         if artifact not in pins:
             return False
-        self._write([pin for pin in pins if pin != artifact])
+        self._write([pin for pin in pins if pin != artifact], etag)
         return True
 
-    def _write(self, pins: list[str]) -> None:
+    def _write(self, pins: list[str], etag: str | None) -> None:
+        if self._url:
+            if not put_if(json.dumps(pins, indent=1).encode(), self._url, etag):
+                raise stage_error("pinned_meanwhile", self._url, "another machine changed the pins", "say it again")
+            return
         hidden = self._path.with_name(".pins.json")
         hidden.write_text(json.dumps(pins, indent=1) + "\n", encoding="utf8")
         hidden.replace(self._path)
@@ -112,7 +133,7 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
                 found.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
     found.needed = ancestors | found.needed
     members = [artifact_member(store, folder, manifest) for folder, manifest in everything]
-    freed = _freed([place for place, one in zip(everything, members, strict=True) if one.id not in found.needed])
+    freed = _freed(store, [place for place, one in zip(everything, members, strict=True) if one.id not in found.needed])
     for (folder, manifest), member in zip(everything, members, strict=True):
         if member.id not in found.needed:
             found.artifacts.append(Garbage(member.id, folder, freed[folder], _why_not(manifest, folder)))
@@ -122,11 +143,14 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
     return found
 
 
-def _freed(places: list[Place]) -> dict[Path, int]:
+def _freed(store: Store, places: list[Place]) -> dict[Path, int]:
     """The bytes that each of these artifacts frees if all go; a file that several of them have counts with the last."""
     freed: dict[Path, int] = {}
     names: Counter[tuple[int, int]] = Counter()
     for folder, manifest in places:
+        if store.remote is not None:
+            freed[folder] = sum(file.size for file in manifest.files)
+            continue
         freed[folder] = 0
         for file in manifest.files:
             with suppress(OSError):  # a missing file frees nothing
@@ -149,14 +173,11 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
         if lease is None:
             continue
         try:
-            trash = store.root / ".work" / ".trash" / f"{stage}-{name}-{os.getpid()}-{time.time_ns()}"
-            trash.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(item.folder, trash)
+            store.remove(item.folder, store.read(item.folder))
         except FileNotFoundError:
             continue
         finally:
             lease.release()
-        shutil.rmtree(trash)
         removed.append(item)
     return removed
 
@@ -198,6 +219,18 @@ def refuse_if_unsure(found: Survey) -> None:
         raise stage_error(first.code, first.path, message, first.fix)
 
 
+def refuse_at_work(store: Store) -> None:
+    """Raises StageError `in_use` for a root on an object store on which a run goes on, of whatever machine: what those
+    of others are about to read nobody else knows."""
+    if store.remote is None:
+        return
+    said = [f"{one['pipeline']} on {one['host']} since {one['since']}" for one in store.remote.going(STALE_S)]
+    said = said or [f"{key} is being built" for key in store.being_built()]
+    if said:
+        message = f"nothing was removed: a run goes on ({said[0]})"
+        raise stage_error("in_use", store.place, message, "say it again when it has ended; one that died counts a day")
+
+
 def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterator[tuple[str, list[Place]]]:
     yield "registered", [place for place in everything if place[1].stage == REGISTER]
     pins = set(Pins(store.root).read())
@@ -217,7 +250,7 @@ def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterat
 
 def _journals(store: Store) -> list[tuple[RunJournal, dict]]:
     """The runs of a store, newest first, each with what it was about."""
-    runs = store.layout.runs
+    runs = store.runs()
     folders = sorted(runs.iterdir(), reverse=True) if runs.is_dir() else []
     journals = [RunJournal(runs, folder.name) for folder in folders]
     return [(journal, begun) for journal in journals if "pipeline" in (begun := journal.begun())]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from infra.errors import StageError
 from infra.s3 import SCHEME, S3Object, client, list_objects, persistently, read_object
@@ -71,7 +71,21 @@ def upload(source: Path, url: str, stopped: Callable[[], bool] = lambda: False) 
                 raise UploadStopped
             put(file.read(), url)
             return
-        _upload_parts(iter(lambda: file.read(max(PART_BYTES, -(-size // _MOST_PARTS))), b""), url, stopped)
+        _upload_parts(_parts(file, size), url, stopped)
+
+
+def etag_of(source: Path) -> str:
+    """The ETag that most servers give what `upload` brings them: MD5, of an upload in parts that of the parts' MD5s."""
+    size = source.stat().st_size
+    with source.open("rb") as file:
+        if size <= PART_BYTES:
+            return hashlib.md5(file.read(), usedforsecurity=False).hexdigest()
+        parts = [hashlib.md5(part, usedforsecurity=False).digest() for part in _parts(file, size)]
+    return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
+    return iter(lambda: file.read(max(PART_BYTES, -(-size // _MOST_PARTS))), b"")
 
 
 def _upload_parts(parts: Iterable[bytes], url: str, stopped: Callable[[], bool]) -> None:

@@ -6,6 +6,8 @@
 <url>/<stage>/<fingerprint>.<digest8>/manifest.json   of what a later build of the same address replaced
 <url>/.files/<stage>/<fingerprint>/<build id>/  the files that the manifest of that build names
 <url>/runs/<run id>.json                        the journal and the result of a pipeline run that ended
+<url>/runs/going/<run id>.json                  a run that has not ended: its host, for `stemma gc`
+<url>/pins.json                                 what `stemma gc --pin` keeps
 <url>/promotions.json                           which registered models are promoted
 
 No object is ever written over but manifest.json and promotions.json, and these only by a put on the condition that they
@@ -20,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,12 +33,13 @@ from typing import Any
 from infra.errors import Cancelled, ConfigError, Problem, StageError, stage_error
 from infra.files import sync
 from infra.s3 import SCHEME, S3Object, download, list_folders, list_objects, persistently, read_object
-from infra.s3_write import UploadStopped, put, put_if, remove, remove_below, upload
+from infra.s3_write import UploadStopped, etag_of, put, put_if, remove, remove_below, upload
 from infra.store.layout import FORMAT, MANIFEST, MARKER, RESERVED
 from infra.store.manifest import File, Manifest
 
 FILES = ".files"
 RUNS = "runs"
+GOING = "going"
 RUN_FILES = ("journal.jsonl", "result.json")
 EXTRA = "in no manifest"
 Stopped = Callable[[], bool]
@@ -147,6 +151,12 @@ class Remote:
         extra = [(self.file_url(manifest, path), EXTRA) for path in self._sizes(manifest) if path not in named]
         known = self.differences(manifest)
         wrong = {url for url, _ in known}
+        left = [file for file in manifest.files if self.file_url(manifest, file.path) not in wrong]
+        known += [(self.file_url(manifest, file.path), "changed") for file in self._damaged(manifest, left)]
+        return sorted([*known, *extra])
+
+    def _damaged(self, manifest: Manifest, files: list[File]) -> list[File]:
+        """Those whose bytes are not what the manifest says."""
         self._scratch.mkdir(parents=True, exist_ok=True)
 
         def differs(file: File) -> bool:
@@ -161,10 +171,8 @@ class Remote:
                 target.unlink(missing_ok=True)
             return False
 
-        left = [file for file in manifest.files if self.file_url(manifest, file.path) not in wrong]
-        found = zip(left, self._side_by_side(differs, left), strict=True)
-        known += [(self.file_url(manifest, file.path), "changed") for file, is_wrong in found if is_wrong]
-        return sorted([*known, *extra])
+        found = zip(files, self._side_by_side(differs, files), strict=True)
+        return [file for file, is_wrong in found if is_wrong]
 
     def fetch(self, manifest: Manifest, folder: Path, files: Iterable[File], stopped: Stopped = lambda: False) -> None:
         """Downloads files of an artifact to their places in a folder, each checked against its hash.
@@ -188,8 +196,7 @@ class Remote:
         an upload that may take hours. Raises what it raises, and StageError `upload_lost` where files are gone by then.
         """
         current = self._read(manifest.stage, manifest.fingerprint)
-        # Every byte: whoever builds it again by force may do so since one of them is wrong.
-        if current and current[0].digest == manifest.digest and not self._damage(current[0]):
+        if current and current[0].digest == manifest.digest and self._is_whole(current[0], folder):
             return self._settled(current[0])
         self._upload(manifest, folder, stopped)
         check()
@@ -204,6 +211,21 @@ class Remote:
                 raise stage_error("artifact_lost", self.place(manifest), message, "run again")
             return self._settled(now[0])
         return self._settled(manifest)
+
+    def delete(self, manifest: Manifest, name: str) -> None:
+        """Takes an artifact away: first its manifest, then its files, unless another of its address names them too.
+
+        name: that of its folder. Only for who holds the lease of its address.
+        """
+        remove([_object(self._manifest_url(manifest.stage, name))])
+        self._mirrored(manifest.stage, name).unlink(missing_ok=True)
+        others = (
+            self.find(manifest.stage, one)
+            for one in self._listed(manifest.stage)
+            if one.partition(".")[0] == manifest.fingerprint
+        )
+        if not any(one is None or one.build_id == manifest.build_id for one in others):
+            remove_below(self._files(manifest))
 
     def change_aux(self, manifest: Manifest, path: str, source: Path, described: File) -> bool:
         """Puts a small file beside a finished artifact, in its manifest and outside of its digest. False where the
@@ -229,6 +251,23 @@ class Remote:
         files = {name: (folder / name).read_text(encoding="utf8") for name in RUN_FILES}
         put(json.dumps(files).encode(), f"{self.url}/{RUNS}/{folder.name}.json")
 
+    def run_begins(self, run_id: str, about: dict[str, str]) -> None:
+        put(json.dumps(about).encode(), self._going(run_id))
+
+    def run_ends(self, run_id: str) -> None:
+        remove([_object(self._going(run_id))])
+
+    def going(self, longest_s: float) -> list[dict[str, str]]:
+        """What the runs that have not ended said when they began; one that did so longer ago is taken for dead."""
+        found = []
+        for item in list_objects(f"{self.url}/{RUNS}/{GOING}/"):
+            if time.time() - item.modified < longest_s and (content := read_object(str(item))):
+                found.append({"run_id": item.name.removesuffix(".json"), **json.loads(content[0])})
+        return found
+
+    def _going(self, run_id: str) -> str:
+        return f"{self.url}/{RUNS}/{GOING}/{run_id}.json"
+
     def fetch_runs(self, runs: Path) -> None:
         """Brings the runs of other machines that ended to the folder of journals here."""
 
@@ -242,7 +281,8 @@ class Remote:
                 hidden.write_text(json.loads(found[0])[name], encoding="utf8")
                 hidden.replace(folder / name)
 
-        items = [item for item in list_objects(f"{self.url}/{RUNS}/") if item.name.endswith(".json")]
+        beginning = f"{_key(self.url)}{RUNS}/"
+        items = [item for item in list_objects(f"{self.url}/{RUNS}/") if "/" not in item.key.removeprefix(beginning)]
         new = [str(item) for item in items if not (runs / item.name.removesuffix(".json") / RUN_FILES[-1]).exists()]
         self._side_by_side(fetch, new)
 
@@ -250,8 +290,15 @@ class Remote:
         found = self._read(manifest.stage, manifest.fingerprint)
         return found[1] if found else ""
 
-    def _damage(self, manifest: Manifest) -> list[tuple[str, str]]:
-        return [one for one in self.verify(manifest) if one[1] != EXTRA]
+    def _is_whole(self, manifest: Manifest, folder: Path) -> bool:
+        """Whether the payload of an artifact is that of a folder, to the byte: whoever builds it again by force may do
+        so since a byte of it is wrong. Where an ETag does not tell, the object is read."""
+        if self.differences(manifest):
+            return False
+        there = self._listed_files(manifest)
+        payload = [file for file in manifest.files if file.is_payload]
+        doubtful = {file.path for file in payload if there[file.path].etag != etag_of(folder / file.path)}
+        return not self._damaged(manifest, [file for file in payload if file.path in doubtful])
 
     def _upload(self, manifest: Manifest, folder: Path, stopped: Stopped) -> None:
         """What an upload that was broken off left is kept: an object is there whole or not at all."""
@@ -323,9 +370,12 @@ class Remote:
         return found
 
     def _sizes(self, manifest: Manifest) -> dict[str, int]:
+        return {path: item.size for path, item in self._listed_files(manifest).items()}
+
+    def _listed_files(self, manifest: Manifest) -> dict[str, S3Object]:
         place = f"{self._files(manifest)}/"
         prefix = _object(place).key
-        return {item.key.removeprefix(prefix): item.size for item in list_objects(place)}
+        return {item.key.removeprefix(prefix): item for item in list_objects(place)}
 
     def _files(self, manifest: Manifest) -> str:
         return f"{self.url}/{FILES}/{manifest.stage}/{manifest.fingerprint}/{manifest.build_id}"

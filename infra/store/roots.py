@@ -42,7 +42,7 @@ def url_of(root: Path) -> str:
     Raises StageError `damaged_state`.
     """
     path = root / RECORD
-    found = read_state(path, _LOST, None)
+    found = read_state(path, _LOST, None) if path.is_file() else None
     if found is None:
         return ""
     if not isinstance(found, dict) or not isinstance(found.get("url"), str):

@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -402,6 +403,15 @@ class Store:
         if place.exists():
             self._retire(place, None)
 
+    def remove(self, folder: Path, manifest: Manifest | None) -> None:
+        """Takes a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first
+        is no reader's artifact while it is deleted. manifest: of an artifact, which on an object store goes there."""
+        if self.remote is not None and manifest is not None and self._is_address(folder):
+            self.remote.delete(manifest, folder.name)
+            if not folder.exists():  # most have no copy here
+                return
+        self._throw_away(folder)
+
     def _retire(self, place: Path, old: Manifest | None) -> None:
         """Renames an artifact away from its address; one that is damaged or no artifact is removed for good."""
         if old is not None and not self.differences(place, old):
@@ -423,7 +433,9 @@ class Store:
             self._throw_away(place)
 
     def _throw_away(self, place: Path) -> None:
-        trash = self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}"
+        trash = (
+            self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}-{time.time_ns()}"
+        )
         trash.parent.mkdir(parents=True, exist_ok=True)
         os.rename(place, trash)
         shutil.rmtree(trash, ignore_errors=True)

@@ -116,6 +116,35 @@ def test_what_one_machine_built_the_next_reuses_by_manifests_and_downloads_what_
     assert "downloading s3://models/lab/clean/" in forced.stderr
 
 
+@pytest.mark.long
+def test_what_no_run_of_any_machine_needs_goes(lab: Lab, config: Path) -> None:
+    """The risk: what another machine needs is removed, or what nobody needs stays.
+
+    It is the first config's tokenizer, once another machine has run a second one, unless a third has pinned it.
+    """
+    built = lab.run("a", config)
+    tokenizer = f"tokenizer/{built.rows()['tokenizer']['fingerprint']}"
+
+    def gc(host: str, *arguments: str) -> Answer:
+        return stemma("gc", *arguments, "--root", ROOT, env=lab.on(host))
+
+    smaller = {**short_config(config.parent), "tokenizer": {"vocab_size": 300}}
+    assert lab.run("b", write_config(config.with_name("smaller.yaml"), smaller)).code == 0
+    pinned = gc("c", "--pin", tokenizer)
+    assert (pinned.code, pinned.document.get("garbage")) == (0, []), pinned.document["errors"]
+    assert gc("a", "--unpin", tokenizer).code == 0
+    # Of a run that goes on elsewhere nobody here knows what it is about to read.
+    going = {"Bucket": "models", "Key": "lab/runs/going/other.json"}
+    lab.client.put_object(**going, Body=b'{"pipeline": "other", "host": "far", "since": "now"}')
+    assert [error["code"] for error in gc("a", "--yes").document["errors"]] == ["in_use"]
+    lab.client.delete_object(**going)
+    removed = gc("a", "--yes")
+    assert removed.code == 0, removed.document["errors"]
+    assert [row["artifact"] for row in removed.document["garbage"] if row["removed"]] == [tokenizer]
+    assert [key for key in lab.objects() if tokenizer in key] == []
+    assert not (lab.cache("a") / tokenizer).exists()
+
+
 def _readers_see_it(lab: Lab, config: Path, built: Answer) -> None:
     """On a machine that has built nothing of it."""
 
@@ -190,7 +219,7 @@ def test_what_a_root_on_an_object_store_needs_is_said_before_anything_runs(lab: 
     assert refusal(ROOT, **nobody) == (2, "s3_credentials", "--root")
     assert refusal("s3://nobodys/lab") == (2, "missing_source", "--root")
     assert refusal("gs://models/lab") == (2, "bad_root", "--root")
-    assert refusal(ROOT, "gc") == (2, "local_root_only", "--root")
+    assert refusal(ROOT, "gc", "--states") == (2, "local_root_only", "--root")
     assert lab.objects() == []
 
 
