@@ -221,6 +221,7 @@ class Store:
         self, remote: Remote, manifest: Manifest, place: Path, say: Callable[[str], None], stopped: Stopped
     ) -> None:
         """What an earlier download left behind is gone on from."""
+        self.layout.create()  # whoever only reads makes no store, but a cache of one has to know that it is one
         work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{place.name}-{manifest.build_id}"
         work.mkdir(parents=True, exist_ok=True)
         left = [file for file in manifest.files if not self._has(work, [file])]

@@ -168,6 +168,8 @@ def _readers_see_it(lab: Lab, config: Path, built: Answer) -> None:
     assert ask("logs", "tokenizer")["said"]
     assert ask("why", str(config), "tokenizer")["did"] == "reused"
     assert ask("compare", built.document["run_id"], str(config))["figures"]
+    assert (lab.cache("c") / "clean").exists()
+    assert ask("check", str(config))["stages"], "what was downloaded is still a cache"
 
 
 @pytest.mark.long
