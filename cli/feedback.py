@@ -11,7 +11,7 @@ import click
 
 from cli.chat import writing_model
 from cli.completion import artifacts
-from cli.options import CONFIG, reach_server, root_of, root_option
+from cli.options import CONFIG, reach_server, root_of, root_option, say_local
 from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -146,6 +146,7 @@ def round_(
     from infra.servers.settings import prefect_page
 
     pipeline, folder = load(config), root_of(root)
+    say_local(folder, "the round's answers and judgements lie")
     reach_server(folder)
     from prefect.client.orchestration import get_client
 

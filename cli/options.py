@@ -73,6 +73,14 @@ def root_of(root: str | None) -> Path:
     return Layout(project.root_of(root or "")).root
 
 
+def say_local(root: Path, what: str) -> None:
+    """Says on stderr of a root on an object store that `what` is known to this machine alone."""
+    from infra.store.roots import url_of
+
+    if url := url_of(root):
+        click.echo(f"{what} on this machine alone, in {root}; its artifacts are in {url}", err=True)
+
+
 def reach_server(root: Path) -> None:
     """Points Prefect's client at the server that `up` started, with our credentials.
 

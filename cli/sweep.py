@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cli.options import CONFIG, root_of, root_option, set_option, settings_of
+from cli.options import CONFIG, root_of, root_option, say_local, set_option, settings_of
 from cli.output import as_json, print_problems, print_table
 
 
@@ -78,7 +78,9 @@ def command(
     sweep = define(Wishes(config, settings_of(settings), read_space(keys), named, **options))
     if law:
         check(sweep)
-    document = whole_sweep(sweep, Store(root_of(root)), at_once, law, page, partial(click.echo, err=True))
+    folder = root_of(root)
+    say_local(folder, "the trials of this sweep are noted down")
+    document = whole_sweep(sweep, Store(folder), at_once, law, page, partial(click.echo, err=True))
     if not as_json:
         _print(document)
     return document, {"done": 0, "cancelled": 130}.get(document["status"], 1)
