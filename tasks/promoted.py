@@ -26,9 +26,12 @@ def held_against(node: Node, inputs: Mapping[str, Manifest], store: Store) -> No
         return node
     own = inputs[node.stage.registers].digest
     for one in reversed(Promotions(store.root).history(config.name or "")):
-        if one.digest == own or (manifest := store.read(store.root / one.registration)) is None:
+        if one.digest == own:
             continue
-        record = store.fetch(manifest, store.root / one.registration) / RECORD  # it is small
+        folder = store.root / one.registration
+        if store.remote is not None and (manifest := store.read(folder)) is not None:
+            store.fetch(manifest, folder)  # it is small
+        record = folder / RECORD
         if record.is_file():
             return replace(node, promoted=Source(f"{node.stage.name}.gates", (record,)))
     return node

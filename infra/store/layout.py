@@ -65,7 +65,8 @@ class Layout:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             if not marker.exists():
-                hidden = self.root / f".{MARKER}.{os.getpid()}"
+                # Other machines, or containers, that open it at once may have a process of the same number.
+                hidden = self.root / f".{MARKER}.{os.getpid()}.{os.urandom(4).hex()}"
                 hidden.write_text(f"{FORMAT}\n")
                 hidden.replace(marker)
             if not os.access(self.root, os.W_OK):

@@ -80,7 +80,7 @@ def _cache_of(url: str) -> Path:
         return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        hidden = folder / f".{RECORD}.{os.getpid()}"
+        hidden = folder / f".{RECORD}.{os.getpid()}.{os.urandom(4).hex()}"
         hidden.write_text(json.dumps({"url": url}) + "\n", encoding="utf8")
         hidden.replace(record)
     except OSError as error:
