@@ -74,17 +74,25 @@ def start(
     tell: is told, once, what a run waits for before it begins. is_cancelled: asked instead of listening for signals, in
     a thread; then `flows.execution.SHARED` is set there too.
     """
-    url = prefect_api_url(request.root)
+    url = name_server(request.root)
+    if url and runs_on_worker(request.root):
+        return _on_worker(request, journal, tell, is_cancelled)
+    return _here(request, journal, url)
+
+
+def name_server(root: Path) -> str | None:
+    """The Prefect server that `up` runs, which is named in the environment; None if it runs none.
+
+    To be called before Prefect is imported, which reads the environment then.
+    """
     os.environ.update(QUIET | OFFLINE)
     # The journal's follower tells a person what happens; Prefect's own lines go to its page.
     os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
+    url = prefect_api_url(root)
     if url:
-        check_credentials(request.root)
-        os.environ.update(client_variables())
-    if url and runs_on_worker(request.root):
-        os.environ["PREFECT_API_URL"] = url
-        return _on_worker(request, journal, tell, is_cancelled)
-    return _here(request, journal, url)
+        check_credentials(root)
+        os.environ.update({"PREFECT_API_URL": url, **client_variables()})
+    return url
 
 
 def runs_on_worker(root: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from flows.graph import Graph, Selection, graph
 from flows.journal import HAS_ARTIFACT, PRIVATE, RunJournal, new_run_id
 from flows.plan import plan
-from flows.start import CONSOLE_LEVEL, Request, interrupts, runs_on_worker, start
+from flows.start import Request, interrupts, name_server, runs_on_worker, start
 from flows.sweeps.definition import Sweep
 from flows.sweeps.sampling import Chooser, chooser
 from flows.sweeps.space import described
@@ -26,8 +26,6 @@ from infra.lineage.outbox import Outbox
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
-from infra.servers.environment import OFFLINE, QUIET
-from infra.servers.state import prefect_api_url
 from infra.store.store import Store
 from tasks.child import JOURNAL
 from tasks.warm_start import WarmStart
@@ -255,9 +253,7 @@ def _no_figure(sweep: Sweep, trial: Trial) -> Problem:
 @contextmanager
 def _server(root: Path) -> Iterator[None]:
     """One private Prefect server for all trials, where neither `up` runs nor the environment names one."""
-    os.environ.update(QUIET | OFFLINE)
-    os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")  # before Prefect is imported, which reads it then
-    if prefect_api_url(root) or os.environ.get("PREFECT_API_URL") or runs_on_worker(root):
+    if name_server(root) or os.environ.get("PREFECT_API_URL") or runs_on_worker(root):
         yield
         return
     from infra.servers.private import private_prefect_server

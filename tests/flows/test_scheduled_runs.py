@@ -33,7 +33,7 @@ from flows.schedules import Schedule, next_dates
 from infra.errors import ConfigError
 from infra.servers.ports import any_free_port
 from infra.servers.state import recorded
-from tests.command import REPOSITORY, Answer, environment, finish, start, stemma, write_config
+from tests.command import REPOSITORY, Answer, environment, finish, start, start_new, stemma, write_config
 from tests.pipelines import data_config
 from tests.processes import COLD, running_stage, wait_until
 from tests.receivers import mail_server, webhook
@@ -358,3 +358,15 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(house: House) -> None:
     wait_until(lambda: posted("/hook"), timeout_s=60)
     wait_until(lambda: any("Subject: failing failed" in mail for mail in house.mails), timeout_s=60)
     assert all(set(document) == {"text"} for path, document in house.hooks if path == "/slack")
+
+
+@pytest.mark.cluster
+def test_trials_of_a_sweep_that_a_command_began_are_runs_of_the_worker(house: House) -> None:
+    """The server of `up` is named to Prefect before it is imported, which is to be seen in a new process alone."""
+    words = ("sweep", house.named("swept"), "--key", "tokenizer.vocab_size=350", "--measure", "tokenizer.vocab_size")
+    answer = finish(start_new(*words, "--root", house.root, env=house.env))
+    assert answer.code == 0, (answer.document["errors"], answer.stderr)
+    (trial,) = answer.document["trials"]
+    assert trial["status"] == "done"
+    ended = [run for run in house.client.read_flow_runs() if run.parameters.get("run_id") == trial["run_id"]]
+    assert len(ended) == 1 and ended[0].deployment_id
