@@ -189,7 +189,7 @@ def test_a_kill_while_it_is_made_breaks_nothing(
         database = database_of(tmp_path / str(size))
         assert revision(database) == newest
         # Set aside, or kept from before an upgrade, where it could go on.
-        copies = (".broken-", ".revision-none.")
+        copies = (".broken-", ".revision-")
         left = {path.name for path in database.parent.iterdir() if not any(copy in path.name for copy in copies)}
         assert left == {"mlflow.db", "artifacts", "setup.lock"}
 
