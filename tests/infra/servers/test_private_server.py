@@ -52,7 +52,7 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(holder) -> None:
     assert not answers(f"{url}/health")
 
 
-def test_many_that_rewrite_are_all_served_and_it_goes_quietly(holder, tmp_path: Path) -> None:
+def test_many_that_write_at_once_are_all_served_and_it_goes_quietly(holder, tmp_path: Path) -> None:
     """SQLite refuses a transaction that read before another wrote, and the server would answer 503 to its page."""
     url = holder.stdout.readline().strip()
     servers = psutil.Process(holder.pid).children(recursive=True)
