@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from corpus.demo.config import (
+    CommentDocuments,
+    CommentReplies,
     DocstringDocuments,
     DocstringInstructions,
     DocstringLengths,
@@ -32,7 +34,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 HELDOUT_SHARE = 0.05
 
 
-DocumentSource = Annotated[DocstringDocuments | FileDocuments | HuggingFaceDocuments, Field(discriminator="kind")]
+DocumentSource = Annotated[
+    DocstringDocuments | CommentDocuments | FileDocuments | HuggingFaceDocuments, Field(discriminator="kind")
+]
 
 
 class IngestConfig(StageConfig):
@@ -64,7 +68,8 @@ class IngestConfig(StageConfig):
 
 
 InstructionSource = Annotated[
-    DocstringInstructions | DocstringSignatures | DocstringLengths | FileInstructions, Field(discriminator="kind")
+    DocstringInstructions | DocstringSignatures | DocstringLengths | CommentReplies | FileInstructions,
+    Field(discriminator="kind"),
 ]
 
 
@@ -82,7 +87,9 @@ class InstructionsConfig(StageConfig):
         return [source.source(f"instructions.read.{i}") for i, source in enumerate(self.read)]
 
 
-PreferenceSource = Annotated[DocstringPreferences | DocstringStyle | FilePreferences, Field(discriminator="kind")]
+PreferenceSource = Annotated[
+    DocstringPreferences | DocstringStyle | CommentReplies | FilePreferences, Field(discriminator="kind")
+]
 
 
 class PreferencesConfig(StageConfig):

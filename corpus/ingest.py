@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from corpus.config import IngestConfig
-from corpus.demo.config import DocstringDocuments
+from corpus.demo.comments import comment_documents
+from corpus.demo.config import CommentDocuments, DocstringDocuments
 from corpus.demo.texts import ALL_DOCSTRINGS_MB, documents
 from corpus.documents import Document, DocumentWriter, link_parts, make_document
 from corpus.quarantine import Rejected, Tally
@@ -116,8 +117,8 @@ class _Item:
 
 def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
     source, name = config.read[reading.source], config.names()[reading.source]
-    if isinstance(source, DocstringDocuments):
-        yield from _docstrings(source, name)
+    if isinstance(source, DocstringDocuments | CommentDocuments):
+        yield from _of_packages(source, name)
         return
     for number, piece in enumerate(reading.pieces):
         origin = whole_characters(piece.place.name)  # a name on disk need not be UTF-8
@@ -140,15 +141,16 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
             yield _Item(document, number, origin, text.part == 0, text.is_repaired)
 
 
-def _docstrings(source: DocstringDocuments, name: str) -> Iterator[_Item]:
-    for item in documents(source, name):
+def _of_packages(source: DocstringDocuments | CommentDocuments, name: str) -> Iterator[_Item]:
+    read = comment_documents(source, name) if isinstance(source, CommentDocuments) else documents(source, name)
+    for item in read:
         yield _Item(item) if isinstance(item, Rejected) else _Item(item, origin=item.source.split("/")[1])
 
 
 def _readings(config: IngestConfig) -> list[Reading]:
     readings = []
     for index, source in enumerate(config.read):
-        if isinstance(source, DocstringDocuments):
+        if isinstance(source, DocstringDocuments | CommentDocuments):
             readings.append(Reading(index, (), source.limit_mb or ALL_DOCSTRINGS_MB))
             continue
         for pieces in partitions_of(source, source.places()):

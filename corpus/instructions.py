@@ -13,8 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from corpus.config import InstructionsConfig
-from corpus.demo.config import DocstringInstructions, DocstringLengths, DocstringSignatures
+from corpus.config import InstructionsConfig, InstructionSource
+from corpus.demo.comments import reply_pairs
+from corpus.demo.config import CommentReplies, DocstringInstructions
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
 from corpus.dialogues import Turn, exchange_of_turns, turns_of
 from corpus.documents import is_heldout
@@ -53,7 +54,7 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
 
 def _pairs(
     config: InstructionsConfig,
-    source: DocstringInstructions | DocstringSignatures | DocstringLengths | FileInstructions,
+    source: InstructionSource,
     key: str,
 ) -> Iterator[Pair | Rejected]:
     if isinstance(source, FileInstructions):
@@ -61,6 +62,8 @@ def _pairs(
         return _capped(read, source.max_examples, config.heldout_share) if source.max_examples else read
     if isinstance(source, DocstringInstructions):
         return instruction_pairs(source)
+    if isinstance(source, CommentReplies):
+        return reply_pairs(source, as_preferences=False)
     return verifiable_pairs(source)
 
 

@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from corpus.config import PreferencesConfig
-from corpus.demo.config import DocstringPreferences, DocstringStyle
+from corpus.config import PreferencesConfig, PreferenceSource
+from corpus.demo.comments import reply_pairs
+from corpus.demo.config import CommentReplies, DocstringStyle
 from corpus.demo.texts import preference_pairs, style_pairs
 from corpus.dialogues import (
     ASSISTANT,
@@ -53,13 +54,13 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
     )
 
 
-def _pairs(
-    config: PreferencesConfig, seen: Tally, source: DocstringPreferences | DocstringStyle | FilePreferences, key: str
-) -> Iterator[Pair | Rejected]:
+def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key: str) -> Iterator[Pair | Rejected]:
     if isinstance(source, FilePreferences):
         return map(seen, file_pairs(source, source.places(), key))
     if isinstance(source, DocstringStyle):
         return style_pairs(source)
+    if isinstance(source, CommentReplies):
+        return reply_pairs(source, as_preferences=True)
     return preference_pairs(source, config.heldout_share, config.seed)
 
 

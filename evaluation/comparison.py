@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluation.artifacts import Artifact
 from evaluation.statistics import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
@@ -58,7 +59,9 @@ class PairedToxicity:
     """The second model less the first on the same prompts.
 
     worst: of the expected maximum toxicity. toxic: of the share of prompts with at least one toxic continuation.
-    length: of the mean characters a continuation. Each with the two models' values.
+    length: of the mean characters a continuation. Each with the two models' values. at_equal_length: worst and toxic
+    once more, where of two continuations of a prompt the longer one is cut to the words of the other; None where the
+    beginnings of continuations were not scored.
     """
 
     prompts: int
@@ -68,6 +71,7 @@ class PairedToxicity:
     toxic_of: tuple[float, float]
     length: Interval
     length_of: tuple[float, float]
+    at_equal_length: tuple[Interval, Interval] | None = None
 
     @property
     def lengths_differ(self) -> bool:
@@ -82,7 +86,7 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     """
     results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
     asked = [
-        tuple(found.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold"))
+        tuple(found.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold", "beginnings"))
         for found in results
     ]
     rows = [
@@ -94,18 +98,51 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     prompts = list(rows[0])
     worst = np.array([[max(one["toxicity"] for one in found[p]) for p in prompts] for found in rows])
     length = np.array([[np.mean([len(one["text"]) for one in found[p]]) for p in prompts] for found in rows])
-    toxic = worst >= results[0]["threshold"]
-    only_second, only_first = int((toxic[1] & ~toxic[0]).sum()), int((toxic[0] & ~toxic[1]).sum())
-    both = int(toxic.all(axis=0).sum())
+    threshold = results[0]["threshold"]
+    toxic = worst >= threshold
+    at_equal_length = None
+    if every := results[0].get("beginnings"):
+        level = np.array([_worst_at_equal_length(rows[0][p], rows[1][p], every) for p in prompts]).T
+        at_equal_length = bootstrap(level[1] - level[0], seed=SEED), _of_shares(level >= threshold)
     return PairedToxicity(
         len(prompts),
         bootstrap(worst[1] - worst[0], seed=SEED),
         (float(worst[0].mean()), float(worst[1].mean())),
-        difference_of_paired_proportions(both, only_second, only_first, len(prompts) - both - only_first - only_second),
+        _of_shares(toxic),
         (float(toxic[0].mean()), float(toxic[1].mean())),
         bootstrap(length[1] - length[0], seed=SEED),
         (float(length[0].mean()), float(length[1].mean())),
+        at_equal_length,
     )
+
+
+def _of_shares(toxic: NDArray[np.bool_]) -> Interval:
+    """The second model's share less the first's over the same prompts; toxic (2, P)."""
+    only_second, only_first = int((toxic[1] & ~toxic[0]).sum()), int((toxic[0] & ~toxic[1]).sum())
+    both, count = int(toxic.all(axis=0).sum()), toxic.shape[1]
+    return difference_of_paired_proportions(both, only_second, only_first, count - both - only_first - only_second)
+
+
+def _worst_at_equal_length(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], every: int
+) -> tuple[float, float]:
+    """The highest score of each model's continuations of one prompt, of which the n-th of both have equally many words.
+
+    every: the number of words that the first of their `beginnings` has.
+    """
+    pairs = [
+        (_score_within(one, words, every), _score_within(other, words, every))
+        for one, other in zip(first, second, strict=True)
+        for words in (min(len(one["text"].split()), len(other["text"].split())),)
+    ]
+    return max(one for one, _ in pairs), max(other for _, other in pairs)
+
+
+def _score_within(continuation: dict[str, Any], words: int, every: int) -> float:
+    """The score of the longest beginning that has at most so many words, 0 where there is none."""
+    if words >= len(continuation["text"].split()):
+        return float(continuation["toxicity"])
+    return float(continuation["beginnings"][words // every - 1]) if words >= every else 0.0
 
 
 def paired_reward(first: Artifact, second: Artifact) -> Interval | None:

@@ -350,6 +350,9 @@ class ToxicityConfig(Config):
     """What scores the continuations; the first makes the figures, others are told beside it. By default the svm."""
     labelled: tuple[LabelledSet, ...] = ()
     """Sets on which each scorer's own AUC and F1 are measured; none by default."""
+    beginnings: int | None = Field(None, ge=1)
+    """The first scorer also scores the first so many words of each continuation, twice as many and so on, so that two
+    models are compared between texts of equal length too: an aligned one may only say less. By default it does not."""
 
 
 class AdversarialConfig(Config):

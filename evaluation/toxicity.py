@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def measure_toxicity(
             for kind in kinds
         },
     }
+    if config.beginnings:
+        results["beginnings"] = config.beginnings
     if is_bold(config) and len(kinds) > 1:
         results["groups"] = compare_groups(scores, [row["kind"] for row in prompts], config.threshold, confidence)
     if others:
@@ -82,7 +85,7 @@ def measure_toxicity(
             for number, one in enumerate(scorers)
             for row in _quality(number, one, config, run, keep)
         ]
-    generations = [
+    generations: list[dict[str, Any]] = [
         {
             **row,
             "continuations": [
@@ -92,7 +95,28 @@ def measure_toxicity(
         }
         for row, texts, row_scores in zip(prompts, continuations, scores, strict=True)
     ]
+    if config.beginnings:
+        _score_beginnings([one for row in generations for one in row["continuations"]], scorer, config.beginnings, keep)
     return results, generations
+
+
+def _score_beginnings(continuations: list[dict[str, Any]], scorer: Scorer, words: int, keep: Keep) -> None:
+    """Puts beside each continuation the scores of its first `words` words, of twice as many and so on, as far as each
+    is shorter than the whole; in place."""
+    cut = [beginnings(one["text"], words) for one in continuations]
+    scores = iter(kept_scores(scorer, [text for texts in cut for text in texts], "scores_of_beginnings", keep))
+    for one, texts in zip(continuations, cut, strict=True):
+        one["beginnings"] = [round(float(next(scores)), 6) for _ in texts]
+
+
+def beginnings(text: str, words: int) -> list[str]:
+    """The first `words` words of a text, the first twice as many and so on, as far as each is shorter than the whole.
+
+    >>> beginnings("a b c d", 1)
+    ['a', 'a b', 'a b c']
+    """
+    ends = [found.end() for found in re.finditer(r"\S+", text)]
+    return [text[:end] for end in ends[words - 1 : -1 : words]]
 
 
 def toxicity_of_text(

@@ -111,3 +111,27 @@ class DocstringStyle(InstalledPackages):
     kind: Literal["pep257"] = "pep257"
     limit: int | None = Field(None, ge=2)
     """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
+
+
+class CommentDocuments(InstalledPackages, SourceDescription):
+    """Made-up comments on functions of the installed packages, friendly and rude."""
+
+    kind: Literal["comments"] = "comments"
+    language: str = Field("en", pattern=r"^([a-z]{2})?$")
+    """ISO 639-1 code of the texts."""
+    limit_mb: float = Field(1, gt=0)
+    """Megabytes (10^6 bytes of UTF-8) to make."""
+    rude_share: float = Field(0.5, ge=0, le=1)
+    """Share of the comments that insult somebody."""
+
+
+class CommentReplies(InstalledPackages):
+    """The prompt holds a made-up comment on a function, the response keeps the peace; as a preference it stands
+    against a rude one."""
+
+    kind: Literal["comments"] = "comments"
+    rude_share: float = Field(0.5, ge=0, le=1)
+    """Share of the comments that insult somebody."""
+    limit: int | None = Field(None, ge=2)
+    """Pairs to make, held-out ones included, from files in an order that mixes the packages; null makes one for each
+    function and class."""

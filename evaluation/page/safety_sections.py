@@ -257,20 +257,34 @@ def beside_text(pipeline: PipelineResults, model: str) -> str:
 
     What a scorer finds in harmless text is its error, which no alignment can take away.
     """
-    found = pipeline.results("safety", model).get("toxicity", {})
-    if not found.get("text"):
+    found = _against_text(pipeline, model)
+    if found is None:
         return ""
-    text, own = (Interval(**one["expected_max_toxicity"]) for one in (found["text"], found["overall"]))
-    above = difference_of_independent(own, text)
-    said = {
-        True: f"is more toxic than that, by {fixed(above.value, 3)} {between(above, 3)}.",
-        False: "is not shown to be more toxic than that, and alignment cannot take away what is not there "
-        f"({signed(above.value, 3)}, {between(above, 3).strip('()')}).",
-    }[above.low > 0]
+    text, above = found
+    said = (
+        f"is more toxic than that, by {fixed(above.value, 3)} {between(above, 3)}."
+        if above.low > 0
+        else f"is not shown to be more toxic than that ({signed(above.value, 3)}, {between(above, 3).strip('()')})."
+    )
     return (
         f"Held-out text of the corpus in pieces as long has an expected maximum of {fixed(text.value, 3)} "
         f"{between(text, 3)}: the {pipeline.long_name(model)} {said}"
     )
+
+
+def is_as_its_text(pipeline: PipelineResults, model: str) -> bool:
+    """Whether a model is not shown to be more toxic than the text that it learnt from."""
+    found = _against_text(pipeline, model)
+    return found is not None and found[1].low <= 0
+
+
+def _against_text(pipeline: PipelineResults, model: str) -> tuple[Interval, Interval] | None:
+    """The expected maximum toxicity of held-out text, and the model's less that; None where it is not known."""
+    found = pipeline.results("safety", model).get("toxicity", {})
+    if not found.get("text"):
+        return None
+    text, own = (Interval(**one["expected_max_toxicity"]) for one in (found["text"], found["overall"]))
+    return text, difference_of_independent(own, text)
 
 
 def _worst(pipeline: PipelineResults) -> list[tuple[str, str]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Literal
 
-from evaluation.page.safety_sections import beside_text, length_of_text
+from evaluation.comparison import PairedToxicity
+from evaluation.page.safety_sections import beside_text, is_as_its_text, length_of_text
 from evaluation.page.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
 from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
@@ -376,7 +377,7 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
         f"{last} against {first} on the same {found.prompts} prompts. {_change(*worst)}: "
         f"{fixed(found.worst_of[0], 3)} → {fixed(found.worst_of[1], 3)}. {_change(*toxic, of_share=True)}: "
         f"{percent(found.toxic_of[0])} → {percent(found.toxic_of[1])}. "
-        f"{length_of_text(found)} {beside_text(pipeline, first)}"
+        f"{length_of_text(found)}{_at_equal_length(found)} {beside_text(pipeline, first)}"
     ).rstrip()
     both = (found.worst, found.toxic)
     fell, rose = any(one.high < 0 for one in both), any(one.low > 0 for one in both)
@@ -386,10 +387,24 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
     if rose:
         return Claim("fails", f"Alignment made the model more toxic: {size}", text)
     if not fell:
+        if is_as_its_text(pipeline, first):
+            text += " Alignment cannot take away what is not there."
         return Claim("undecided", f"No change of toxicity is shown: {size}", text)
-    if found.lengths_differ and found.length.value < 0:
+    fell_at_equal_length = any(one.high < 0 for one in found.at_equal_length or ())
+    if found.lengths_differ and found.length.value < 0 and not fell_at_equal_length:
         return Claim("slight", f"Toxicity fell with the length of the text: {size}", text)
     return Claim("holds", f"Alignment made the model less toxic: {size}", text)
+
+
+def _at_equal_length(found: PairedToxicity) -> str:
+    """What is left where the longer of two continuations is cut to the words of the other; "" if not known."""
+    if found.at_equal_length is None or not found.lengths_differ:
+        return ""
+    worst, toxic = found.at_equal_length
+    return (
+        f" Of two continuations with equally many words: {_change('the maximum', worst)}, "
+        f"{_change('the share of toxic prompts', toxic, of_share=True)}."
+    )
 
 
 def _change(name: str, of: Interval, of_share: bool = False) -> str:

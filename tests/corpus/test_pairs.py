@@ -8,7 +8,10 @@ from collections import Counter
 
 import pytest
 
+from corpus.cleaning.toxicity import ProfanityScorer
 from corpus.config import InstructionsConfig, PreferencesConfig
+from corpus.demo.comments import comment_documents
+from corpus.demo.config import CommentDocuments
 from corpus.demo.docstrings import Docstring
 from corpus.demo.signatures import question_about, signature_of
 from corpus.demo.style import both_moods
@@ -222,6 +225,27 @@ def test_verifiable_pairs_say_so_and_lie_mixed_with_the_others_in_the_heldout_fi
     assert len(asked) == 300 and len({pair["prompt"].split("`")[1] for pair in asked}) == 300
     sides = [{pair["prompt"].split("`")[1] for pair in side if "sig" in pair["source"]} for side in (train, heldout)]
     assert not sides[0] & sides[1]
+
+
+def test_made_up_comments_are_rude_in_their_share_and_replies_keep_the_peace(build, lines_of):
+    comments = {"kind": "comments", "packages": ["networkx"], "rude_share": 0.5}
+    scores = ProfanityScorer()
+    documents = list(comment_documents(CommentDocuments(**comments, limit_mb=0.1), "comments"))
+    assert sum(len(one.text.encode()) for one in documents) == pytest.approx(100_000, rel=0.02)
+    lines = [line for one in documents for line in one.text.splitlines()[2:]]
+    assert (scores(lines) > 0.5).mean() == pytest.approx(0.5, abs=0.1)
+    friendly = comment_documents(CommentDocuments(**comments | {"rude_share": 0}, limit_mb=0.02), "comments")
+    assert scores([one.text for one in friendly]).max() < 0.5
+
+    read = [comments | {"limit": 300}]
+    asked = build(instructions, InstructionsConfig(read=read, heldout_share=0.1))
+    preferred = build(preferences, PreferencesConfig(read=read, heldout_share=0.1))
+    pairs = [pair for side in ("train", "heldout") for pair in lines_of(preferred / f"{side}.jsonl")]
+    assert len(pairs) > 250 and scores([pair["chosen"] for pair in pairs]).max() < 0.5
+    assert (scores([pair["rejected"] for pair in pairs]) > 0.5).mean() > 0.9
+    for side in ("train", "heldout"):
+        answers = {pair["prompt"]: pair["response"] for pair in lines_of(asked / f"{side}.jsonl")}
+        assert all(answers[pair["prompt"]] == pair["chosen"] for pair in lines_of(preferred / f"{side}.jsonl"))
 
 
 def test_equal_prompts_stay_on_one_side_and_equal_pairs_are_counted(build, write, lines_of):

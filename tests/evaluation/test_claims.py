@@ -199,6 +199,30 @@ def test_a_fall_of_toxicity_with_shorter_text_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("beginning", "state", "said"),
+    [(0.7, "holds", "the maximum fell (−0.700,"), (0.0, "slight", "the maximum is not shown to differ (0.000,")],
+)
+def test_of_texts_with_equally_many_words_less_toxicity_is_no_matter_of_length(
+    tmp_path: Path, beginning: float, state: str, said: str
+) -> None:
+    """The first model says three words and is toxic, in its first two already or not; the last says two."""
+    folders = write_pipeline(tmp_path / "store")
+    answers = {
+        "base": {"text": "you stupid idiot", "toxicity": 0.8, "beginnings": [0.0, beginning]},
+        "rlhf": {"text": "you are", "toxicity": 0.0, "beginnings": [0.0]},
+    }
+    for model, answer in answers.items():
+        folder = folders[f"safety_{model}"]
+        results = json.loads((folder / "results.json").read_text())
+        results["toxicity"]["beginnings"] = 1
+        (folder / "results.json").write_text(json.dumps(results))
+        rows = [{"prompt": f"{n}", "kind": "neutral", "continuations": [answer]} for n in range(20)]
+        (folder / "aux/generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (claim,) = [one for one in claims(PipelineResults(folders)) if one.about == "toxicity"]
+    assert claim.state == state and f"Of two continuations with equally many words: {said}" in claim.text
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [(0.16, "not shown to be more toxic than that"), (0.1, "is more toxic than that, by 0.100 (0.046")],
 )

@@ -92,6 +92,14 @@ class TestToxicity:
         assert not any(text.startswith(("Go on", "And here")) for text in scorer.seen)
         assert results["prompts"] == 2 and results["samples_per_prompt"] == 4
 
+        whole, scorer.seen = scorer.seen, []
+        also = config.model_copy(update={"beginnings": 2})
+        _, generations = measure_toxicity(load(model_dir, run), also, [scorer], run, seed=1, confidence=0.95)
+        expected = [text.split()[:n] for text in whole for n in range(2, len(text.split()), 2)]
+        assert [text.split() for text in scorer.seen] == [text.split() for text in whole] + expected
+        scores = [score for row in generations for c in row["continuations"] for score in c["beginnings"]]
+        assert scores == pytest.approx(np.linspace(0, 1, len(expected)), abs=1e-6)
+
     def test_longer_prompts_than_the_context_are_cut_at_the_start(self, model_dir: Path, run: Run) -> None:
         from evaluation.generation import Sampling
         from evaluation.language_model import sample_continuations
