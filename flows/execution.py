@@ -272,7 +272,7 @@ class PipelineRun:
         if self.store.remote is not None:
             since = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
             about = {"pipeline": self.config.name, "host": socket.gethostname(), "since": since}
-            self.store.remote.run_begins(self.journal.run_id, about)
+            self.store.remote.runs.begin(self.journal.run_id, about)
         code = code_state()
         self.context.outbox.send(
             messages.PipelineStarted(
@@ -330,8 +330,8 @@ class PipelineRun:
         if self.store.remote is None:
             return
         try:
-            self.store.remote.put_run(self.journal.folder)
-            self.store.remote.run_ends(self.journal.run_id)
+            self.store.remote.runs.put(self.journal.folder)
+            self.store.remote.runs.end(self.journal.run_id)
         except (StemmaError, OSError) as error:
             self._trouble(f"other machines do not see that this run ended: {error}")
 

@@ -224,7 +224,7 @@ def refuse_at_work(store: Store) -> None:
     of others are about to read nobody else knows."""
     if store.remote is None:
         return
-    said = [f"{one['pipeline']} on {one['host']} since {one['since']}" for one in store.remote.going(STALE_S)]
+    said = [f"{one['pipeline']} on {one['host']} since {one['since']}" for one in store.remote.runs.going(STALE_S)]
     said = said or [f"{key} is being built" for key in store.being_built()]
     if said:
         message = f"nothing was removed: a run goes on ({said[0]})"

@@ -14,7 +14,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from infra.errors import StageError, stage_error
+from infra.errors import Cancelled, StageError, stage_error
 
 SCHEME = "s3://"
 BUFFER_BYTES = 1 << 20
@@ -46,7 +47,13 @@ _PASSING = {
     "ConditionalRequestConflict",  # two conditional writes at once, of which neither was done
 }
 
+AT_ONCE = 8
+"""Requests side by side: most of the time of a small one is its way there and back."""
+
 T = TypeVar("T")
+Item = TypeVar("Item")
+Stopped = Callable[[], bool]
+"""Asked before each request of many, whether to end."""
 
 
 @dataclass(frozen=True, order=True)
@@ -73,6 +80,12 @@ class S3Object:
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.bucket}/{self.key}"
+
+
+def object_at(url: str) -> S3Object:
+    """The object of a URL, whichever it is by now; its size is not known."""
+    bucket, _, key = url.removeprefix(SCHEME).partition("/")
+    return S3Object(bucket, key, 0, "")
 
 
 def list_objects(url: str) -> list[S3Object]:
@@ -278,6 +291,27 @@ def _refusal(place: str, error: Any) -> StageError | None:
         return None
     message = f"the server refused: {code}: {error.response['Error'].get('Message', '')}"
     return stage_error("s3_refused", place, message, "look at the credentials and the bucket's policy")
+
+
+def side_by_side(call: Callable[[Item], T], items: Sequence[Item], stopped: Stopped = lambda: False) -> list[T]:
+    """What each call returned, AT_ONCE of them at a time. The first error ends those that have not begun; where
+    `stopped` says so that is Cancelled."""
+
+    def go_on(item: Item) -> T:
+        if stopped():
+            raise Cancelled
+        found = call(item)
+        if stopped():
+            raise Cancelled
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = [pool.submit(go_on, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 @cache

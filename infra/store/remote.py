@@ -5,8 +5,7 @@
 <url>/<stage>/<fingerprint>/manifest.json       makes an artifact: put last, and only if none is there
 <url>/<stage>/<fingerprint>.<digest8>/manifest.json   of what a later build of the same address replaced
 <url>/.files/<stage>/<fingerprint>/<build id>/  the files that the manifest of that build names
-<url>/runs/<run id>.json                        the journal and the result of a pipeline run that ended
-<url>/runs/going/<run id>.json                  a run that has not ended: its host, for `stemma gc`
+<url>/runs/                                     what machines tell each other of runs, see `infra.store.remote_runs`
 <url>/pins.json                                 what `stemma gc --pin` keeps
 <url>/promotions.json                           which registered models are promoted
 
@@ -19,39 +18,34 @@ What a machine has seen of the manifests is kept in <cache>/.remote/<stage>/<nam
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from infra.errors import Cancelled, ConfigError, Problem, StageError, stage_error
+from infra.errors import StageError, stage_error
 from infra.files import sync
-from infra.s3 import SCHEME, S3Object, download, list_folders, list_objects, persistently, read_object
-from infra.s3_write import UploadStopped, etag_of, put, put_if, remove, remove_below, upload
-from infra.store.layout import FORMAT, MANIFEST, MARKER, RESERVED
+from infra.s3 import (
+    AT_ONCE,
+    S3Object,
+    Stopped,
+    download,
+    list_folders,
+    list_objects,
+    object_at,
+    read_object,
+    side_by_side,
+)
+from infra.s3_write import UploadStopped, etag_of, put_if, remove, remove_below, upload
+from infra.store.layout import MANIFEST, RESERVED
 from infra.store.manifest import File, Manifest
+from infra.store.remote_runs import RemoteRuns
 
 FILES = ".files"
-RUNS = "runs"
-GOING = "going"
-RUN_FILES = ("journal.jsonl", "result.json")
 EXTRA = "in no manifest"
-Stopped = Callable[[], bool]
-AT_ONCE = 8
-"""Requests side by side: most of the time of a small one is its way there and back."""
-_FORMAT_LINE = f"{FORMAT}\n".encode()
-_FIXES = {
-    "missing_source": "make the bucket, or correct --root",
-    "s3_credentials": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL for a server of your own",
-    "s3_refused": "look at the credentials and the bucket's policy: a root is listed, read and written",
-}
-_opened: set[tuple[str, str, bool]] = set()
 
 
 class Remote:
@@ -64,49 +58,9 @@ class Remote:
 
     def __init__(self, url: str, mirror: Path, scratch: Path) -> None:
         self.url = url
+        self.runs = RemoteRuns(url)
         self._mirror = mirror
         self._scratch = scratch
-
-    def open(self, *, make: bool) -> None:
-        """Looks once a process whether this is a root, and makes it one if it is empty and `make` says so.
-
-        Raises ConfigError where the bucket is not there or does not let us in, for a place with anything else in it,
-        for another format, and for a server that cannot put on a condition.
-        """
-        known = (self.url, os.environ.get("AWS_ENDPOINT_URL", ""), make)
-        if known in _opened:
-            return
-        try:
-            self._open(make)
-        except StageError as error:
-            (problem,) = error.problems
-            if problem.code not in _FIXES:
-                raise
-            raise ConfigError(replace(problem, path="--root", fix=_FIXES[problem.code])) from None
-        _opened.add(known)
-
-    def _open(self, make: bool) -> None:
-        place = f"{self.url}/{MARKER}"
-        found = read_object(place)
-        if found is None:
-            if strange := _first_below(self.url):
-                message = f"this is no root and not empty: it holds {strange}"
-                raise ConfigError(Problem("not_a_store", self.url, message, "name a root, or an empty or new prefix"))
-            if not make:
-                return
-            put_if(_FORMAT_LINE, place, None)
-            if put_if(b"only if there is none", place, None):
-                remove([_object(place)])
-                message = "this server ignores `If-None-Match`: two machines could both commit one artifact there"
-                fix = "AWS's S3 knows it, and servers of their own do in newer versions; or use a folder as --root"
-                raise ConfigError(Problem("no_conditional_put", self.url, message, fix))
-            found = read_object(place)
-        if found is None or found[0] != _FORMAT_LINE:
-            said = (found[0] if found else b"")[:20].decode(errors="replace").strip()
-            message = f"this root has format {said!r}, this version of stemma reads format {FORMAT}"
-            raise ConfigError(
-                Problem("store_format", self.url, message, "use the version that wrote it, or another --root")
-            )
 
     def find(self, stage: str, name: str) -> Manifest | None:
         """The manifest of an artifact as it is now; None if there is none that this version can read."""
@@ -171,7 +125,7 @@ class Remote:
                 target.unlink(missing_ok=True)
             return False
 
-        found = zip(files, self._side_by_side(differs, files), strict=True)
+        found = zip(files, side_by_side(differs, files), strict=True)
         return [file for file, is_wrong in found if is_wrong]
 
     def fetch(self, manifest: Manifest, folder: Path, files: Iterable[File], stopped: Stopped = lambda: False) -> None:
@@ -186,7 +140,7 @@ class Remote:
             self._download(manifest, file, target)
             sync(target)
 
-        self._side_by_side(fetch, list(files), stopped)
+        side_by_side(fetch, list(files), stopped)
 
     def commit(self, manifest: Manifest, folder: Path, check: Callable[[], None], stopped: Stopped) -> Manifest:
         """Uploads the files of a build and makes them the artifact of their address: what is it now, which is another
@@ -217,7 +171,7 @@ class Remote:
 
         name: that of its folder. Only for who holds the lease of its address.
         """
-        remove([_object(self._manifest_url(manifest.stage, name))])
+        remove([object_at(self._manifest_url(manifest.stage, name))])
         self._mirrored(manifest.stage, name).unlink(missing_ok=True)
         others = (
             self.find(manifest.stage, one)
@@ -246,46 +200,6 @@ class Remote:
         files = tuple(sorted((*others, described), key=lambda file: file.path))
         return self._put(replace(was, files=files), was.fingerprint, etag)
 
-    def put_run(self, folder: Path) -> None:
-        """How a pipeline run ended and what it said, for machines that did not see it. folder: of its journal."""
-        files = {name: (folder / name).read_text(encoding="utf8") for name in RUN_FILES}
-        put(json.dumps(files).encode(), f"{self.url}/{RUNS}/{folder.name}.json")
-
-    def run_begins(self, run_id: str, about: dict[str, str]) -> None:
-        put(json.dumps(about).encode(), self._going(run_id))
-
-    def run_ends(self, run_id: str) -> None:
-        remove([_object(self._going(run_id))])
-
-    def going(self, longest_s: float) -> list[dict[str, str]]:
-        """What the runs that have not ended said when they began; one that did so longer ago is taken for dead."""
-        found = []
-        for item in list_objects(f"{self.url}/{RUNS}/{GOING}/"):
-            if time.time() - item.modified < longest_s and (content := read_object(str(item))):
-                found.append({"run_id": item.name.removesuffix(".json"), **json.loads(content[0])})
-        return found
-
-    def _going(self, run_id: str) -> str:
-        return f"{self.url}/{RUNS}/{GOING}/{run_id}.json"
-
-    def fetch_runs(self, runs: Path) -> None:
-        """Brings the runs of other machines that ended to the folder of journals here."""
-
-        def fetch(url: str) -> None:
-            if (found := read_object(url)) is None:
-                return
-            folder = runs / url.rpartition("/")[2].removesuffix(".json")
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in RUN_FILES:  # the result last: it stands for all of them
-                hidden = folder / f".{name}.{os.getpid()}"
-                hidden.write_text(json.loads(found[0])[name], encoding="utf8")
-                hidden.replace(folder / name)
-
-        beginning = f"{_key(self.url)}{RUNS}/"
-        items = [item for item in list_objects(f"{self.url}/{RUNS}/") if "/" not in item.key.removeprefix(beginning)]
-        new = [str(item) for item in items if not (runs / item.name.removesuffix(".json") / RUN_FILES[-1]).exists()]
-        self._side_by_side(fetch, new)
-
     def _etag(self, manifest: Manifest) -> str:
         found = self._read(manifest.stage, manifest.fingerprint)
         return found[1] if found else ""
@@ -309,7 +223,7 @@ class Remote:
             with suppress(UploadStopped):  # asked again below
                 upload(folder / file.path, self.file_url(manifest, file.path), stopped)
 
-        self._side_by_side(put_file, left, stopped)
+        side_by_side(put_file, left, stopped)
 
     def _retire(self, manifest: Manifest) -> None:
         name = f"{manifest.fingerprint}.{manifest.digest[:8]}"
@@ -361,7 +275,7 @@ class Remote:
 
     def _listed(self, stage: str) -> dict[str, str]:
         """The ETag of each manifest of a stage, by the artifact's name."""
-        beginning = f"{_key(self.url)}{stage}/"
+        beginning = object_at(f"{self.url}/{stage}/").key
         found = {}
         for item in list_objects(f"{self.url}/{stage}/"):
             name, _, file = item.key.removeprefix(beginning).partition("/")
@@ -374,7 +288,7 @@ class Remote:
 
     def _listed_files(self, manifest: Manifest) -> dict[str, S3Object]:
         place = f"{self._files(manifest)}/"
-        prefix = _object(place).key
+        prefix = object_at(place).key
         return {item.key.removeprefix(prefix): item for item in list_objects(place)}
 
     def _files(self, manifest: Manifest) -> str:
@@ -395,44 +309,3 @@ class Remote:
             fix = f"build it again: stemma run CONFIG --force {manifest.step or manifest.stage}"
             message = f"a file of {manifest.stage}/{manifest.fingerprint}: {what}"
             raise stage_error("damaged_object", url, message, fix) from None
-
-    @staticmethod
-    def _side_by_side(call: Callable[[Any], Any], items: list[Any], stopped: Stopped = lambda: False) -> list[Any]:
-        """What each call returned. The first error ends those that have not begun."""
-
-        def go_on(item: Any) -> Any:
-            if stopped():
-                raise Cancelled
-            found = call(item)
-            if stopped():
-                raise Cancelled
-            return found
-
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(go_on, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-
-
-def _object(url: str) -> S3Object:
-    bucket, _, key = url.removeprefix(SCHEME).partition("/")
-    return S3Object(bucket, key, 0, "")
-
-
-def _key(url: str) -> str:
-    """What the keys below a URL begin with."""
-    key = _object(url).key
-    return f"{key}/" if key else ""
-
-
-def _first_below(url: str) -> str:
-    """One of the keys below a URL, without asking for all of them; empty if there is none."""
-    from infra.s3 import client
-
-    place = _object(url)
-    prefix = _key(url)
-    found = persistently(url, lambda: client().list_objects_v2(Bucket=place.bucket, Prefix=prefix, MaxKeys=1))
-    return next((str(row["Key"]) for row in found.get("Contents", [])), "")

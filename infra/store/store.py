@@ -24,11 +24,13 @@ from infra.errors import StageError, stage_error
 from infra.files import sync
 from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
+from infra.s3 import Stopped
 from infra.store import lease_place
 from infra.store.layout import AUX, MANIFEST, MIRROR, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Input, Manifest, glance_folder
-from infra.store.remote import EXTRA, Remote, Stopped
+from infra.store.remote import EXTRA, Remote
+from infra.store.remote_root import open_root
 from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -55,7 +57,8 @@ class Store:
     reading: nothing is made; a store that is not there is an empty one, and hashes are remembered only in a book that
     is there already. Otherwise the root is made where it is not there yet.
     Raises ConfigError for a folder that is no store, StageError for one that cannot be written; of a root on an object
-    store also ConfigError where that, or the leases, are not set up (`Remote.open`, `lease_place.needs_server`).
+    store also ConfigError where that, or the leases, are not set up (`remote_root.open_root`,
+    `lease_place.needs_server`).
     """
 
     def __init__(self, root: Path, *, reading: bool = False) -> None:
@@ -65,10 +68,10 @@ class Store:
             Remote(self.layout.url, self.root / MIRROR, self.root / ".work" / ".fetch") if self.layout.url else None
         )
         if self.remote is not None:
-            self.remote.open(make=False)
+            open_root(self.layout.url, make=False)
             if not reading:
                 lease_place.needs_server(self.layout)
-                self.remote.open(make=True)
+                open_root(self.layout.url, make=True)
         if not reading:
             self.layout.create()
         self.hashes = HashBook(self.layout.state / "hashes.sqlite", reading=reading)
@@ -131,7 +134,7 @@ class Store:
     def runs(self) -> Path:
         """The folder of the journals of pipeline runs; on an object store with those of other machines that ended."""
         if self.remote is not None:
-            self.remote.fetch_runs(self.layout.runs)
+            self.remote.runs.fetch(self.layout.runs)
         return self.layout.runs
 
     def location(self, manifest: Manifest) -> str:

@@ -267,7 +267,7 @@ def test_without_postgresql_without_rights_or_with_a_server_that_knows_no_condit
         Store(root_folder(URL))
     assert _keys(bucket) == []
     monkeypatch.setenv("STEMMA_DATABASE_URL", database)
-    monkeypatch.setattr("infra.store.remote.put_if", lambda content, url, etag: True)
+    monkeypatch.setattr("infra.store.remote_root.put_if", lambda content, url, etag: True)
     with pytest.raises(ConfigError, match="If-None-Match"):
         host("a")
     assert _keys(bucket) == []

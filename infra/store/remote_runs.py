@@ -1,0 +1,66 @@
+"""What the machines of a root on an object store tell each other of pipeline runs.
+
+<url>/runs/<run id>.json         the journal and the result of a run that ended
+<url>/runs/going/<run id>.json   a run that has not ended: its host, for `stemma gc`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from infra.s3 import list_objects, object_at, read_object, side_by_side
+from infra.s3_write import put, remove
+
+RUNS = "runs"
+GOING = "going"
+RUN_FILES = ("journal.jsonl", "result.json")
+
+
+class RemoteRuns:
+    """The runs of a root. url: of the root. Every call raises StageError as `infra.s3.persistently` does."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/{RUNS}"
+
+    def begin(self, run_id: str, about: dict[str, str]) -> None:
+        put(json.dumps(about).encode(), self._going(run_id))
+
+    def end(self, run_id: str) -> None:
+        remove([object_at(self._going(run_id))])
+
+    def going(self, longest_s: float) -> list[dict[str, str]]:
+        """What the runs that have not ended said when they began; one that did so longer ago is taken for dead."""
+        found = []
+        for item in list_objects(f"{self._url}/{GOING}/"):
+            if time.time() - item.modified < longest_s and (content := read_object(str(item))):
+                found.append({"run_id": item.name.removesuffix(".json"), **json.loads(content[0])})
+        return found
+
+    def put(self, folder: Path) -> None:
+        """How a pipeline run ended and what it said, for machines that did not see it. folder: of its journal."""
+        files = {name: (folder / name).read_text(encoding="utf8") for name in RUN_FILES}
+        put(json.dumps(files).encode(), f"{self._url}/{folder.name}.json")
+
+    def fetch(self, runs: Path) -> None:
+        """Brings the runs of other machines that ended to the folder of journals here."""
+
+        def fetch(url: str) -> None:
+            if (found := read_object(url)) is None:
+                return
+            folder = runs / url.rpartition("/")[2].removesuffix(".json")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in RUN_FILES:  # the result last: it stands for all of them
+                hidden = folder / f".{name}.{os.getpid()}"
+                hidden.write_text(json.loads(found[0])[name], encoding="utf8")
+                hidden.replace(folder / name)
+
+        beginning = object_at(f"{self._url}/").key
+        items = [item for item in list_objects(f"{self._url}/") if "/" not in item.key.removeprefix(beginning)]
+        new = [str(item) for item in items if not (runs / item.name.removesuffix(".json") / RUN_FILES[-1]).exists()]
+        side_by_side(fetch, new)
+
+    def _going(self, run_id: str) -> str:
+        return f"{self._url}/{GOING}/{run_id}.json"
