@@ -374,7 +374,8 @@ class _Build:
             if told_from:
                 self.folders[name] = self.store.glance(manifest)
             else:
-                self.folders[name] = self.store.fetch(manifest, say=say, stopped=stopped)
+                state = self.request.inputs[name] if name == STATE else ""
+                self.folders[name] = self.store.fetch(manifest, say=say, stopped=stopped, state=state)
         for manifest in self._previous().values():
             self.store.fetch(manifest, say=say, stopped=stopped)
         if registered := self.inputs.get(self.node.stage.registers):  # its card tells where it comes from

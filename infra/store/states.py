@@ -42,6 +42,15 @@ class KeptState:
         return tuple(file for file in manifest.files if file.path.startswith(prefix))
 
 
+def without_states(manifest: Manifest) -> tuple[File, ...]:
+    """The files of an artifact but its states; of these the small one that says how far each had come."""
+    return tuple(
+        file
+        for file in manifest.files
+        if not file.path.startswith(f"{STATE_FOLDER}/") or file.path.rpartition("/")[2] == CLOCK
+    )
+
+
 def state_name(batch: int) -> str:
     return f"ba{batch:09}"
 

@@ -31,7 +31,7 @@ from infra.store.lease import Leases
 from infra.store.manifest import File, Input, Manifest, glance_folder
 from infra.store.remote import EXTRA, Remote
 from infra.store.remote_root import open_root
-from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states
+from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states, without_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -147,24 +147,27 @@ class Store:
         folder: Path | None = None,
         say: Callable[[str], None] = lambda message: None,
         stopped: Stopped = lambda: False,
+        state: str = "",
     ) -> Path:
         """The folder of an artifact with all of its files: on an object store they are downloaded, each checked against
-        its hash, where this machine has no copy of them.
+        its hash, where this machine has no copy of them. Kept states of a training, which are several times as large as
+        its model, stay there, but for the one that is asked for.
 
         folder: of a replaced artifact, which is not that of its address. say: told before a download. stopped: see
-        `infra.store.remote.Remote`. Raises StageError `damaged_object`, `disk_full`, and as `infra.s3.persistently`
-        does.
+        `infra.store.remote.Remote`. state: digest of a state. Raises StageError `damaged_object`, `disk_full`, and as
+        `infra.s3.persistently` does.
         """
         place = folder or self.path(manifest)
         if self.remote is None or not self._is_address(place):
             return place
         with self._alone(place):
-            if self._is_here(place, manifest):
-                return place
-            self._make_room(place)
-            self._download(self.remote, manifest, place, say, stopped)
+            if is_new := not self._is_here(place, manifest):
+                self._make_room(place)
+                self._download(self.remote, manifest, place, say, stopped)
+            if state:
+                self._download_state(self.remote, manifest, place, state, say, stopped)
         for before in manifest.inputs.values():
-            if before.state:
+            if is_new and before.state:
                 self._peek_state(before)
         return place
 
@@ -197,7 +200,7 @@ class Store:
 
     def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
         """`peek` at all that says what an artifact came to: its figures, records and pages. All of a small one."""
-        if sum(file.size for file in manifest.files) <= GLANCE_BYTES:
+        if sum(file.size for file in without_states(manifest)) <= GLANCE_BYTES:
             return self.fetch(manifest, folder)
         return self.peek(manifest, *(file.path for file in manifest.files if _says_something(file)), folder=folder)
 
@@ -227,21 +230,50 @@ class Store:
         self.layout.create()  # whoever only reads makes no store, but a cache of one has to know that it is one
         work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{place.name}-{manifest.build_id}"
         work.mkdir(parents=True, exist_ok=True)
-        left = [file for file in manifest.files if not self._has(work, [file])]
-        size = sum(file.size for file in left)
-        if size > shutil.disk_usage(work).free:
-            raise full_disk(f"the copy of {self.location(manifest)} ({size / 1e6:,.0f} MB)", work)
-        say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
+        copy = replace(manifest, files=without_states(manifest))
+        left = [file for file in copy.files if not self._has(work, [file])]
+        self._say_download(manifest, left, work, say)
         try:
             remote.fetch(manifest, work, left, stopped)
-            manifest.write(work)
+            copy.write(work)
             sync(work / MANIFEST)
             place.parent.mkdir(parents=True, exist_ok=True)
             os.rename(work, place)
             sync(place.parent)
         except OSError as error:
             raise disk_error(error, f"the copy of {self.location(manifest)}", work) from error
-        self.hashes.know({place / file.path: file.sha256 for file in manifest.files})
+        self.hashes.know({place / file.path: file.sha256 for file in copy.files})
+
+    def _download_state(
+        self,
+        remote: Remote,
+        manifest: Manifest,
+        place: Path,
+        digest: str,
+        say: Callable[[str], None],
+        stopped: Stopped,
+    ) -> None:
+        """Its files come to their places first and into the copy's manifest then: so one that is broken off is no part
+        of the copy, and is gone on with."""
+        wanted = next((state for state in kept_states(place) if state.digest == digest), None)
+        copy = Manifest.read(place)
+        new = [file for file in wanted.files(manifest) if file not in copy.files] if wanted else []
+        if not new:
+            return
+        left = [file for file in new if not self._has(place, [file])]
+        self._say_download(manifest, left, place, say)
+        try:
+            remote.fetch(manifest, place, left, stopped)
+            replace(copy, files=tuple(sorted((*copy.files, *new), key=lambda file: file.path))).rewrite(place)
+        except OSError as error:
+            raise disk_error(error, f"the copy of {self.location(manifest)}", place) from error
+        self.hashes.know({place / file.path: file.sha256 for file in new})
+
+    def _say_download(self, manifest: Manifest, files: list[File], folder: Path, say: Callable[[str], None]) -> None:
+        size = sum(file.size for file in files)
+        if size > shutil.disk_usage(folder).free:
+            raise full_disk(f"the copy of {self.location(manifest)} ({size / 1e6:,.0f} MB)", folder)
+        say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
 
     @contextmanager
     def _alone(self, place: Path) -> Iterator[None]:

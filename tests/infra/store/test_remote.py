@@ -12,8 +12,10 @@ import pytest
 
 from infra.errors import Cancelled, ConfigError, StageError, stage_error
 from infra.store.ancestry import locate
+from infra.store.manifest import Manifest
 from infra.store.promotions import Promotion, Promotions
 from infra.store.roots import root_folder
+from infra.store.states import CLOCK, STATES, kept_states
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.object_store import bucket as make_bucket
@@ -221,6 +223,33 @@ def test_a_glance_brings_what_it_says_and_not_its_data(host: Host, monkeypatch: 
     folder = there.glance(made)
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["counts.json", "manifest.json"]
     assert not there.path(made).exists()
+
+
+def test_the_states_of_a_training_come_when_they_are_asked_for(host: Host, proxy: Any) -> None:
+    """They are several times as large as its model. A download of one that breaks off is gone on with."""
+    states = {f"aux/state/ba00000000{batch}/{name}": f"{batch} {name}" for batch in (2, 4) for name in ("w", CLOCK)}
+    files = {"model": "1", STATES: '{"2": "two", "4": "four"}', **states}
+    made = make_artifact(host("a"), "pretrain", files)
+    there = host("b")
+    proxy.requests.clear()
+    folder = there.fetch(made)
+    assert [path for path in proxy.requests if path.endswith("/w")] == []
+    assert [(state.folder / CLOCK).exists() for state in kept_states(folder)] == [True, True], "small, and told from"
+    assert there.is_here(folder, made), "all that was asked for"
+
+    proxy.faults[:] = [refused]
+    with pytest.raises(StageError, match="AccessDenied"):
+        there.fetch(made, state="four")
+    assert there.is_here(folder, made)
+    proxy.requests.clear()
+    assert there.fetch(made, state="four") == folder
+    two, four = kept_states(folder)
+    assert ((four.folder / "w").read_text(), (two.folder / "w").exists()) == ("4 w", False)
+    assert four.files(made) == four.files(Manifest.read(folder))
+    proxy.requests.clear()
+    assert there.fetch(made, state="four") == there.fetch(made) == folder
+    assert proxy.requests == []
+    assert there.find("pretrain", made.fingerprint) == made
 
 
 def test_promotions_are_those_of_all_machines(host: Host) -> None:
