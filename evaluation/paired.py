@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -109,11 +110,9 @@ def _aggregated(
     pairs: Sequence[tuple[Any, Any]], aggregate: Callable[[list[Any]], float], confidence: float
 ) -> dict[str, Any] | None:
     """The bootstrap of a metric that is no mean over items, such as perplexity: the task's own function, resampled."""
-    from evaluation.translation_metrics import over
-
     draws = np.random.default_rng(SEED)
     try:
-        first, second = (over(aggregate, [pair[side] for pair in pairs]) for side in (0, 1))
+        first, second = (over_chosen(aggregate, [pair[side] for pair in pairs]) for side in (0, 1))
 
         def difference(chosen: Sequence[int]) -> float:
             return second(chosen) - first(chosen)
@@ -131,6 +130,31 @@ def _aggregated(
     beyond = min((found <= 0).sum(), (found >= 0).sum())
     p_value = min(1.0, 2 * (int(beyond) + 1) / (len(found) + 1))
     return _row(Interval(value, float(low), float(high)), p_value, "bootstrap", len(pairs))
+
+
+def over_chosen(aggregate: Callable[[list[Any]], float], items: Sequence[Any]) -> Callable[[Sequence[int]], float]:
+    """What a task's aggregation makes of chosen items, by their numbers, which may repeat.
+
+    items: as it takes them; of BLEU, chrF and TER pairs of reference (or several) and what the model wrote. What each
+    sentence adds to these is counted once, not for each draw: of 40 short sentences sacrebleu makes a BLEU in 3 ms and
+    a TER in 11; from the counts both take a fiftieth of a ms.
+    """
+    from lm_eval.api import metrics
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
+    # As lm-eval's aggregations call them.
+    counted: dict[Callable[..., Any], Callable[[], Any]] = {
+        metrics.bleu: BLEU,
+        metrics.chrf: CHRF,
+        metrics.chrfpp: partial(CHRF, word_order=2),
+        metrics.ter: TER,
+    }
+    if aggregate not in counted:
+        return lambda chosen: float(aggregate([items[number] for number in chosen]))
+    metric = counted[aggregate]()
+    references, written = metrics._sacreformat(*zip(*items, strict=True))
+    counts = np.array(metric._extract_corpus_statistics(written, references))  # (N, counts of the metric)
+    return lambda chosen: float(metric._compute_score_from_stats(counts[list(chosen)].sum(axis=0)).score)
 
 
 def _sign_flip_p_value(gains: Any) -> float:

@@ -6,7 +6,6 @@ import shutil
 import socket
 import time
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem, stage_error
@@ -14,7 +13,7 @@ from infra.identity import adopted_fingerprint, digest_files
 from infra.lineage.messages import new_build_id
 from infra.project import code_state, lock_hash, user_name
 from infra.store.layout import AUX, MANIFEST
-from infra.store.manifest import File, Manifest, SourceRecord
+from infra.store.manifest import File, Manifest, SourceRecord, iso_time
 from infra.store.store import Store, disk_error
 from tasks.payloads import check_payload, describe
 from tasks.stage import Node
@@ -137,18 +136,14 @@ def _manifest(
         code=code_state(),
         lock_hash=lock_hash(),
         host=socket.gethostname(),
-        started=_iso(started),
-        finished=_iso(finished),
+        started=iso_time(started),
+        finished=iso_time(finished),
         seconds=round(finished - started, 3),
         adopted={
             "from": str(source),
             "host": socket.gethostname(),
             "user": user_name(),
-            "when": _iso(started),
+            "when": iso_time(started),
             "note": note,
         },
     )
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,7 @@ from infra.sources import Source
 from infra.store.ancestry import glance_at_ancestry, locate
 from infra.store.layout import AUX
 from infra.store.lease import Holder, Lease
-from infra.store.manifest import Manifest, SourceRecord
+from infra.store.manifest import Manifest, SourceRecord, iso_time
 from infra.store.states import STATES, state_at
 from infra.store.store import Store, disk_error, is_full
 from tasks.adopted import adopted_artifact
@@ -503,8 +503,8 @@ class _Build:
             device=outcome.device,
             mlflow_run_id=mlflow_run_id(self.store.root, self.build_id),
             flow_run_id=self.context.flow_run_id or None,
-            started=_iso(started),
-            finished=_iso(finished),
+            started=iso_time(started),
+            finished=iso_time(finished),
             seconds=round(finished - started, 3),
             bookkeeping_s=dict(self.clock.seconds),
         )
@@ -562,7 +562,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from streaming.base.shuffle import get_shuffle
 
+from corpus.tokens.packing import splitmix
+
 SHUFFLE_BLOCK = 4_000_000
 """Sequences of a source within which they are shuffled: streaming's own for one canonical node."""
 
@@ -144,14 +146,8 @@ def _scattered(items: NDArray[np.int64], source: int, phase: int, seed: int) -> 
     """A number from 0 to 1 for each item, by the finaliser of SplitMix64 (Steele et al., 2014)."""
     mixed = items.astype(np.uint64)
     for more in (source, phase, seed):
-        mixed = _finalised(mixed + np.uint64((int(more) + 1) * 0x9E3779B97F4A7C15 % 2**64))
+        mixed = splitmix(mixed + np.uint64((int(more) + 1) * 0x9E3779B97F4A7C15 % 2**64))
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
-
-
-def _finalised(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
 
 
 def pools_of(sources: Mapping[str, Mapping[str, Any]], shards: Sequence[int]) -> list[Pool]:

@@ -30,10 +30,10 @@ def in_order(index: Index) -> Index:
     place = np.arange(len(index))
     is_first = np.r_[True, index["id"][1:] != index["id"][:-1]]
     copy = (place - np.maximum.accumulate(np.where(is_first, place, 0))).astype(np.uint64)
-    return index[np.argsort(_mixed(index["id"] + copy * np.uint64(0x9E3779B97F4A7C15)), kind="stable")]
+    return index[np.argsort(splitmix(index["id"] + copy * np.uint64(0x9E3779B97F4A7C15)), kind="stable")]
 
 
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def splitmix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele et al., 2014): a one-to-one map that scatters its numbers."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -173,6 +174,11 @@ def folder_of(root: Path, wanted: Input, manifest: Manifest) -> Path:
     """Where what this machine has of an input is: its folder, or that of a glance at it."""
     folder = root / wanted.path
     return folder if (folder / MANIFEST).is_file() else glance_folder(root, manifest)
+
+
+def iso_time(seconds: float) -> str:
+    """A moment as manifests have it: in UTC, to the millisecond. seconds: since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def store_root(folder: Path) -> Path:

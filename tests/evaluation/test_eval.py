@@ -162,8 +162,7 @@ def test_translations_over_drawn_items_get_lm_evals_own_figures() -> None:
 
     from lm_eval.api import metrics
 
-    from evaluation.paired import compare_models
-    from evaluation.translation_metrics import over
+    from evaluation.paired import compare_models, over_chosen
 
     draw = random.Random(1)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "while", "dogs", "ran", "far", "away"]
@@ -174,7 +173,7 @@ def test_translations_over_drawn_items_get_lm_evals_own_figures() -> None:
     items = [(said(6), said(0)) for _ in range(20)]
     for aggregate in (metrics.bleu, metrics.chrf, metrics.chrfpp, metrics.ter):
         chosen = draw.choices(range(len(items)), k=len(items))
-        assert over(aggregate, items)(chosen) == aggregate([items[number] for number in chosen])
+        assert over_chosen(aggregate, items)(chosen) == aggregate([items[number] for number in chosen])
     # Who translates without a fault is better than who writes other words, and that over the same items.
     row = {"task": "t", "metric": "bleu", "filter": "none", "num_fewshot": 0, "value": 0.0, "higher_is_better": True}
     models = [
