@@ -228,9 +228,10 @@ def _holds_runs(path: Path) -> bool:
 
 
 def _put(aside: Path, path: Path) -> None:
-    for companion in _COMPANIONS:
-        if not path.exists():  # what an earlier database of this name left
-            path.with_name(path.name + companion).unlink(missing_ok=True)
+    # What an earlier database of this name left. One that is there was read just now: a journal that is still beside it
+    # was cut before it counted, and would stay beside the new one.
+    for companion in ("-journal",) if path.exists() else _COMPANIONS:
+        path.with_name(path.name + companion).unlink(missing_ok=True)
     sync(aside)
     aside.replace(path)
     sync(path.parent)
