@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
+from evaluation.page.alignment_sections import alignment, preference_tuning
 from evaluation.page.benchmark_sections import answers, answers_over_training, benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.failure_section import failure_classes
@@ -19,8 +20,9 @@ from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
 from evaluation.page.parts import Section, render_page
 from evaluation.page.planned_section import planned, profiles
-from evaluation.page.safety_sections import bias, memorisation, toxicity
-from evaluation.page.training_sections import alignment, preference_tuning, pretraining, reward_model, tuning
+from evaluation.page.safety_sections import bias, memorisation
+from evaluation.page.toxicity_section import toxicity
+from evaluation.page.training_sections import pretraining, reward_model, tuning
 from evaluation.page.verdicts import Claim, claims
 from evaluation.page.words import seconds
 from evaluation.pipeline_results import PipelineResults

@@ -8,7 +8,7 @@ from statistics import pstdev
 from typing import Literal
 
 from evaluation.comparison import PairedToxicity
-from evaluation.page.safety_sections import beside_text, is_as_its_text, length_of_text
+from evaluation.page.toxicity_section import beside_text, is_as_its_text, length_of_text
 from evaluation.page.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
 from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
