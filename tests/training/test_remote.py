@@ -75,18 +75,22 @@ def _train(folder: Path, shards: Path, tokenizer: Path, launch: dict[str, Any] |
 
 
 class _Watched:
-    """Looks how much lies in a folder whenever something is fetched."""
+    """Looks how much of the training split lies in a folder whenever this process fetches something."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         from training import remote
 
-        self.most = 0
+        self.most, self.most_in_order = 0, 0
         download = remote.download
+
+        def size(name: str) -> int:
+            files = [file for file in folder.rglob(f"{name}/*.mds*") if file.is_file()]
+            return sum(file.stat().st_size for file in files if file.exists())
 
         def measured(*given: Any) -> None:
             download(*given)
-            files = [file for file in folder.rglob("train/*.mds*") if file.is_file()]
-            self.most = max(self.most, sum(file.stat().st_size for file in files if file.exists()))
+            self.most = max(self.most, size("train"))
+            self.most_in_order = max(self.most_in_order, size("train-in-order"))
 
         monkeypatch.setattr(remote, "download", measured)
 
@@ -120,6 +124,7 @@ def test_faults_and_a_small_cache_change_nothing_of_the_model(
     index = json.loads((here / "train" / "index.json").read_text())["shards"]
     whole = sum(one["raw_data"]["bytes"] for one in index)
     assert mixed or 0 < watched.most <= cache * 1e9 < whole / 2, "loader workers fetch by themselves"
+    assert 0 < watched.most_in_order <= cache * 1e9, "nor where baselines are counted at the end"
     assert not list((tmp_path / "lean" / "work").rglob("*.mds*")), "and nothing is left"
 
 
