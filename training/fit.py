@@ -18,7 +18,7 @@ from infra.errors import Cancelled, stage_error
 from infra.run import Run
 from infra.store.states import KeptState, state_name
 from training import profiling, ranks
-from training.backends import load_backend
+from training.backends import Backend, load_backend
 from training.batch_size import BatchSizeRampup
 from training.blocks import checkpoint_activations, compile_blocks
 from training.callbacks import Callback, Callbacks
@@ -197,97 +197,164 @@ def fit(
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32, model.experts)
     optimizer = shard_optimizer(optimizer, run.launch, hardware, model.experts)
-    begin = beginning(config, inputs, plan.batches)
-    corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
-    schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
-    learning_rate = LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier)
-    every = batches(config.checkpoint_every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
-    checkpoints = CheckpointPlan(
-        run.work_dir / CHECKPOINTS,
-        every,
-        config.keep_checkpoints,
-        config.keep_checkpoints_hours,
-        loader.fingerprint,
-        plan.batches,
-    )
-    uploader = (
-        Uploader(
-            run.checkpoint_place,
-            config.keep_checkpoints,
-            config.keep_checkpoints_hours,
-            run,
-            [run.work_dir / CORRECTIONS],
-        )
-        if run.checkpoint_place
-        else None
-    )
-    clip = GradientClip(config.optimizer.gradient_clip, networks)
-    activations = ActivationNorm(model)
-    scale = LossScale(corrections.skips) if hardware.fp16 else None
-    guards: list[Callback] = []
-    rollback = replace(
-        checkpoints,
-        folder=run.work_dir / ROLLBACK,
-        every=config.guard.rollback_every,
-        keep=_ROLLBACK_KEPT,
-        keep_hours=0.0,
-        resumes=False,
-        from_start=True,
-    )
-    if config.guard.enabled:
-        guards = [
-            Guard(config.guard, corrections, model, clip, activations, scale),
-            Checkpointer(rollback, run, uploader),
-        ]
-    states = replace(checkpoints, folder=run.work_dir / STATES, resumes=False, keep=plan.batches)
-    keepers: list[Callback] = []
-    if isinstance(config.keep_state, KeepEvery):
-        every = batches(config.keep_state.every, batch_tokens=plan.batch_tokens, epoch_batches=plan.epoch_batches)
-        keepers = [Checkpointer(replace(states, every=every), run, uploader)]
-    resumption = Resumption(
-        checkpoints,
-        run,
-        [rollback.folder],
-        begin.folder if begin else None,
-        lambda: _from_elsewhere(run, corrections),
-    )
+    training = _Training(stage, plan, config, run, loader.fingerprint, beginning(config, inputs, plan.batches))
     peak = hardware.peak_flops() if plan.flops_per_token else None
     peak = peak and peak * ranks.world_size()
     throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
-    watch: list[Callback] = [SignsOfLife(), SlowRanks(model, run)]
-    profile = run.work_dir / "profile" if run.launch.profile else None
-    if profile and ranks.is_first():
-        watch.append(profiling.Profiler(profile, run.launch.profile))
-    together = Callbacks(
-        [
-            *watch,
-            resumption,
-            learning_rate,
-            *([scale] if scale else []),
-            *([IdleExperts(model)] if ranks.world_size() > 1 else []),
-            clip,
-            activations,
-            WeightsMove(stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)),
-            MetricsLogger(
-                plan.batches, throughput, clip, activations, scale, corrections, run, grows=plan.rampup is not None
-            ),
-            *callbacks,
-            *guards,
-            *keepers,
-            Checkpointer(checkpoints, run, uploader),
-        ]
-    )
+    together = training.callbacks(model, hardware, throughput, networks, callbacks)
     state = TrainState(model, optimizer, loader, together, hardware.device, config.seed + ranks.rank())
     trainer = backend(state, batches=plan.batches, microbatch=microbatch)
     try:
+        training.train(trainer, state, throughput)
+        if training.uploader:
+            training.uploader.finish(run.launch.grace_s)
+        unshard_root(model)
+        speed, corrections = throughput.mean(), training.corrections
+        return Fit(
+            batches=state.clock.batch,
+            tokens=state.clock.token,
+            tokens_per_s=speed,
+            mfu=throughput.mfu(speed) if speed else None,
+            corrections=tuple(corrections.made),
+            skipped=corrections.skipped(plan.batches),
+            lr_multiplier=corrections.healed,
+            states=training.kept_states(state.clock.batch),
+            begin=training.begin,
+            planned=told,
+            step_s=throughput.step_s(),
+            memory_bytes=memory.peak(),
+            microbatch=microbatch,
+            profile=training.profile,
+        )
+    except Cancelled:
+        if training.uploader:  # the machine may be taken back as soon as this ends
+            training.uploader.finish(run.launch.grace_s / 2)
+        raise
+    except torch.OutOfMemoryError as error:
+        lower_limit(run.work_dir, microbatch)
+        raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
+    finally:
+        if training.uploader:
+            training.uploader.stop()
+        trainer.close()
+
+
+class _Training:
+    """What one fit goes on from and leaves: corrections of the guard, checkpoints and where they are uploaded to.
+
+    data: names the training data. begin: the state of another training that this one goes on from.
+    """
+
+    def __init__(
+        self, stage: str, plan: Plan, config: TrainerConfig, run: Run, data: str, begin: KeptState | None
+    ) -> None:
+        self._stage, self._plan, self._config, self._run = stage, plan, config, run
+        self.begin = begin
+        self.corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
+        self._checkpoints = CheckpointPlan(
+            run.work_dir / CHECKPOINTS,
+            self._batches(config.checkpoint_every),
+            config.keep_checkpoints,
+            config.keep_checkpoints_hours,
+            data,
+            plan.batches,
+        )
+        self._rollback = replace(
+            self._checkpoints,
+            folder=run.work_dir / ROLLBACK,
+            every=config.guard.rollback_every,
+            keep=_ROLLBACK_KEPT,
+            keep_hours=0.0,
+            resumes=False,
+            from_start=True,
+        )
+        self._states = replace(self._checkpoints, folder=run.work_dir / STATES, resumes=False, keep=plan.batches)
+        self.uploader = (
+            Uploader(
+                run.checkpoint_place,
+                config.keep_checkpoints,
+                config.keep_checkpoints_hours,
+                run,
+                [run.work_dir / CORRECTIONS],
+            )
+            if run.checkpoint_place
+            else None
+        )
+        self._resumption = Resumption(
+            self._checkpoints,
+            run,
+            [self._rollback.folder],
+            begin.folder if begin else None,
+            lambda: _from_elsewhere(run, self.corrections),
+        )
+        self.profile = run.work_dir / "profile" if run.launch.profile else None
+
+    def _batches(self, length: str) -> int:
+        return batches(length, batch_tokens=self._plan.batch_tokens, epoch_batches=self._plan.epoch_batches)
+
+    def callbacks(
+        self,
+        model: Trainable,
+        hardware: Hardware,
+        throughput: Throughput,
+        networks: Mapping[str, nn.Module] | None,
+        given: Sequence[Callback],
+    ) -> Callbacks:
+        """All that looks on, in the order in which it is told of a batch. given: the stage's own.
+
+        networks: parts of the model whose gradients are clipped apart.
+        """
+        plan, config, run, corrections = self._plan, self._config, self._run, self.corrections
+        schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
+        clip = GradientClip(config.optimizer.gradient_clip, networks)
+        activations = ActivationNorm(model)
+        scale = LossScale(corrections.skips) if hardware.fp16 else None
+        watch: list[Callback] = [SignsOfLife(), SlowRanks(model, run)]
+        if self.profile and ranks.is_first():
+            watch.append(profiling.Profiler(self.profile, run.launch.profile))
+        guards: list[Callback] = []
+        if config.guard.enabled:
+            guards = [
+                Guard(config.guard, corrections, model, clip, activations, scale),
+                Checkpointer(self._rollback, run, self.uploader),
+            ]
+        keepers: list[Callback] = []
+        if isinstance(config.keep_state, KeepEvery):
+            kept = replace(self._states, every=self._batches(config.keep_state.every))
+            keepers = [Checkpointer(kept, run, self.uploader)]
+        return Callbacks(
+            [
+                *watch,
+                self._resumption,
+                LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier),
+                *([scale] if scale else []),
+                *([IdleExperts(model)] if ranks.world_size() > 1 else []),
+                clip,
+                activations,
+                WeightsMove(
+                    self._stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)
+                ),
+                MetricsLogger(
+                    plan.batches, throughput, clip, activations, scale, corrections, run, grows=plan.rampup is not None
+                ),
+                *given,
+                *guards,
+                *keepers,
+                Checkpointer(self._checkpoints, run, self.uploader),
+            ]
+        )
+
+    def train(self, trainer: Backend, state: TrainState, throughput: Throughput) -> None:
+        """Takes up the newest whole checkpoint and trains to the end, and again after each correction of the guard.
+
+        Raises StageError `no_way_back` where a correction has no checkpoint to go back to.
+        """
+        plan, run, stage, corrections = self._plan, self._run, self._stage, self.corrections
         while True:
             if corrections.unfinished:
-                for folder in (checkpoints.folder, rollback.folder, states.folder):
-                    drop_after(folder, corrections.made[-1].back_to)
-                if uploader:
-                    uploader.drop_after(corrections.made[-1].back_to)
+                self._drop_after(corrections.made[-1].back_to)
                 corrections.finish()
-            start = resumption.load(state)
+            start = self._resumption.load(state)
             if start is None and state.clock.batch:
                 raise stage_error(
                     "no_way_back",
@@ -300,9 +367,9 @@ def fit(
             try:
                 if start is None or start < plan.batches:
                     trainer.train()
-                break
+                return
             except EndOfTraining:
-                break
+                return
             except Alarmed as alarmed:
                 made = corrections.answer(alarmed.alarm)
                 throughput.restart()
@@ -313,48 +380,21 @@ def fit(
                         f"{stage}: the learning rate is cut for good, to {made.factor:.3g} of the schedule's, from "
                         f"batch {made.back_to:,} on: look whether optimizer.learning_rate is right",
                     )
-        if uploader:
-            uploader.finish(run.launch.grace_s)
-        unshard_root(model)
-        clock, speed = state.clock, throughput.mean()
-        mfu = throughput.mfu(speed) if speed else None
-        skipped = corrections.skipped(plan.batches)
-        made_all = tuple(corrections.made)
-        last = checkpoints.folder / state_name(clock.batch)
-        kept = (
-            {}
-            if config.keep_state == "none"
-            # A training that ended early may have no checkpoint of its last batch.
-            else {batch_of(one): one for one in (*checkpoints_in(states.folder), last) if one.exists()}
-        )
-        healed = corrections.healed
-        return Fit(
-            clock.batch,
-            clock.token,
-            speed,
-            mfu,
-            made_all,
-            skipped,
-            healed,
-            [*kept.values()],
-            begin,
-            told,
-            throughput.step_s(),
-            memory.peak(),
-            microbatch,
-            profile,
-        )
-    except Cancelled:
-        if uploader:  # the machine may be taken back as soon as this ends
-            uploader.finish(run.launch.grace_s / 2)
-        raise
-    except torch.OutOfMemoryError as error:
-        lower_limit(run.work_dir, microbatch)
-        raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
-    finally:
-        if uploader:
-            uploader.stop()
-        trainer.close()
+
+    def _drop_after(self, batch: int) -> None:
+        """Removes checkpoints of later batches, here and where they were uploaded to."""
+        for plan in (self._checkpoints, self._rollback, self._states):
+            drop_after(plan.folder, batch)
+        if self.uploader:
+            self.uploader.drop_after(batch)
+
+    def kept_states(self, batch: int) -> list[Path]:
+        """The checkpoints that stay with the artifact of a training that ended at `batch`, by `config.keep_state`."""
+        if self._config.keep_state == "none":
+            return []
+        # A training that ended early may have no checkpoint of its last batch.
+        last = self._checkpoints.folder / state_name(batch)
+        return [*{batch_of(one): one for one in (*checkpoints_in(self._states.folder), last) if one.exists()}.values()]
 
 
 def _from_elsewhere(run: Run, corrections: Corrections) -> Iterator[Path]:

@@ -77,7 +77,7 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     bootstrap), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference, ends_share_policy.
     With the input `judge`, a reward model that trains nothing here, the same answers give heldout_judge_reference,
     heldout_judge_policy, judge_gain and judge_gain_equal_length, as in `training.rlhf`. Answers go to
-    aux/samples.jsonl.
+    aux/samples.jsonl. Raises StageError where lengths leave no room for a prompt.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -147,18 +147,8 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     done.leave(out_dir)
 
     after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))
-    right = int((after.margins > 0).sum())
-    win_rate = wilson(right, len(after.margins))
-    margin = bootstrap(after.margins, seed=config.seed)
     figures = {
-        **margin.as_figures("margin"),
-        **bootstrap(after.risen[:, 0], seed=config.seed).as_figures("chosen_rise"),
-        **bootstrap(after.risen[:, 1], seed=config.seed).as_figures("rejected_rise"),
-        **win_rate.as_figures("win_rate"),
-        "p_value": binomial_p_value(right, len(after.margins), alternative="greater"),
-        **_prefers(before[0][:, :2], before[1]).as_figures("prefers_chosen_reference"),
-        **_prefers(before[0][:, :2] + after.risen, before[1]).as_figures("prefers_chosen_policy"),
-        "heldout_loss": after.loss,
+        **after.figures(before, config.seed),
         "heldout_pairs": float(len(measured)),
         "prompts_cut": float(train.cut + heldout.cut),
         "pairs_dropped": float(train.dropped + heldout.dropped),
@@ -168,8 +158,11 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         **done.guard_figures(),
         **_answers(network, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run),
     }
-    headline = f"held-out win rate {win_rate.value:.1%} ({win_rate.low:.1%} to {win_rate.high:.1%}), "
-    return Result(figures, done.headline(f"{headline}margin {margin.value:+.2f}, KL {figures['kl_to_reference']:.1f}"))
+    headline = (
+        f"held-out win rate {figures['win_rate']:.1%} ({figures['win_rate_low']:.1%} to "
+        f"{figures['win_rate_high']:.1%}), margin {figures['margin']:+.2f}, KL {figures['kl_to_reference']:.1f}"
+    )
+    return Result(figures, done.headline(headline))
 
 
 def _examples(pairs: Sequence[Pair], config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
@@ -225,6 +218,20 @@ class _Side(NamedTuple):
         """(pairs,)"""
         margins: NDArray[np.float64] = self.risen[:, 0] - self.risen[:, 1]
         return margins
+
+    def figures(self, before: tuple[NDArray[np.float64], NDArray[np.float64]], seed: int) -> dict[str, float]:
+        """before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens."""
+        right = int((self.margins > 0).sum())
+        return {
+            **bootstrap(self.margins, seed=seed).as_figures("margin"),
+            **bootstrap(self.risen[:, 0], seed=seed).as_figures("chosen_rise"),
+            **bootstrap(self.risen[:, 1], seed=seed).as_figures("rejected_rise"),
+            **wilson(right, len(self.margins)).as_figures("win_rate"),
+            "p_value": binomial_p_value(right, len(self.margins), alternative="greater"),
+            **_prefers(before[0][:, :2], before[1]).as_figures("prefers_chosen_reference"),
+            **_prefers(before[0][:, :2] + self.risen, before[1]).as_figures("prefers_chosen_policy"),
+            "heldout_loss": self.loss,
+        }
 
 
 def _side(

@@ -25,6 +25,7 @@ from training.hardware import prepare
 from training.loaders import example_loader
 from training.models import limit_length
 from training.rankings import (
+    FittedRankings,
     Ranking,
     balanced,
     clusters,
@@ -104,6 +105,24 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     done.leave(out_dir)
 
     scores = score_pairs(model, heldout, chat.pad)
+    figures = {
+        **_figures(scores, measured, out_dir, config.seed),
+        "prompts_cut": float(fitted.cut + measured.cut),
+        "pairs_dropped": float(fitted.dropped + measured.dropped),
+        **({"pairs_unbalanced": float(unweighted)} if config.balance_lengths else {}),
+        "batches": float(done.batches),
+        **done.guard_figures(),
+    }
+    right, low, high = (figures[f"heldout_accuracy{part}"] for part in ("", "_low", "_high"))
+    return Result(figures, done.headline(f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})"))
+
+
+def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path, seed: int) -> dict[str, float]:
+    """What the scores (pairs, 2) of held-out pairs come to; the calibration goes to aux/calibration.json.
+
+    Raises StageError `no_order` where no pair has a better answer.
+    """
+    heldout = measured.rankings
     apart, decided = scores[:, 0] - scores[:, 1], _decided(heldout)
     if not decided.any():
         raise stage_error(
@@ -113,27 +132,20 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
             "give more pairs",
         )
     margins = apart[decided]
-    accuracy, p_value = _accuracy(margins > 0, clusters(heldout)[decided], config.seed)
+    accuracy, p_value = _accuracy(margins > 0, clusters(heldout)[decided], seed)
     longer = np.array([one.longer(pair) for one, pair in each_pair(heldout)], float)[decided]
-    figures = {
+    return {
         **accuracy.as_figures("heldout_accuracy"),
         **_by_source([row for row, is_decided in zip(measured.rows, decided, strict=True) if is_decided], margins),
         "heldout_pairs": float(len(margins)),
         **({"heldout_ties": float((~decided).sum())} if not decided.all() else {}),
         **({"heldout_rankings": float(len(heldout))} if _has_rankings(heldout) else {}),
         "p_value": p_value,
-        **bootstrap(margins, seed=config.seed).as_figures("margin"),
+        **bootstrap(margins, seed=seed).as_figures("margin"),
         "heldout_loss": _loss(apart, heldout),
-        **length_figures(margins, longer, config.seed),
-        **calibration_figures(margins, out_dir / "aux" / "calibration.json", config.seed),
-        "prompts_cut": float(fitted.cut + measured.cut),
-        "pairs_dropped": float(fitted.dropped + measured.dropped),
-        **({"pairs_unbalanced": float(unweighted)} if config.balance_lengths else {}),
-        "batches": float(done.batches),
-        **done.guard_figures(),
+        **length_figures(margins, longer, seed),
+        **calibration_figures(margins, out_dir / "aux" / "calibration.json", seed),
     }
-    headline = f"held-out pairs right {accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
-    return Result(figures, done.headline(headline))
 
 
 def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:

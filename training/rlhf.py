@@ -7,12 +7,13 @@ python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
@@ -26,14 +27,14 @@ from training.ensemble import Ensemble, member_names, same_weights
 from training.export import export
 from training.fit import Plan, fit
 from training.grading import Graders
-from training.hardware import prepare
+from training.hardware import Hardware, prepare
 from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
 from training.policy_and_value import PolicyAndValue, acting
 from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf_heldout import TOLD, Heldout
 from training.rollouts import Rollouts
-from training.scorer import load_scorer
+from training.scorer import Scorer, load_scorer
 from training.train_state import Loader, TokenCount, TrainState
 from training.verify import rules_of
 
@@ -97,30 +98,12 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    names = member_names(inputs)
-    scorers = {
-        name: load_scorer(inputs[name], hardware) for name in (*names, *(["judge"] if "judge" in inputs else []))
-    }
-    ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")
-    for name, scorer in scorers.items():
-        if scorer.model.config.vocab_size != policy.config.vocab_size:
-            raise stage_error(
-                "other_vocabulary",
-                name,
-                f"expected the policy's vocabulary of {policy.config.vocab_size}, not {scorer.model.config.vocab_size}",
-                f"train the {name.replace('_', ' ')} from the same model",
-            )
-    if judge is not None and any(same_weights(judge, one) for one in ensemble.members.values()):
-        raise stage_error(
-            "same_judge",
-            "judge",
-            "expected another model than the reward model, and its weights are the same",
-            "train the judge with another seed or on other pairs",
-        )
+    ensemble, judge = _scorers(config, inputs, policy, hardware)
+    scorers = [*ensemble.members.values(), *([judge] if judge is not None else [])]
     longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
     if problems := config.problems(longest):
         raise StageError(*problems)
-    for network in (policy, *(scorer.model for scorer in scorers.values())):
+    for network in (policy, *(scorer.model for scorer in scorers)):
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
     scale = RewardScale(config.kl_coef, len(ensemble))
@@ -134,7 +117,7 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     value = copy.deepcopy(ensemble.first) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
-    for scorer in scorers.values():
+    for scorer in scorers:
         scorer.eval().requires_grad_(False).to(hardware.device)
 
     room = longest - config.answer_max_tokens
@@ -145,21 +128,7 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
-    if not ensemble and not config.reward_functions and any(one.rule is None for one in train):
-        raise stage_error(
-            "no_reward",
-            "rlhf.reward_functions",
-            "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
-            "a rule (verify)",
-            "give the input reward_model, name a function, or give instructions that a rule can check",
-        )
-    if config.stop_on_divergence and (judge is None or not ensemble):
-        raise stage_error(
-            "no_judge",
-            "rlhf.stop_on_divergence",
-            "expected the inputs reward_model and judge, whose scores it compares",
-            "give a judge: a reward model of another seed or of other pairs, or set it to null",
-        )
+    _check_rewards(config, train, bool(ensemble), judge is not None)
     steps = config.epochs * (config.learnt_answers // config.minibatch_answers)
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
@@ -206,6 +175,56 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             -1, f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
         )
     return Result(figures, ", ".join(said))
+
+
+def _scorers(
+    config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, hardware: Hardware
+) -> tuple[Ensemble, Scorer | None]:
+    """The reward models, and the judge where there is one.
+
+    Raises StageError `other_vocabulary` where one was not trained from a model like the policy, `same_judge` where the
+    judge is one of them.
+    """
+    names = member_names(inputs)
+    scorers = {
+        name: load_scorer(inputs[name], hardware) for name in (*names, *(["judge"] if "judge" in inputs else []))
+    }
+    ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")
+    for name, scorer in scorers.items():
+        if scorer.model.config.vocab_size != policy.config.vocab_size:
+            raise stage_error(
+                "other_vocabulary",
+                name,
+                f"expected the policy's vocabulary of {policy.config.vocab_size}, not {scorer.model.config.vocab_size}",
+                f"train the {name.replace('_', ' ')} from the same model",
+            )
+    if judge is not None and any(same_weights(judge, one) for one in ensemble.members.values()):
+        raise stage_error(
+            "same_judge",
+            "judge",
+            "expected another model than the reward model, and its weights are the same",
+            "train the judge with another seed or on other pairs",
+        )
+    return ensemble, judge
+
+
+def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
+    """Raises StageError where nothing rewards a prompt, or nobody can tell that scores part."""
+    if not has_model and not config.reward_functions and any(one.rule is None for one in prompts):
+        raise stage_error(
+            "no_reward",
+            "rlhf.reward_functions",
+            "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
+            "a rule (verify)",
+            "give the input reward_model, name a function, or give instructions that a rule can check",
+        )
+    if config.stop_on_divergence and not (has_judge and has_model):
+        raise stage_error(
+            "no_judge",
+            "rlhf.stop_on_divergence",
+            "expected the inputs reward_model and judge, whose scores it compares",
+            "give a judge: a reward model of another seed or of other pairs, or set it to null",
+        )
 
 
 def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Prompt]:

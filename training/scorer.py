@@ -124,7 +124,8 @@ def _without_warnings() -> Iterator[None]:
 
 def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Scorer:
     """A reward model's folder, or a causal model's with a fresh output layer from N(0, 1/(D + 1)) drawn by `seed`
-    ("N implementation details of RLHF", section 2.2)."""
+    ("N implementation details of RLHF", section 2.2). Raises StageError `bad_model` for a family without a linear score
+    layer."""
     with _without_warnings():
         model = load_pretrained_model(AutoModelForSequenceClassification, folder, num_labels=1, dtype=torch.float32)
     if not isinstance(getattr(model, "score", None), nn.Linear):

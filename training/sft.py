@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from evaluation.statistics import bootstrap_ratio, wilson
 from infra.errors import StageError
@@ -56,7 +57,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     room, of training and held-out conversations together), verified_base, verified_sft (greedy
     answers that are right, Wilson; where a rule can tell of any). Answers go to aux/samples.jsonl. On the
     way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out prompts were answered
-    from before training to its end is in aux/training_samples.jsonl.
+    from before training to its end is in aux/training_samples.jsonl. Raises StageError where lengths leave no
+    room for a prompt, or the model's family does not keep to the mask that packing needs.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -100,13 +102,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         return {"validation/sample_loss": float(losses.sum() / sum(len(one.response) for one in watched))}
 
     def told(side: _Side) -> list[dict[str, Any]]:
-        found = []
-        for number, answer in enumerate(side.answers[: config.watched_prompts]):
-            text, rule = chat.decode(answer), rules[number]
-            loss = round(float(side.losses[number] / side.tokens[number]), 4)
-            line: dict[str, Any] = {"prompt": heldout_rows[number]["prompt"], "text": text, "loss": loss}
-            found.append(line if rule is None else {**line, "verified": rule.allows(text)})
-        return found
+        return side.told(chat, heldout_rows[: config.watched_prompts], rules)
 
     def answers_so_far() -> list[dict[str, Any]]:
         quiet = Run(run.work_dir, run.launch)
@@ -126,12 +122,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         inputs=inputs,
     )
     if config.lora or config.start_share:
-        weights = whole_weights(network)
-        weights = merged(weights, config.lora) if config.lora else weights
-        network = load(inputs["model"])
-        choose_attention(network, hardware, max_length)
-        begin_untrained(network, config.seed)
-        network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
+        network = _merged(network, inputs["model"], config, hardware, max_length)
         model = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
@@ -145,16 +136,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     )
     if first:
         _write_lines(out_dir / "aux" / SAMPLES, [*first, *kept_answers(run.work_dir), *last])
-    improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
-    text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
-    ends = {name: wilson(side.ended(chat), len(side.answers)) for name, side in (("base", before), ("sft", after))}
     figures = {
-        "heldout_loss_base": float(before.losses.sum() / before.tokens.sum()),
-        "heldout_loss_sft": float(after.losses.sum() / after.tokens.sum()),
-        **improvement.as_figures("improvement"),
-        **text.as_figures("improvement_text"),
-        **ends["base"].as_figures("ends_share_base"),
-        **ends["sft"].as_figures("ends_share_sft"),
+        **_compared(before, after, chat, config.seed),
         **{key: value for name, each in right.items() for key, value in _verified_figures(name, each).items()},
         "heldout_pairs": float(len(heldout)),
         "prompts_cut": float(fitting.cut + measured.cut),
@@ -166,9 +149,23 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     }
     headline = (
         f"held-out loss {figures['heldout_loss_base']:.2f} → {figures['heldout_loss_sft']:.2f}, "
-        f"{ends['sft'].value:.0%} of answers end"
+        f"{figures['ends_share_sft']:.0%} of answers end"
     )
     return Result(figures, done.headline(headline))
+
+
+def _merged(
+    tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int
+) -> PreTrainedModel:
+    """The model in `start`, whole on every rank, with what `tuned` learnt: its adapters merged into their weights, and
+    `start_share` of the way back."""
+    weights = whole_weights(tuned)
+    weights = merged(weights, config.lora) if config.lora else weights
+    network = load(start)
+    choose_attention(network, hardware, max_length)
+    begin_untrained(network, config.seed)
+    network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
+    return network
 
 
 def _with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -214,8 +211,33 @@ class _Side:
     def ended(self, chat: Chat) -> int:
         return sum(answer[-1:] == [chat.end] for answer in self.answers)
 
+    def told(self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None]) -> list[dict[str, Any]]:
+        """The answers to the first prompts, which `rows` hold, with the loss of the reference in nats a token."""
+        found = []
+        for number, (row, answer) in enumerate(zip(rows, self.answers, strict=False)):
+            text, rule = chat.decode(answer), rules[number]
+            loss = round(float(self.losses[number] / self.tokens[number]), 4)
+            line: dict[str, Any] = {"prompt": row["prompt"], "text": text, "loss": loss}
+            found.append(line if rule is None else {**line, "verified": rule.allows(text)})
+        return found
+
     def right(self, chat: Chat, rules: Sequence[Rule | None]) -> NDArray[np.float64]:
         return right_answers([chat.decode(answer) for answer in self.answers], rules)
+
+
+def _compared(before: _Side, after: _Side, chat: Chat, seed: int) -> dict[str, float]:
+    """Losses of both models in nats a token, what tuning took off them, with `<|end|>` and without, and how many
+    answers end."""
+    improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, seed)
+    text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, seed)
+    return {
+        "heldout_loss_base": float(before.losses.sum() / before.tokens.sum()),
+        "heldout_loss_sft": float(after.losses.sum() / after.tokens.sum()),
+        **improvement.as_figures("improvement"),
+        **text.as_figures("improvement_text"),
+        **wilson(before.ended(chat), len(before.answers)).as_figures("ends_share_base"),
+        **wilson(after.ended(chat), len(after.answers)).as_figures("ends_share_sft"),
+    }
 
 
 def _verified_figures(name: str, right: NDArray[np.float64]) -> dict[str, float]:
