@@ -181,7 +181,10 @@ class Split:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
-        """Tokens (T,) of each of these sequences, and where its documents begin; `numbers` in ascending order."""
+        """Tokens (T,) of each of these sequences, and where its documents begin; `numbers` in ascending order.
+
+        Raises StageError `bad_shards` for files that are not there or cannot be read.
+        """
         from streaming.base.format import reader_from_json
 
         shards = np.searchsorted(self._ends, numbers, "right")

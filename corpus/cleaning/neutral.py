@@ -58,7 +58,10 @@ def neutral(text: str, words: dict[str, str]) -> str:
 
 @cache
 def neutral_words(path: Path) -> dict[str, str]:
-    """Word → its neutral form in lower case, from lines `word<TAB>neutral`; lines that begin with # are left out."""
+    """Word → its neutral form in lower case, from lines `word<TAB>neutral`; lines that begin with # are left out.
+
+    Raises StageError `bad_words`, with file and line.
+    """
     found: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), 1):
         if not line.strip() or line.startswith("#"):

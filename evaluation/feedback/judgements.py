@@ -81,7 +81,10 @@ class Judgements:
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows as our page writes them, with the place of each; of a line that is no JSON its text."""
+    """Rows as our page writes them, with the place of each; of a line that is no JSON its text.
+
+    Raises StageError `missing_file`.
+    """
     if not path.is_file():
         raise stage_error("missing_file", str(path), "expected a file of judgements, there is none", "name another")
     text = path.read_text(encoding="utf8", errors="replace")
