@@ -97,7 +97,8 @@ class ChoiceScorer:
         logits = self._logits(batch)
         which, target = batch.which.to(logits.device), batch.targets.to(logits.device)
         greedy = _greedy(logits, which, target)
-        scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)[which, target].cpu()
+        in_place = logits if self.softmax_dtype in (None, logits.dtype) else None
+        scores = torch.log_softmax(logits, -1, self.softmax_dtype, out=in_place)[which, target].cpu()
         found, at = [], 0
         for part in torch.split(scores, batch.lengths):
             found.append((float(part.sum()), all(greedy[at : at + len(part)])))
