@@ -10,7 +10,7 @@ Shapes: B sequences, T tokens after padding; R rows of W tokens that hold them a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -23,7 +23,12 @@ from training.hardware import Hardware
 from training.models import decoder
 
 _WORTH = 0.9
-"""Of the tokens of the sequences apart, padding included: with more than this left, masks cost what sharing saves."""
+"""Of the time of the sequences apart, padding included: with more than this left, masks cost what sharing saves."""
+_FAR = 1200
+"""In rows of so many tokens attention takes as long as all else: measured on a CPU, fp32, at a width of 256."""
+_GROUP_WIDTHS = (1.0, 1.5, 2.0, 3.0, float("inf"))
+"""Most tokens of a group that are tried, in those of the longest sequence. Where each prompt has one answer, all begin
+alike for a few tokens; in one group they would save those and pay for attention over rows that are far too long."""
 _SHARED = 0
 """The branch of what a whole group shares; its sequences have branches of their own from 1 on."""
 _PADDING = -1
@@ -63,11 +68,9 @@ def share(ids: Tensor, lengths: Tensor) -> Shared | None:
     that saves too little."""
     sizes = lengths.tolist()
     sequences = [row[:size] for row, size in zip(ids.tolist(), sizes, strict=True)]
-    groups = _grouped(sequences)
-    costs = [_cost(begun, [sizes[one] for one in members]) for begun, members in groups]
-    width = max(costs)
-    rows = _rows(costs, width)
-    if len(rows) * width > _WORTH * ids.numel():
+    layouts = [_layout(sequences, int(min(most * max(sizes), sum(sizes)))) for most in _GROUP_WIDTHS]
+    groups, rows, width = min(layouts, key=lambda one: _time(len(one[1]), one[2]))
+    if _time(len(rows), width) > _WORTH * _time(*ids.shape):
         return None
     shape = len(rows), width
     laid, positions, of_group, branches = (torch.full(shape, fill) for fill in (0, 0, _PADDING, _PADDING))
@@ -126,11 +129,28 @@ def _mask_of(model: PreTrainedModel, hardware: Hardware) -> str | None:
     return "added" if kernel in ADDED_MASKS else "boolean" if kernel == "sdpa" else None
 
 
-def _grouped(sequences: list[list[int]]) -> list[tuple[int, list[int]]]:
-    """Sequences by number in groups that begin alike, each with how many tokens its members share, so that the tokens
-    of all are fewest among groups that are next to each other in the order of their tokens."""
+_Group = tuple[int, list[int]]
+"""With how many tokens its members begin alike, and which sequences they are."""
+
+
+def _layout(sequences: list[list[int]], most: int) -> tuple[list[_Group], list[list[int]], int]:
+    """Groups of at most `most` tokens, which of them lie in each row, and the tokens of a row."""
+    groups = _grouped(sequences, most)
+    costs = [_cost(begun, [len(sequences[one]) for one in members]) for begun, members in groups]
+    return groups, _rows(costs, max(costs)), max(costs)
+
+
+def _time(rows: int, width: int) -> float:
+    """About how long rows take, in tokens without attention."""
+    return rows * width * (1 + width / _FAR)
+
+
+def _grouped(sequences: list[list[int]], most: int) -> list[_Group]:
+    """Sequences in groups that begin alike, so that the tokens of all are fewest among groups of at most `most` tokens
+    that are next to each other in the order of their tokens."""
     order = sorted(range(len(sequences)), key=lambda one: (sequences[one], one))
     alike = [_alike(sequences[one], sequences[other]) for one, other in pairwise(order)]
+    ends = [0, *accumulate(len(sequences[one]) for one in order)]
     # What is saved up to each place at best, where the last group of it begins, and what that shares.
     saved, begins, shares = [0], [0], [0]
     for end in range(1, len(order) + 1):
@@ -138,10 +158,13 @@ def _grouped(sequences: list[list[int]]) -> list[tuple[int, list[int]]]:
         best = (saved[end - 1], end - 1, begun)
         for begin in range(end - 2, -1, -1):
             begun = min(begun, alike[begin])
-            best = max(best, (saved[begin] + (end - begin - 1) * begun, begin, begun))
+            spared = (end - begin - 1) * begun
+            if ends[end] - ends[begin] - spared > most:  # with more members it only grows
+                break
+            best = max(best, (saved[begin] + spared, begin, begun))
         for column, value in zip((saved, begins, shares), best, strict=True):
             column.append(value)
-    groups: list[tuple[int, list[int]]] = []
+    groups: list[_Group] = []
     end = len(order)
     while end:
         groups.insert(0, (shares[end], order[begins[end] : end]))

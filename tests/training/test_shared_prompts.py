@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from training.chat import pad
@@ -36,3 +37,15 @@ def test_each_token_sees_its_own_sequence() -> None:
 
 def test_sequences_that_share_little_stay_apart() -> None:
     assert share(torch.tensor([[1, 2, 3], [1, 5, 6], [7, 8, 9]]), torch.full((3,), 3)) is None
+
+
+def test_a_few_words_that_all_begin_with_make_no_rows_that_attention_is_slow_in() -> None:
+    """One answer to each prompt, and all prompts begin alike: one group of all would be a single row."""
+    random = np.random.default_rng(17)
+    sequences = [[1, 2, 3, 4, *random.integers(5, 4000, random.integers(20, 80)).tolist()] for _ in range(64)]
+    ids, lengths = pad(sequences, 0), torch.tensor([len(one) for one in sequences])
+    shared = share(ids, lengths)
+    assert shared is not None
+    rows, width = shared.ids.shape
+    assert width < 4 * ids.shape[1] and rows * width < 0.8 * ids.numel()
+    assert int((shared.groups >= 0).sum()) < int(lengths.sum())
