@@ -59,7 +59,7 @@ def model_card(
         _use(config, model),
         _data(pipeline, line),
         _results(pipeline, evaluations, verdicts),
-        _limits(pipeline, evaluations),
+        _limits(evaluations),
         _samples(pipeline),
         _origin(model, line, evaluations),
         _settings(line),
@@ -201,7 +201,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     return "\n".join(lines)
 
 
-def _limits(pipeline: PipelineResults, evaluations: Mapping[str, Artifact]) -> str:
+def _limits(evaluations: Mapping[str, Artifact]) -> str:
     lines = ["## Limits", ""]
     results = {key: one.read_json("results.json") or {} for key, one in evaluations.items()}
     for stage, found in results.items():

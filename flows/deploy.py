@@ -30,7 +30,7 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
     """
     parameters = {"config": form_values(config), "root": shown_root(root), "config_path": config_path}
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
-    return _apply(with_form(pipeline_flow, config, config.name), config, WHOLE, parameters, config.description, timing)
+    return _apply(with_form(pipeline_flow, config, config.name), WHOLE, parameters, config.description, timing)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
@@ -52,7 +52,7 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
         }
         message = f"The stage {node.id} of {config.name} alone, with what its form says."
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
-        made[node.id] = _apply(flow, config, node.id, parameters, message, Timing())
+        made[node.id] = _apply(flow, node.id, parameters, message, Timing())
     return made
 
 
@@ -64,7 +64,7 @@ def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
         "root": shown_root(root),
     }
     message = f"Runs {config.name} with several values of its keys, and says which is best."
-    return _apply(renamed(sweep_run, config.name), config, SWEEP, parameters, message, Timing())
+    return _apply(renamed(sweep_run, config.name), SWEEP, parameters, message, Timing())
 
 
 def deploy_feedback(
@@ -75,12 +75,11 @@ def deploy_feedback(
     message = "Draws answers, waits until people have judged them, and trains on what they chose."
     flow = renamed(feedback_round, config.name)
     given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": shown_root(root)}
-    return _apply(flow, config, ROUND, given, message, timing)
+    return _apply(flow, ROUND, given, message, timing)
 
 
 def _apply(
     flow: Flow[..., Any],
-    config: PipelineConfig,
     name: str,
     parameters: dict[str, Any],
     description: str,

@@ -132,7 +132,7 @@ def _manifest(
         # The original files are its sources, so that lineage leads from them to what was made of them.
         sources=(SourceRecord("adopted", digest, {str(origins[name]): sha256 for name, sha256 in hashes.items()}),),
         files=files,
-        result={"figures": {}, "headline": describe(stage, source)},
+        result={"figures": {}, "headline": describe(source)},
         code=code_state(),
         lock_hash=lock_hash(),
         host=socket.gethostname(),

@@ -34,7 +34,7 @@ def check_payload(stage: str, folder: Path) -> None:
         raise ConfigError(*problems)
 
 
-def describe(stage: str, folder: Path) -> str:
+def describe(folder: Path) -> str:
     """A headline for a payload, e.g. "imported: 3 files, 12.4 MB"."""
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return f"imported: {len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB"

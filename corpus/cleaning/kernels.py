@@ -261,7 +261,7 @@ def describe(
 
 
 @kernel
-def expand(ids: Array, first: Array, count: Array, offsets: Array) -> tuple[Array, Array]:
+def expand(ids: Array, first: Array, count: Array) -> tuple[Array, Array]:
     """The index of each word of each chunk, in order, (W,), and where each chunk's words begin, (C + 1,)."""
     chunk_words = np.empty(ids.size + 1, np.int64)
     total = 0

@@ -97,7 +97,7 @@ class Segmenter:
             self._grow()
         chunks = int(doc_chunks[-1])
         self._learn(points, new_bounds[:new])
-        words, chunk_words = kernels.expand(ids[:chunks], self._first, self._count, doc_chunks)
+        words, chunk_words = kernels.expand(ids[:chunks], self._first, self._count)
         return Batch(
             points, doc_starts, bounds[:chunks], doc_chunks, chunk_words, chunk_words[doc_chunks],
             self._hashes[words], self._lengths[words], self._bits[words],

@@ -16,7 +16,7 @@ import numpy as np
 
 from corpus.documents import document_parts
 from corpus.mix.config import MixConfig
-from corpus.mix.sample import BINS, CountBins, Dose, Epoch, WriteSample, choose_dose
+from corpus.mix.sample import BINS, CountBins, Epoch, WriteSample, choose_dose
 from corpus.passes import Passes, write_json
 from corpus.selection import link_selections
 from corpus.sources import SourceCounts, SourceFacts, read_sources, write_sources
@@ -131,7 +131,7 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         raise stage_error("nothing_left", "mix", "no document was taken", "raise the target or the weights")
     link_selections([partition_folder(run, "write", index) for index in range(len(items))], out_dir)
     write_sources(out_dir, facts, counts)
-    rows = _rows(config, facts, available, shares, planned, doses, counts)
+    rows = _rows(config, facts, available, shares, planned, counts)
     target = target_bytes(config, sum(one.all for one in available.values()))
     if sum(planned.values()) < 0.99 * target:
         short = f"{counts.bytes.total() / 1e6:.1f} of {target / 1e6:.1f} MB: every source is at mix.max_epochs"
@@ -174,7 +174,6 @@ def _rows(
     available: Mapping[str, Available],
     shares: Mapping[str, float],
     planned: Mapping[str, float],
-    doses: Mapping[str, Dose],
     counts: SourceCounts,
 ) -> dict[str, dict[str, Any]]:
     """Source name → what was asked for, what was planned within the epoch cap, and what came out."""

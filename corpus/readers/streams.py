@@ -88,7 +88,7 @@ def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> Non
         )
 
 
-def in_utf8_lines(stream: io.BufferedReader, place: Place, encoding: str) -> io.BufferedReader:
+def in_utf8_lines(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
     """The same text with lines that end in one byte: UTF-16 and UTF-32 are turned into UTF-8 on the way."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
     mark = encoding_mark(probe)
