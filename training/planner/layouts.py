@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from training.families import FAMILIES, Family, is_mixture, sequences_problem, split_problem
+from training.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
 from training.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.devices import DEVICES, GIB
@@ -131,12 +131,13 @@ def _fits(job: Training, devices: int) -> bool:
 
 
 def runs_here(layout: Layout, job: Training) -> bool:
-    """Whether a plan's config can set `launch:` to it: what `stemma check` takes, with a vocabulary that is padded as
-    `padded_vocabulary` says."""
+    """Whether a plan's config can set `launch:` to it: what `stemma check` takes here, with the version of transformers
+    that is installed, and a vocabulary that is padded as `padded_vocabulary` says."""
     arch, grouped = job.arch, layout.tp * layout.cp > 1
     family = FAMILIES.get(arch.family, Family(context_parallel=False))
     if layout.ep > 1:
-        return not grouped and layout.pp == 1 and layout.sharding in ("ddp", "zero1") and is_mixture(arch.family)
+        goes = not grouped and layout.pp == 1 and layout.sharding in ("ddp", "zero1")
+        return goes and not expert_ranks_problem(layout.ep, arch.family, {"num_experts": arch.experts})
     if sequences_problem(layout.cp, arch.family, "causal", job.length, {}, layout.tp):
         return False
     sizes = {name: getattr(arch, name) for name in ("heads", "kv_heads", "head_width", "mlp_width")}
