@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -31,7 +32,8 @@ def command(
 
     What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
     """
-    from flows.garbage import Pins, refuse_at_work, refuse_if_unsure, remove, remove_states, survey
+    from flows.garbage import STALE_S, Pins, refuse_if_unsure, remove, remove_states, survey
+    from infra.store.at_work import nobody_at_work
     from infra.store.roots import refuse_url
     from infra.store.store import Store
 
@@ -41,15 +43,14 @@ def command(
     # Pins and removals are about artifacts that are there: they never make a store.
     store = Store(folder, reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
-    found = survey(store, spare_adopted=not adopted, spare_states=not states)
-    if yes:
-        refuse_at_work(store)
-        refuse_if_unsure(found)
-    garbage = [*found.artifacts, *found.work, *found.states]
     removed: set[str] = set()
-    if yes:
-        gone = [*remove(store, [*found.artifacts, *found.work]), *remove_states(store, found.states)]
-        removed = {item.id for item in gone}
+    with nobody_at_work(store, STALE_S) if yes else nullcontext():
+        found = survey(store, spare_adopted=not adopted, spare_states=not states)
+        garbage = [*found.artifacts, *found.work, *found.states]
+        if yes:
+            refuse_if_unsure(found)
+            gone = [*remove(store, [*found.artifacts, *found.work]), *remove_states(store, found.states)]
+            removed = {item.id for item in gone}
     shown: list[dict[str, Any]] = [
         {
             "artifact": item.id,

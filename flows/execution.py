@@ -30,11 +30,12 @@ from flows.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.plan import locate_upstream
 from flows.stop import Stop
 from flows.verdict import verdict
-from infra.errors import Cancelled, GateRefused, Problem, StemmaError
+from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
 from infra.lineage import messages
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
+from infra.store.at_work import GoingRun
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.build import BuildContext, Done
@@ -103,6 +104,7 @@ class PipelineRun:
         self.errors: dict[str, StemmaError] = {}
         self.refused: dict[str, GateRefused] = {}
         self.unreached: set[str] = set()
+        self.going: GoingRun | None = None
         self.page = RunPage(config.name, flow_run.get_id() or "", flow_run_url(), self.journal, self._trouble)
         weights = {name: len(descendants(self.nodes, [name])) for name in self.nodes}
         self.warm_start = self.shared.warm_start if self.shared else WarmStart(self._upcoming)
@@ -118,6 +120,7 @@ class PipelineRun:
             patience_s=self.stop.patience_s,
             turn=PrioritySemaphore(config.launch.stages_at_once, weights, self.stop.is_set, self._coming),
             warm_start=self.warm_start,
+            before_commit=lambda: self.going.before_commit() if self.going else None,
         )
 
     def run(self) -> State:
@@ -220,6 +223,11 @@ class PipelineRun:
 
     def done(self, name: str, done: Done) -> None:
         self.manifests[name] = done.manifest
+        if self.going is not None:
+            try:
+                self.going.came_to(done.manifest)
+            except StageError as error:
+                self._trouble(f"other machines do not see that {name} is needed: {error}")
         if self.nodes[name].stage.registers and (reasons := refused_by(self.store.peek(done.manifest, REGISTRATION))):
             self.errors[name] = self.refused[name] = GateRefused(*reasons)
         self.journal.row(
@@ -272,7 +280,9 @@ class PipelineRun:
         if self.store.remote is not None:
             since = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
             about = {"pipeline": self.config.name, "host": socket.gethostname(), "since": since}
-            self.store.remote.runs.begin(self.journal.run_id, about)
+            runs, run_id = self.store.remote.runs, self.journal.run_id
+            self.going = GoingRun(self.store, runs, run_id, about, self._say_waiting, self.stop.is_set)
+            self.going.begin()
         code = code_state()
         self.context.outbox.send(
             messages.PipelineStarted(
@@ -331,7 +341,8 @@ class PipelineRun:
             return
         try:
             self.store.remote.runs.put(self.journal.folder)
-            self.store.remote.runs.end(self.journal.run_id)
+            if self.going is not None:
+                self.going.end()
         except (StemmaError, OSError) as error:
             self._trouble(f"other machines do not see that this run ended: {error}")
 
@@ -344,7 +355,13 @@ class PipelineRun:
         return messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error, figures, shown)
 
     def _trouble(self, message: str) -> None:
-        said = {"kind": "event", "time": time.time(), "name": "page", "message": message}
+        self._say("page", message)
+
+    def _say_waiting(self, message: str) -> None:
+        self._say("waiting", message)
+
+    def _say(self, name: str, message: str) -> None:
+        said = {"kind": "event", "time": time.time(), "name": name, "message": message}
         self.journal.message(self.config.name, said)
 
 

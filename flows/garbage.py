@@ -219,18 +219,6 @@ def refuse_if_unsure(found: Survey) -> None:
         raise stage_error(first.code, first.path, message, first.fix)
 
 
-def refuse_at_work(store: Store) -> None:
-    """Raises StageError `in_use` for a root on an object store on which a run goes on, of whatever machine: what those
-    of others are about to read nobody else knows."""
-    if store.remote is None:
-        return
-    said = [f"{one['pipeline']} on {one['host']} since {one['since']}" for one in store.remote.runs.going(STALE_S)]
-    said = said or [f"{key} is being built" for key in store.being_built()]
-    if said:
-        message = f"nothing was removed: a run goes on ({said[0]})"
-        raise stage_error("in_use", store.place, message, "say it again when it has ended; one that died counts a day")
-
-
 def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterator[tuple[str, list[Place]]]:
     yield "registered", [place for place in everything if place[1].stage == REGISTER]
     pins = set(Pins(store.root).read())
@@ -282,6 +270,10 @@ def _in_use(store: Store) -> Iterator[Place]:
         if journal.result() is None and _goes_on(journal):
             rows = [line for line in journal.read() if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
             yield from (place for row in rows if (place := _place(store, row)))
+    for one in store.remote.runs.going() if store.remote else ():
+        if time.time() - one["modified"] < STALE_S:
+            wanted = [Input(path=f"{row['stage']}/{row['fingerprint']}", **row) for row in one["artifacts"]]
+            yield from (place for each in wanted if (place := locate(store, each)))
     for key in store.being_built():
         stage, _, name = key.partition("/")
         if manifest := store.find(stage, name):

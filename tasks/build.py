@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from infra.errors import Cancelled, Problem, StageError
+from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.identity import canonical, fingerprint
 from infra.launch.config import LaunchConfig
 from infra.lineage import messages
@@ -71,6 +71,8 @@ class BuildContext:
     """Seconds that a stage has to save and end, once the run is cancelled."""
     turn: Callable[[str], AbstractContextManager[None]] = lambda node: nullcontext()
     """Held while a node's process runs, so that not too many do at once."""
+    before_commit: Callable[[], None] = lambda: None
+    """Called on an object store before an artifact is put in force, see `infra.store.at_work`."""
     warm_start: WarmStart | None = None
     """What forks the processes of stages; None starts a new one for each."""
 
@@ -346,13 +348,24 @@ class _Build:
         if not self.lease.still_held():
             raise lease_lost(self.node.id)
 
+    def _check_commit(self) -> None:
+        """What an artifact descends from is to be there as long as it is: `stemma gc` of another machine may have taken
+        this run for dead."""
+        self._check_lease()
+        self.context.before_commit()
+        for wanted in (*self.inputs.values(), *self.requires.values()):
+            if locate(self.store, wanted.as_input()) is None:
+                place = self.store.location(wanted)
+                message = f"{self.node.id} was made from it, and it was removed meanwhile"
+                raise stage_error("input_removed", place, message, "run again: it is built again, this stage is not")
+
     def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
         """What is in force at the address afterwards: of an object store that may be what another machine put there."""
         if self.store.remote is not None:
             size = sum(file.size for file in manifest.files)
             place = self.store.location(manifest)
             _event(self.context, self.node.id, "upload", f"uploading {size / 1e6:,.1f} MB to {place}")
-        path = self.store.commit(self.unfinished, manifest, self._check_lease, self.context.is_cancelled)
+        path = self.store.commit(self.unfinished, manifest, self._check_commit, self.context.is_cancelled)
         if self.store.remote is None:
             return manifest, path
         now = self.store.find(manifest.stage, manifest.fingerprint)

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -185,6 +185,27 @@ class Leases:
     def check(self) -> None:
         """Raises StageError where no lease could be taken now: `acquire` would wait for the table."""
         self.table.check()
+
+    def seem_dead(self, keys: Collection[str]) -> set[str]:
+        """Those of these leases whose holders are gone, or elsewhere and silent: for LEASE_S by the clocks, and for
+        WATCHED_S, which it takes to see that, while we watch. A lease that is released is none of them."""
+        begun, left = time.monotonic(), set(keys)
+        signs: dict[str, tuple[str, float] | None] = {}
+        dead: set[str] = set()
+        while left:
+            rows = dict(self.table.rows())
+            watched_s = time.monotonic() - begun
+            for key in sorted(left):
+                holder = rows.get(key)
+                sign = (holder.token, holder.renewed) if holder else None
+                if holder is None or not holder.is_dead() or sign != signs.setdefault(key, sign):
+                    left.remove(key)
+                elif holder.is_here or watched_s > lease_table.WATCHED_S:
+                    left.remove(key)
+                    dead.add(key)
+            if left:
+                time.sleep(self.table.poll_s)
+        return dead
 
     def living(self) -> list[str]:
         """The keys of all leases whose holders live."""

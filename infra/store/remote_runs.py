@@ -1,15 +1,15 @@
 """What the machines of a root on an object store tell each other of pipeline runs.
 
 <url>/runs/<run id>.json         the journal and the result of a run that ended
-<url>/runs/going/<run id>.json   a run that has not ended: its host, for `stemma gc`
+<url>/runs/going/<run id>.json   a run that has not ended: its host, and what it came to, see `infra.store.at_work`
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
+from typing import Any
 
 from infra.s3 import list_objects, object_at, read_object, side_by_side
 from infra.s3_write import put, remove
@@ -25,18 +25,19 @@ class RemoteRuns:
     def __init__(self, url: str) -> None:
         self._url = f"{url}/{RUNS}"
 
-    def begin(self, run_id: str, about: dict[str, str]) -> None:
+    def begin(self, run_id: str, about: dict[str, Any]) -> None:
         put(json.dumps(about).encode(), self._going(run_id))
 
     def end(self, run_id: str) -> None:
         remove([object_at(self._going(run_id))])
 
-    def going(self, longest_s: float) -> list[dict[str, str]]:
-        """What the runs that have not ended said when they began; one that did so longer ago is taken for dead."""
+    def going(self) -> list[dict[str, Any]]:
+        """What the runs that have not ended said last, with `run_id` and `modified`, the Unix time of that."""
         found = []
         for item in list_objects(f"{self._url}/{GOING}/"):
-            if time.time() - item.modified < longest_s and (content := read_object(str(item))):
-                found.append({"run_id": item.name.removesuffix(".json"), **json.loads(content[0])})
+            if content := read_object(str(item)):
+                known = {"run_id": item.name.removesuffix(".json"), "modified": item.modified}
+                found.append({"artifacts": [], **json.loads(content[0]), **known})
         return found
 
     def put(self, folder: Path) -> None:

@@ -26,7 +26,7 @@ from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
 from infra.s3 import Stopped
 from infra.store import lease_place
-from infra.store.layout import AUX, MANIFEST, MIRROR, Layout
+from infra.store.layout import AUX, MANIFEST, MIRROR, RESERVED, Layout
 from infra.store.lease import Leases
 from infra.store.manifest import File, Input, Manifest, glance_folder
 from infra.store.remote import EXTRA, Remote
@@ -90,7 +90,8 @@ class Store:
     def being_built(self) -> list[str]:
         """`stage/fingerprint` of all that somebody builds right now."""
         table = lease_place.existing(self.layout)
-        return Leases(table).living() if table is not None else []
+        living = Leases(table).living() if table is not None else []
+        return [key for key in living if key.partition("/")[0] not in RESERVED]  # others are of `infra.store.at_work`
 
     @property
     def place(self) -> str:

@@ -196,6 +196,8 @@ def test_a_run_that_is_killed_in_an_upload_leaves_no_artifact_and_the_next_one_e
     assert "clean" not in lab.manifests()
     shown = stemma("check", config, "--root", ROOT, env=lab.on("b"))
     assert shown.statuses()["clean"] == "build"
+    cleaned = stemma("gc", "--yes", "--root", ROOT, env=lab.on("b"))
+    assert (cleaned.code, cleaned.document.get("garbage")) == (0, []), cleaned.document["errors"]
 
     went_on = lab.run("a", config)
     assert went_on.code == 0, went_on.document["errors"]
@@ -206,6 +208,24 @@ def test_a_run_that_is_killed_in_an_upload_leaves_no_artifact_and_the_next_one_e
     elsewhere = lab.run("b", config, "--force", "tokenizer")
     assert elsewhere.code == 0, elsewhere.document["errors"]
     assert elsewhere.rows()["tokenizer"]["digest"] == went_on.rows()["tokenizer"]["digest"]
+
+
+@pytest.mark.long
+def test_nothing_is_committed_whose_input_is_gone_and_the_work_is_kept(lab: Lab, config: Path) -> None:
+    """The risk: a run that was suspended, and taken for dead by the gc of another machine, leaves an artifact that
+    nobody can trace back, or loses days of training when it sees that."""
+    lab.proxy.tears = "/.files/clean/"
+    run = lab.start("a", config)
+    wait_until(lambda: [path for path in lab.proxy.requests if path.startswith("PUT") and "/.files/clean/" in path])
+    lab.client.delete_object(Bucket="models", Key=lab.objects("/manifest.json")[0])
+    lab.proxy.tears = "nothing"
+    answer = finish(run)
+    assert answer.code == 1
+    assert {error["code"] for error in answer.document["errors"]} == {"input_removed"}
+    assert lab.objects("/manifest.json") == []
+    again = lab.run("a", config)
+    assert again.code == 0, again.document["errors"]
+    assert "continuing the upload to s3://models/lab/clean/" in again.stderr
 
 
 def test_what_a_root_on_an_object_store_needs_is_said_before_anything_runs(lab: Lab, config: Path) -> None:

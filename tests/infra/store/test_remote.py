@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,8 @@ from infra.store.roots import root_folder
 from infra.store.states import CLOCK, STATES, kept_states
 from infra.store.store import Store
 from tests.artifacts import make_artifact
-from tests.object_store import bucket as make_bucket
+from tests.infra.store.conftest import URL, Host
 from tests.object_store import cut_off, flips_a_bit, refused, unavailable
-
-URL = "s3://models/lab"
-Host = Callable[[str], Store]
-
-
-@pytest.fixture
-def bucket(s3_port: int, proxy: Any) -> Iterator[Any]:
-    with make_bucket(s3_port, "models") as client:
-        yield client
-
-
-@pytest.fixture
-def host(bucket: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """`host("a")`: the root as another machine sees it, with a cache of its own."""
-    monkeypatch.setenv("STEMMA_DATABASE_URL", database)
-
-    def open_root(name: str) -> Store:
-        monkeypatch.setenv("STEMMA_CACHE", str(tmp_path / name))
-        return Store(root_folder(URL))
-
-    return open_root
 
 
 def _keys(bucket: Any, below: str = "") -> list[str]:

@@ -1,0 +1,152 @@
+"""Which runs go on on a root on an object store, so that `stemma gc` takes nothing away that one is about to read.
+
+A run holds the lease `runs/<run id>` while it goes on, and <url>/runs/going/<run id>.json says what it is and which
+artifacts it came to. `stemma gc` holds the lease `runs/gc` while it looks for runs and removes; whoever begins a run,
+or is about to commit, looks for that lease after it has renewed its own, and waits. So one of the two sees the other,
+whatever the order. A run that is suspended in between, and taken for dead, sees at its next commit whether what it
+read is still there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from infra.errors import Cancelled, StageError, stage_error
+from infra.store import lease_table
+from infra.store.lease import Lease
+from infra.store.lease_table import Holder
+from infra.store.manifest import Manifest
+from infra.store.remote_runs import RUNS, RemoteRuns
+from infra.store.store import Store
+
+_GC = f"{RUNS}/gc"
+
+
+class GoingRun:
+    """A run on an object store that goes on, from `begin` to `end`.
+
+    about: what others are told of it. say: told what it waits for. stopped: whether to wait no longer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        runs: RemoteRuns,
+        run_id: str,
+        about: dict[str, Any],
+        say: Callable[[str], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._store, self._runs, self._run_id, self._about = store, runs, run_id, about
+        self._say, self._stopped = say, stopped
+        self._artifacts: list[dict[str, str]] = []
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None
+
+    def begin(self) -> None:
+        """Raises StageError where the leases are out of reach, Cancelled where it was stopped while it waited."""
+        self._store.leases.check()
+        self._hold()
+        self._put()
+        self._wait_for_gc()
+
+    def came_to(self, made: Manifest) -> None:
+        """Tells of an artifact that the run built or reused: should it die now, `stemma gc` spares it for a day.
+        Raises StageError."""
+        with self._lock:
+            one = {"stage": made.stage, "fingerprint": made.fingerprint, "digest": made.digest}
+            self._artifacts.append(one)
+            self._put()
+
+    def before_commit(self) -> None:
+        """To be called before what was read is looked for once more: whatever `stemma gc` removes is gone by then.
+        Raises StageError and Cancelled as `begin` does."""
+        with self._lock:
+            if self._lease is not None and not self._lease.still_held():
+                self._hold()
+            self._wait_for_gc()
+
+    def end(self) -> None:
+        """Once others can read how it ended. Raises StageError."""
+        self._runs.end(self._run_id)
+        if self._lease is not None:
+            self._lease.release()
+
+    def _hold(self) -> None:
+        key = f"{RUNS}/{self._run_id}"
+
+        def say(holder: Holder) -> None:
+            self._say(f"{holder} had this run before; waiting until it ends or gives no more sign of life")
+
+        self._lease = self._store.leases.acquire(key, on_wait=say, stop_if=self._stopped)
+        if self._lease is None:
+            raise Cancelled
+
+    def _put(self) -> None:
+        self._runs.begin(self._run_id, {**self._about, "artifacts": self._artifacts})
+
+    def _wait_for_gc(self) -> None:
+        if self._store.leases.table.read(_GC) is None:
+            return
+
+        def say(holder: Holder) -> None:
+            self._say(f"waiting for {holder}, which removes what nobody needs (`stemma gc`)")
+
+        gate = self._store.leases.acquire(_GC, on_wait=say, stop_if=self._stopped)
+        if gate is None:
+            raise Cancelled
+        gate.release()
+
+
+@contextmanager
+def nobody_at_work(store: Store, longest_s: float) -> Iterator[None]:
+    """Within it no run of any machine begins or commits.
+
+    longest_s: for so long a run counts that holds no lease, as those of earlier versions do. Raises StageError `in_use`
+    where one goes on: what it is about to read nobody else knows.
+    """
+    if store.remote is None:
+        yield
+        return
+    deadline = time.monotonic() + lease_table.WATCHED_S + 2 * store.leases.table.poll_s  # to see that another one died
+    gate = store.leases.acquire(_GC, stop_if=lambda: time.monotonic() > deadline)
+    if gate is None:
+        raise _in_use(store, "another `stemma gc` removes something")
+    try:
+        _refuse_at_work(store, store.remote.runs, longest_s)
+        yield
+        _forget(store, store.remote.runs, longest_s)
+    finally:
+        gate.release()
+
+
+def _refuse_at_work(store: Store, runs: RemoteRuns, longest_s: float) -> None:
+    held = [key for key, _ in store.leases.table.rows() if key != _GC]
+    dead = store.leases.seem_dead(held)
+    living = [key for key in held if key not in dead]
+    for one in runs.going():
+        key = f"{RUNS}/{one['run_id']}"
+        if key in living or (key not in held and time.time() - one["modified"] < longest_s):
+            raise _in_use(store, f"a run goes on ({one['pipeline']} on {one['host']} since {one['since']})")
+    if living:
+        raise _in_use(store, f"{living[0]} is at work")
+
+
+def _forget(store: Store, runs: RemoteRuns, longest_s: float) -> None:
+    """Takes away what runs left behind that died long ago."""
+    holders = dict(store.leases.table.rows())
+    for one in runs.going():
+        if time.time() - one["modified"] >= longest_s:
+            key = f"{RUNS}/{one['run_id']}"
+            if key in holders:
+                store.leases.table.delete(key, holders[key].token)
+            runs.end(one["run_id"])
+
+
+def _in_use(store: Store, what: str) -> StageError:
+    fix = "say it again when it has ended; one that died counts for a minute"
+    return stage_error("in_use", store.place, f"nothing was removed: {what}", fix)
