@@ -11,6 +11,7 @@ from typing import Any, Literal
 from evaluation.artifacts import Artifact, read_artifacts
 from evaluation.comparison import paired_accuracy, paired_toxicity
 from evaluation.statistics import Interval
+from infra.store.manifest import folder_of, known_manifest
 
 SAME = 1e-4
 """A paired difference is that of a figure if it comes so near to the difference of the two values."""
@@ -71,12 +72,10 @@ def _inputs(registration: Artifact) -> dict[str, Artifact]:
     if registration.manifest is None:
         return {}
     root = registration.folder.parent.parent
-    folders = {name: root / one.path for name, one in registration.manifest.inputs.items()}
-    read = read_artifacts(folders)
     return {
-        name: one
-        for name, one in read.items()
-        if one.manifest and one.manifest.digest == registration.manifest.inputs[name].digest
+        name: Artifact(name, folder_of(root, wanted, known), known)
+        for name, wanted in registration.manifest.inputs.items()
+        if (known := known_manifest(root, wanted))
     }
 
 

@@ -228,7 +228,7 @@ def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterat
     for name in sorted({begun["pipeline"] for _, begun in journals}):
         runs = [(journal, begun) for journal, begun in journals if begun["pipeline"] == name]
         yield f"of the newest run of {name}", list(_newest(store, runs))
-    for sweep, run_id in best_runs(store.root):
+    for sweep, run_id in best_runs(store):
         result = RunJournal(store.layout.runs, run_id).result() or {"stages": []}
         rows = [row for row in result["stages"] if row["status"] in HAS_ARTIFACT]
         yield f"of the best trial of sweep {sweep}", [place for row in rows if (place := _place(store, row))]

@@ -30,7 +30,7 @@ def adopted_artifact(node: Node, store: Store, *, read_all: bool = False) -> Man
         raise stage_error(
             "adopted_missing",
             f"adopted.{node.id}",
-            f"there is no artifact {stage}/{fingerprint} in {store.root}",
+            f"there is no artifact {stage}/{fingerprint} in {store.place}",
             again,
         )
     if damage := store.differences(store.path(manifest), manifest, read_all=read_all):

@@ -396,7 +396,8 @@ class _Build:
         if promoted := self.node.promoted:
             record = self.store.read(promoted.paths[0].parent)
             for name, wanted in record.inputs.items() if record else ():
-                if name != self.node.stage.registers and (found := locate(self.store, wanted)):
+                # Of the model itself its manifest tells the figures; it is known here once it was looked for.
+                if (found := locate(self.store, wanted)) and name != self.node.stage.registers:
                     self.store.fetch(found[1], found[0], say, stopped)
 
     def _prepare(self) -> None:

@@ -40,13 +40,15 @@ _PREFECTS = (
 """Those of Prefect's settings that commands are given or set themselves. It reads them when it is imported, and in a
 forked command whenever they have changed."""
 # What a process can be told after its imports: all else has to be as it was when the server began.
-_TOLD_LATER = ("STEMMA_", "PYTEST_", *_PREFECTS)
+_TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", *_PREFECTS)
 _COMMAND = ["cli.commands", "cli.run", "cli.check", "cli.status", "flows.pipeline", "fastapi.encoders", "tests.forked"]
 _WITH_MODELS = {
     "eval": ["cli.eval", "evaluation.harness", "evaluation.evaluate"],
     "mirror": ["cli.mirror", "evaluation.harness", "evaluation.mirror_writer"],
     "chat": ["cli.chat", "training.chat_session"],
     "export": ["cli.export", "evaluation.export"],
+    "serve": ["cli.serve", "uvicorn", "training.serving"],
+    "feedback export": ["cli.feedback", "training.candidates"],
 }
 """Commands that import as much as a stage does: the server of the stages forks them, with this imported."""
 ENGINE = "prefect.engine"
@@ -192,7 +194,7 @@ class CommandServer:
         told = {**environment, _STAGES: str(self.stages.place)}
         asked.write_text(json.dumps({"arguments": arguments, "environment": told, "stdout": str(folder / "stdout")}))
         server, modules = self._server, _COMMAND
-        if heavy := _WITH_MODELS.get(arguments[0]):
+        if heavy := _WITH_MODELS.get(arguments[0]) or _WITH_MODELS.get(" ".join(arguments[:2])):
             server, modules = self.stages, [*heavy, "tests.forked"]
         with open(os.dup(stderr) if stderr is not None else folder / "stderr", "wb") as output:
             argv = ["tests.forked", str(asked)]

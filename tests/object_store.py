@@ -149,8 +149,9 @@ def bucket(port: int, name: str) -> Iterator[Any]:
     )
     client.create_bucket(Bucket=name)
     yield client
-    for row in client.list_objects_v2(Bucket=name).get("Contents", []):
-        client.delete_object(Bucket=name, Key=row["Key"])
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=name):
+        for row in page.get("Contents", []):
+            client.delete_object(Bucket=name, Key=row["Key"])
     client.delete_bucket(Bucket=name)
 
 

@@ -19,7 +19,7 @@ from flows.start import Request, interrupts, name_server, runs_on_worker, start
 from flows.sweeps.definition import Sweep
 from flows.sweeps.sampling import Chooser, chooser
 from flows.sweeps.space import described
-from flows.sweeps.trials import Trial, Trials
+from flows.sweeps.trials import Trial, Trials, keep_best
 from infra.errors import ConfigError, Problem
 from infra.lineage import messages
 from infra.lineage.outbox import Outbox
@@ -142,6 +142,7 @@ class _Running:
         if trial.status == "running":  # cancelled: it goes on with the next call
             return
         self.trials.save(trial)
+        keep_best(self.store, self.trials)
         self.choose.ended(trial)
         said = f"{self.sweep.measure} {trial.value:.4f}" if trial.value is not None else trial.error
         self.tell(f"trial {trial.number} ({self._called(trial)}): {trial.status} {said}".rstrip())
@@ -219,7 +220,8 @@ class _Running:
         for row in document["stages"]:
             stage = nodes[row["stage"]].stage
             if row["status"] in HAS_ARTIFACT and (stage.makes_weights or row["stage"] == self.sweep.step):
-                manifest = self.store.read(Path(row["path"]))
+                # A worker elsewhere may have another cache: of a path only its last two parts are the store's.
+                manifest = self.store.find(Path(row["path"]).parent.name, row["fingerprint"])
                 assert manifest is not None
                 for name, value in manifest.result["figures"].items():
                     yield f"{row['stage']}.{name}", value

@@ -9,8 +9,10 @@ sweep.html      the page
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +21,7 @@ from typing import Any, Literal
 
 from infra.errors import ConfigError, Problem
 from infra.files import sync
+from infra.store.store import Store
 from infra.tables import damaged, read_state
 
 Status = Literal["waiting", "running", "done", "failed", "pruned"]
@@ -101,13 +104,31 @@ class Trials:
         _write(self._trials / f"{trial.number:04}.json", asdict(trial))
 
 
-def best_runs(root: Path) -> Iterator[tuple[str, str]]:
-    """(sweep, run id) of the best trial of each sweep in a store. Raises StageError `damaged_state`."""
-    for folder in sorted((root / "sweeps").glob("*")):
-        trials = Trials(root, folder.name)
-        done = [(trial.value, trial.run_id) for trial in trials.all() if trial.value is not None]
-        if done:
-            yield folder.name, (max if trials.about().get("maximise") else min)(done)[1]
+def best_runs(store: Store) -> Iterator[tuple[str, str]]:
+    """(sweep, run id) of the best trial of each sweep of a store, on an object store those of other machines too.
+    Raises StageError `damaged_state`."""
+    for folder in sorted((store.root / "sweeps").glob("*")):
+        if best := _best(Trials(store.root, folder.name)):
+            yield folder.name, best
+    if store.remote is not None:
+        yield from store.remote.runs.best()
+
+
+def keep_best(store: Store, trials: Trials) -> None:
+    """Tells other machines of a root on an object store which trial `stemma gc` is to leave. Raises StageError."""
+    if store.remote is not None and (best := _best(trials)):
+        store.remote.runs.put_best(trials.folder.name, _who(store), best)
+
+
+def _best(trials: Trials) -> str:
+    """The run of the best trial that ended, "" for none."""
+    done = [(trial.value, trial.run_id) for trial in trials.all() if trial.value is not None]
+    return (max if trials.about().get("maximise") else min)(done)[1] if done else ""
+
+
+def _who(store: Store) -> str:
+    """A name for this cache of a root: several machines may run the same sweep."""
+    return hashlib.sha256(f"{socket.gethostname()} {store.root}".encode()).hexdigest()[:12]
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

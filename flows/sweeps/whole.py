@@ -18,6 +18,7 @@ from flows.sweeps.results import summary
 from flows.sweeps.sweep import run_sweep
 from flows.sweeps.trials import Trial, Trials
 from infra.lineage.ledger import mlflow_run_id
+from infra.store.layout import AUX
 from infra.store.store import Store
 
 
@@ -54,9 +55,12 @@ def _curves(sweep: Sweep, trials: Sequence[Trial], store: Store) -> dict[str, di
         row = next((row for row in result["stages"] if row["stage"] == sweep.step), None) if result else None
         if row is None or not row["path"]:
             continue
-        path = Path(row["path"])
-        step = PipelineResults({sweep.step: path})
-        for curve in CURVES.get(path.parent.name, ()):
+        stage = Path(row["path"]).parent.name
+        manifest = store.find(stage, row["fingerprint"])
+        if manifest is None or stage not in CURVES:
+            continue
+        step = PipelineResults({sweep.step: store.peek(manifest, f"{AUX}/metrics.jsonl")})
+        for curve in CURVES[stage]:
             if points := step.curve(sweep.step, curve.metric):
                 found.setdefault(curve.title, {})[place] = points
     return found

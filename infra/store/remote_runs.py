@@ -2,6 +2,7 @@
 
 <url>/runs/<run id>.json         the journal and the result of a run that ended
 <url>/runs/going/<run id>.json   a run that has not ended: its host, and what it came to, see `infra.store.at_work`
+<url>/runs/best/<sweep>/<who>.json   the best trial of a sweep on a machine
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from infra.s3_write import put, remove
 
 RUNS = "runs"
 GOING = "going"
+BEST = "best"
 RUN_FILES = ("journal.jsonl", "result.json")
 
 
@@ -39,6 +41,18 @@ class RemoteRuns:
                 known = {"run_id": item.name.removesuffix(".json"), "modified": item.modified}
                 found.append({"artifacts": [], **json.loads(content[0]), **known})
         return found
+
+    def best(self) -> list[tuple[str, str]]:
+        """(sweep, run id) of the best trial of each sweep, once a machine that ran it."""
+        found = []
+        for item in list_objects(f"{self._url}/{BEST}/"):
+            if content := read_object(str(item)):
+                found.append((item.key.rsplit("/", 2)[-2], str(json.loads(content[0])["run_id"])))
+        return found
+
+    def put_best(self, sweep: str, who: str, run_id: str) -> None:
+        """who: tells machines apart that run the same sweep."""
+        put(json.dumps({"run_id": run_id}).encode(), f"{self._url}/{BEST}/{sweep}/{who}.json")
 
     def put(self, folder: Path) -> None:
         """How a pipeline run ended and what it said, for machines that did not see it. folder: of its journal."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.command import Answer, Command, finish, start, stemma, write_config
-from tests.object_store import bucket as make_bucket
+from tests.command import Answer, finish, stemma, write_config
+from tests.lab import ROOT, Lab, opened_lab
 from tests.pipelines import short_config, trained_config
 from tests.postgres import postgres
-from tests.processes import COLD, wait_until
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.cluster
-ROOT = "s3://models/lab"
 STAGES = {"ingest", "clean", "tokenizer"}
 
 
@@ -27,43 +24,6 @@ STAGES = {"ingest", "clean", "tokenizer"}
 def database() -> Iterator[str]:
     with postgres() as url:
         yield url
-
-
-class Lab:
-    """Machines that share a bucket. `on("a")` is the environment of one, whose cache is the folder `a`."""
-
-    def __init__(self, folder: Path, env: dict[str, str], variables: dict[str, str], client: Any, proxy: Any) -> None:
-        self.folder, self.client, self.proxy = folder, client, proxy
-        self.env = {**env, **variables}
-
-    def on(self, host: str) -> dict[str, str]:
-        return {**self.env, "STEMMA_CACHE": str(self.folder / host)}
-
-    def cache(self, host: str) -> Path:
-        (found,) = (self.folder / host).iterdir()
-        return found
-
-    def run(self, host: str, config: Path, *arguments: str) -> Answer:
-        return stemma("run", config, "--root", ROOT, *arguments, env=self.on(host))
-
-    def start(self, host: str, config: Path) -> Command:
-        return start("run", config, "--root", ROOT, env={**self.on(host), **COLD})
-
-    def objects(self, end: str = "") -> list[str]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket="models")
-        return [row["Key"] for page in pages for row in page.get("Contents", []) if row["Key"].endswith(end)]
-
-    def manifests(self) -> dict[str, dict[str, Any]]:
-        """By stage, each of which has one artifact."""
-        found = {}
-        for key in self.objects("/manifest.json"):
-            one = json.loads(self.client.get_object(Bucket="models", Key=key)["Body"].read())
-            assert found.setdefault(one["stage"], one) is one, f"two artifacts of {one['stage']}"
-        return found
-
-    def downloaded(self) -> set[str]:
-        """The stages of whose artifacts files were asked for."""
-        return {path.split("/")[4] for path in self.proxy.requests if path.startswith("/models/lab/.files/")}
 
 
 @pytest.fixture
@@ -75,12 +35,8 @@ def lab(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Lab]:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "6")
-    # What a busy machine delays is no fault that a test put there.
-    monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "10")
-    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "STEMMA_S3"))}
-    with make_bucket(s3_port, "models") as client:
-        yield Lab(tmp_path, env, {**variables, "STEMMA_DATABASE_URL": database}, client, proxy)
+    with opened_lab(s3_port, proxy, env, database, tmp_path, monkeypatch) as found:
+        yield found
 
 
 @pytest.fixture
