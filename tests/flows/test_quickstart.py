@@ -43,5 +43,4 @@ def test_the_quickstart_keeps_its_promises(run: Callable[..., Answer], tmp_path:
     assert rlhf["verified_gain_low"] > 0
     assert sft["verified_sft_low"] > sft["verified_base_high"]
     assert rlhf["kl_to_sft_high"] < 20
-    # All claims but that toxicity fell: there is none in docstrings to begin with.
-    assert figures("report")["claims_that_hold"] >= 6
+    assert figures("report")["claims_that_hold"] == 7
