@@ -32,7 +32,7 @@ def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool
     lines = f'adopted:\n  {stage}: "{manifest.fingerprint}"'
     if not as_json:
         message = "copied in as" if new else "was there already:"
-        click.echo(f"{message} {place}\n\nin the config:\n\n{lines}")
+        click.echo(f"{message} {store.location(manifest)}\n\nin the config:\n\n{lines}")
     document = {
         "status": "done",
         "root": store.place,

@@ -77,13 +77,16 @@ def _print_summary(document: dict[str, Any]) -> None:
         columns = {"stage": "stage", "status": "status", "seconds": "seconds", "headline": "key figure"}
         print_table(document["stages"], columns)
     click.echo(f"\n{document['status']} in {document.get('seconds', 0):.0f} s; artifacts in {document.get('root')}")
-    for stage, label, page in (
-        ("report", "report:       ", "report.html"),
-        ("corpus_report", "corpus report:", "aux/corpus_report.html"),
+    for stage, label, page, what in (
+        ("report", "report:       ", "report.html", "report"),
+        ("corpus_report", "corpus report:", "aux/corpus_report.html", "corpus"),
     ):
         row = next((row for row in document.get("stages", []) if row["stage"] == stage and row["path"]), None)
         if row:
-            click.echo(f"{label} {row['path']}/{page}")
+            place = Path(row["path"]) / page
+            # What another machine made, on an object store, need not be here.
+            command = f"stemma open {what} --root {document.get('root')}"
+            click.echo(f"{label} {place if place.exists() else command}")
     for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
         if document.get(key):
             click.echo(f"{label}: {document[key]}")

@@ -54,7 +54,7 @@ ANSWERS = {"rollout_prompts": 4, "minibatch_answers": 4, "max_prompt_tokens": 64
 TAUGHT: dict[str, Any] = {"max_length": 64, "heldout_limit": 4, "global_batch_pairs": 8}
 
 
-def _aligned(folder: Path, model: Path) -> dict[str, Any]:
+def aligned(folder: Path, model: Path) -> dict[str, Any]:
     """From a model that is there to a policy, by a reward model of a few pairs."""
     asked = [{"instruction": f"What is the number {n}?", "output": f"It is {n}."} for n in range(40)]
     pairs = [{"prompt": row["instruction"], "chosen": row["output"], "rejected": "No."} for row in asked]
@@ -125,7 +125,7 @@ def test_a_round_waits_for_judgements_and_a_policy_follows_them(
     """Answers are drawn and the run is suspended; judgements are imported, which resumes it; it makes a reward model of
     old pairs and new ones, and a policy."""
     (model,) = (path.parent for path in (built_full / "store" / "sft").glob("*/manifest.json"))
-    config, root = write_config(tmp_path / "config.yaml", _aligned(tmp_path, model)), tmp_path / "store"
+    config, root = write_config(tmp_path / "config.yaml", aligned(tmp_path, model)), tmp_path / "store"
     assert stemma("run", config, "--root", root, "--only", "base_model,instructions", env=env).code == 0
     folder = judged_round(config, root, "base_model", "b")
     (policy,) = (root / "rlhf").iterdir()
@@ -142,7 +142,7 @@ def test_a_round_learns_from_the_judgements_of_all_before_and_compares_its_polic
 ) -> None:
     """The risk: a round that forgets the labels of the one before, or one whose labels are all held out."""
     (model,) = (path.parent for path in (built_full / "store" / "sft").glob("*/manifest.json"))
-    config, root = write_config(tmp_path / "config.yaml", _aligned(tmp_path, model)), tmp_path / "store"
+    config, root = write_config(tmp_path / "config.yaml", aligned(tmp_path, model)), tmp_path / "store"
     first = stemma("run", config, "--root", root, env=env)
     assert first.code == 0, (first.document["errors"], first.stderr)
     policies, known = [first.rows()["policy"]["fingerprint"]], [0]

@@ -10,12 +10,15 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
+from prefect.client.orchestration import SyncPrefectClient
 
 from infra.servers.ports import any_free_port
-from tests.command import Answer, start, stemma, write_config
+from tests.command import Answer, execute, start, stemma, typed, write_config
+from tests.flows.test_feedback_round import aligned, client, lines  # noqa: F401
 from tests.lab import ROOT, Lab, opened_lab, publish
 from tests.object_store import failing_proxy
 from tests.pipelines import full_config, trained_config
@@ -112,6 +115,11 @@ def test_a_gate_holds_a_model_against_one_that_another_machine_promoted(
     (error,) = stemma("promote", address, "--root", ROOT, env=lab.on("b")).document["errors"]
     assert error["code"] == "rejected"
 
+    reused = ("run", str(built_full / "config.yaml"), "--only", "report", "--root", ROOT)
+    said = typed(*reused, env=lab.on("f"), cwd=tmp_path)
+    assert f"stemma open report --root {ROOT}" in said.stdout, "no path that is not there"
+    assert Path(lab.ask("f", "open")["url"].removeprefix("file://")).is_file()
+
 
 def test_what_one_machine_adopts_all_of_them_use(lab: Lab, built_full: Path, tmp_path: Path) -> None:
     (clean,) = (built_full / "store" / "clean").iterdir()
@@ -160,3 +168,48 @@ def _pretrained(lab: Lab, trial: dict[str, Any]) -> str:
 def _result(lab: Lab, host: str, run: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((lab.cache(host) / "runs" / run / "result.json").read_text())
     return found
+
+
+@pytest.mark.long
+def test_a_round_of_feedback_is_drawn_judged_and_learnt_from(
+    lab: Lab,
+    client: SyncPrefectClient,  # noqa: F811
+    prefect_url: str,
+    built_full: Path,
+    tmp_path: Path,
+) -> None:
+    """The risk: a worker that is given the bucket's URL looks for the round, its model or its judgements elsewhere, and
+    another machine cannot read the policy that learnt from them."""
+    (model,) = (path.parent for path in (built_full / "store" / "sft").glob("*/manifest.json"))
+    config = write_config(tmp_path / "config.yaml", aligned(tmp_path, model))
+    env = {**lab.on("w"), "STEMMA_PREFECT_URL": prefect_url.removesuffix("/api")}
+
+    def ask(*words: str | Path) -> dict[str, Any]:
+        answer = stemma("feedback", *words, "--root", ROOT, env=env)
+        assert answer.code == 0, (answer.document["errors"], answer.stderr)
+        return answer.document
+
+    def state_after(run: str) -> str:
+        told = execute(run, lab.on("w"))
+        state = client.read_flow_run(UUID(run)).state
+        assert state is not None, told
+        return f"{state.name}{told if state.is_failed() else ''}"
+
+    made = lab.run("w", config, "--only", "base_model,instructions")
+    assert made.code == 0, made.document["errors"]
+    sizes = ("--pairs", "6", "--max-new-tokens", "6", "--temperature", "1")
+    run = ask("round", config, "--model", "base_model", *sizes)["flow_run_id"]
+    assert state_after(run) == "Suspended"
+    (folder,) = (lab.cache("w") / "feedback").glob(f"*-{run[:8]}")
+    rows = [{"pair": pair["id"], "annotator": "ann", "choice": "b"} for pair in lines(folder / "pairs.jsonl")]
+    (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run in ask("import", folder, tmp_path / "said.jsonl")["resumed"]
+    assert state_after(run) == "Completed"
+    assert json.loads((folder / "comparison.json").read_text())["before"].startswith("base_model/")
+
+    learnt = lab.ask("v", "lineage", "policy")["nodes"]
+    assert {"reward_model", "preferences", "base_model"} <= {node.get("stage") for node in learnt}
+    (pairs,) = (node["id"] for node in learnt if node.get("stage") == "preferences")
+    read = [file["path"] for node in learnt for file in node.get("files", [])]
+    assert str(folder / "judged" / "preferences.jsonl") in read
+    assert lab.ask("v", "verify", pairs, "--ancestry")["artifacts"]
