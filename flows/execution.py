@@ -270,6 +270,8 @@ class PipelineRun:
 
     def _begin(self, begun: float) -> None:
         trial = self.journal.trial()
+        if trial is None and self.store.remote is not None:
+            trial = self.store.remote.runs.trial(self.journal.run_id)
         self.journal.begin(
             pipeline=trial["pipeline"] if trial else self.config.name,
             config=self.config_path,

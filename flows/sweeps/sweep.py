@@ -174,11 +174,14 @@ class _Running:
         trial = trial.begun(trial.run_id if was_killed else new_run_id())
         journal = RunJournal(runs, trial.run_id)
         self.trials.save(trial)
-        journal.make_trial(
-            pipeline=f"{self.sweep.base.name} sweep {self.sweep.id[:6]}",
-            name=f"trial {trial.number}: {self._called(trial)}",
-            sweep_build_id=self.build_id,
-        )
+        facts = {
+            "pipeline": f"{self.sweep.base.name} sweep {self.sweep.id[:6]}",
+            "name": f"trial {trial.number}: {self._called(trial)}",
+            "sweep_build_id": self.build_id,
+        }
+        journal.make_trial(**facts)
+        if self.store.remote is not None:
+            self.store.remote.runs.put_trial(trial.run_id, facts)
         request = Request(pipeline, Selection(until=(self.sweep.step,)), self.store.root, False, str(self.sweep.config))
         return self._result(trial, self._start(trial, request, journal))
 

@@ -2,6 +2,7 @@
 
 <url>/runs/<run id>.json         the journal and the result of a run that ended
 <url>/runs/going/<run id>.json   a run that has not ended: its host, and what it came to, see `infra.store.at_work`
+<url>/runs/trials/<run id>.json   of which sweep a run that has not ended is a trial
 <url>/runs/best/<sweep>/<who>.json   the best trial of a sweep on a machine
 """
 
@@ -18,6 +19,7 @@ from infra.s3_write import put, remove
 RUNS = "runs"
 GOING = "going"
 BEST = "best"
+TRIALS = "trials"
 RUN_FILES = ("journal.jsonl", "result.json")
 
 
@@ -31,7 +33,17 @@ class RemoteRuns:
         put(json.dumps(about).encode(), self._going(run_id))
 
     def end(self, run_id: str) -> None:
-        remove([object_at(self._going(run_id))])
+        remove([object_at(self._going(run_id)), object_at(self._trial(run_id))])
+
+    def put_trial(self, run_id: str, facts: dict[str, str]) -> None:
+        """Says of a run that is about to begin, on whichever machine, that it is a trial of a sweep."""
+        put(json.dumps(facts).encode(), self._trial(run_id))
+
+    def trial(self, run_id: str) -> dict[str, str] | None:
+        """What `put_trial` said; None for a run that is no trial."""
+        found = read_object(self._trial(run_id))
+        facts: dict[str, str] | None = json.loads(found[0]) if found else None
+        return facts
 
     def going(self) -> list[dict[str, Any]]:
         """What the runs that have not ended said last, with `run_id` and `modified`, the Unix time of that."""
@@ -76,6 +88,9 @@ class RemoteRuns:
         items = [item for item in list_objects(f"{self._url}/") if "/" not in item.key.removeprefix(beginning)]
         new = [str(item) for item in items if not (runs / item.name.removesuffix(".json") / RUN_FILES[-1]).exists()]
         side_by_side(fetch, new)
+
+    def _trial(self, run_id: str) -> str:
+        return f"{self._url}/{TRIALS}/{run_id}.json"
 
     def _going(self, run_id: str) -> str:
         return f"{self._url}/{GOING}/{run_id}.json"

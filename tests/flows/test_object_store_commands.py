@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ from uuid import UUID
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
 from infra.servers.ports import any_free_port
-from tests.command import Answer, execute, start, stemma, typed, write_config
+from tests.command import Answer, execute, finish, start, stemma, typed, write_config
 from tests.flows.test_feedback_round import aligned, client, lines  # noqa: F401
 from tests.lab import ROOT, Lab, opened_lab, publish
 from tests.object_store import failing_proxy
-from tests.pipelines import full_config, trained_config
+from tests.pipelines import full_config, short_config, trained_config
 from tests.postgres import postgres
 from tests.processes import wait_until
 
@@ -213,3 +215,34 @@ def test_a_round_of_feedback_is_drawn_judged_and_learnt_from(
     read = [file["path"] for node in learnt for file in node.get("files", [])]
     assert str(folder / "judged" / "preferences.jsonl") in read
     assert lab.ask("v", "verify", pairs, "--ancestry")["artifacts"]
+
+
+@pytest.mark.long
+def test_the_trials_of_a_sweep_run_on_a_worker_of_another_machine(
+    lab: Lab,
+    client: SyncPrefectClient,  # noqa: F811
+    prefect_url: str,
+    tmp_path: Path,
+) -> None:
+    """The risk: a worker with a cache of its own takes a trial for a run of the pipeline, or the sweep does not find
+    what the worker built."""
+    config = write_config(tmp_path / "config.yaml", {**short_config(tmp_path), "name": "elsewhere"})
+    env = {**lab.on("x"), "STEMMA_PREFECT_URL": prefect_url.removesuffix("/api")}
+    values = ("--key", "tokenizer.vocab_size=300,320", "--measure", "tokenizer.vocab_size")
+    sweep = start("sweep", config, *values, "--root", ROOT, env=env)
+    taken: set[str] = set()
+    while sweep.poll() is None:
+        found = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["elsewhere"])))
+        for run in [str(run.id) for run in found if str(run.id) not in taken]:
+            taken.add(run)
+            execute(run, lab.on("y"))
+        time.sleep(0.2)
+    answer = finish(sweep)
+    assert answer.code == 0, answer.document["errors"]
+    assert [one["value"] for one in answer.document["trials"]] == [300.0, 320.0]
+    assert len(taken) == 2
+    begun = [
+        json.loads((lab.cache("y") / "runs" / one["run_id"] / "journal.jsonl").read_text().splitlines()[0])["pipeline"]
+        for one in answer.document["trials"]
+    ]
+    assert begun == [f"elsewhere sweep {answer.document['sweep'][:6]}"] * 2
