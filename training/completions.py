@@ -27,11 +27,15 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Completions:
-    """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`."""
+    """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`.
+
+    logprobs: of the new ids, as another program than this one's model told them; None where it sampled itself.
+    """
 
     prompts: list[list[int]]
     ids: list[list[int]]
     finished: Tensor
+    logprobs: list[list[float]] | None = None
 
 
 @dataclass

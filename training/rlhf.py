@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from training.rollouts import Rollouts
 from training.scorer import Scorer, load_scorer
 from training.train_state import Loader, TokenCount, TrainState
 from training.verify import rules_of
+from training.vllm_sampler import VllmSampler
 
 _TEXTS = 4096
 """Documents that minibatches draw from."""
@@ -87,14 +89,15 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
     verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
     """
-    graders = Graders(config.reward_processes, config.reward_timeout_s)
-    try:
-        return _trained(config, inputs, out_dir, run, graders)
-    finally:
-        graders.close()
+    with ExitStack() as ending:
+        graders = Graders(config.reward_processes, config.reward_timeout_s)
+        ending.callback(graders.close)
+        return _trained(config, inputs, out_dir, run, graders, ending)
 
 
-def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, graders: Graders) -> Result:
+def _trained(
+    config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, graders: Graders, ending: ExitStack
+) -> Result:
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
@@ -132,6 +135,10 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     steps = config.epochs * (config.learnt_answers // config.minibatch_answers)
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
+    vllm = None
+    if config.sampler == "vllm":
+        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
+        ending.callback(vllm.close)
     beside: dict[str, Any] = {}
     if config.text_coef:
         text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run)
@@ -149,6 +156,7 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         hardware,
         run,
         refresh=refresh,
+        vllm=vllm,
         **beside,
     )
     loader = Loader(
@@ -160,6 +168,8 @@ def _trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     done = fit(
         "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
     )
+    if vllm is not None:
+        vllm.close()  # held-out answers are our own sampler's
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
     refresh()

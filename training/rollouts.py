@@ -36,6 +36,7 @@ from training.hardware import Hardware
 from training.ppo import adapted_kl_coef, kl_k1, masked_mean
 from training.rewards import Prompt, Rewards, RewardScale
 from training.train_state import TrainState
+from training.vllm_sampler import VllmSampler
 
 _BATCH = 64
 _FILE = "round.safetensors"
@@ -116,11 +117,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         *,
         refresh: Callable[[], None] = lambda: None,
         beside: Beside = lambda minibatch, round_number, number: {},
+        vllm: VllmSampler | None = None,
     ) -> None:
         """policy: whole on this rank. values: of the value function; None where the algorithm has none.
 
         refresh: brings policy and value function to what was learnt, before a round; every rank calls it.
+        vllm: what samples the answers in our own sampler's place.
         """
+        self._vllm = vllm
         self._refresh = refresh
         self._beside = beside
         self._policy = policy
@@ -188,14 +192,18 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         """A round's answers with everything that is learnt from."""
         self.times.begin()
         self._refresh()
-        ids = [one.ids for one in prompts]
-        answers = self.times.generate(
-            lambda: generate(self._policy, ids, self._chat, self._config, self._hardware, seed, in_ranks=True),
-            self._round * self._batches,
-        )
+        ids, step = [one.ids for one in prompts], self._round * self._batches
+        if self._vllm is not None:
+            self._vllm.update(step)
+        answers = self.times.generate(lambda: self._answers(ids, seed), step)
         if ranks.any_rank(self._run.cancelled):
             raise Cancelled
         return self._experience(answers, prompts, self._round)
+
+    def _answers(self, prompts: Sequence[list[int]], seed: int) -> Completions:
+        if self._vllm is not None:
+            return self._vllm.sample(prompts, seed)
+        return generate(self._policy, prompts, self._chat, self._config, self._hardware, seed, in_ranks=True)
 
     def _experience(self, answers: Completions, prompts: Sequence[Prompt], round_number: int) -> dict[str, Tensor]:
         """Everything the loss needs of the answers that are learnt from, by name, each (K, …) on the CPU."""
@@ -203,6 +211,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         rewarded = self._rewards.of(answers, prompts)
         told = rewarded.metrics
         logprobs, reference, entropies, values = self._look(batch)
+        if self._vllm is not None:
+            self._vllm.check(answers, logprobs, batch.mask, round_number * self._batches)
         coefficient = float(self._scale.kl_coef)
         sampled = Sampled(rewarded.scores, logprobs, reference, batch.mask, values, coefficient)
         learning, kept = self._algorithm.learn(sampled), self._algorithm.kept(sampled)

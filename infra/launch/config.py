@@ -77,6 +77,24 @@ class KubernetesConfig(Config):
         return self
 
 
+class VllmConfig(Config):
+    """vLLM, from an environment of its own beside this one, for the stages whose config asks for it (`rlhf.sampler`,
+    `benchmarks.engine`): a server that the stage starts, asks over a socket of its own user, and ends."""
+
+    program: str = "vllm"
+    """The program `vllm` of that environment, such as /opt/vllm/bin/vllm; by default the one on the PATH."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`, such as --gpu-memory-utilization=0.4, --tensor-parallel-size=2 or
+    --enforce-eager."""
+    gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
+    """The numbers of the GPUs that it takes, such as 6,7, best others than those of training; by default those that the
+    stage sees, whose memory it then shares."""
+    start_s: float = Field(900.0, gt=0)
+    """Seconds that it may take to load a model and answer."""
+    silent_s: float = Field(300.0, gt=0)
+    """Seconds that it may leave all questions without an answer, before it is ended and the stage with it."""
+
+
 _OUR_POD_FIELDS = {"affinity", "containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"}
 
 
@@ -99,6 +117,8 @@ class LaunchConfig(Config):
     """What a job asks for, with cluster: slurm."""
     kubernetes: KubernetesConfig = KubernetesConfig()
     """What a Job asks for, with cluster: kubernetes."""
+    vllm: VllmConfig = VllmConfig()
+    """Where vLLM is and what it takes, for stages that ask for it."""
     lost_s: float = Field(60.0, gt=0)
     """Seconds that a node of a cluster may give no sign, before it counts as lost; one that sees no sign of the stage
     for as long ends its ranks. Must be longer than the shared file system may stall."""

@@ -225,6 +225,10 @@ class RlhfConfig(TrainerConfig):
     answers_per_prompt: int = Field(1, ge=1)
     """Of each round, how many answers are to the same prompt: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in
     DeepSeekMath, 8 to 32 in Dong et al. 2023."""
+    sampler: Literal["own", "vllm"] = "own"
+    """What writes the answers of the rounds: this project's own sampler, or a server of vLLM, which `launch.vllm`
+    names. Both draw from the same policy, but by other random numbers, so that it is another model. Held-out answers
+    are always written by the own one."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
     """Functions that reward answers, `package.module:name`, with their weights: they are called with the prompts, the
     answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.

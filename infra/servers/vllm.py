@@ -1,0 +1,271 @@
+"""vLLM as a server process of a stage: started, asked for tokens, given new weights, and ended with the stage.
+
+It is a program of an environment of its own. Its calls for development, by which weights are loaded anew, are open to
+whoever reaches it, and its API key guards none of them: so it listens on a Unix socket in a folder that only this user
+can enter, and on no port.
+
+python -m infra.process infra.servers.vllm PROGRAM …    runs it so that it ends with whoever started it
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from infra.errors import Cancelled, Problem, StageError, stage_error
+from infra.launch.config import VllmConfig
+from infra.process import PARENT_FD, end_group, group_alive
+from infra.project import PROJECT
+from infra.servers.environment import OFFLINE
+from infra.tail import tail
+
+AT_ONCE = 256
+"""Questions under way at once: as many as vLLM computes at once by default (--max-num-seqs)."""
+POLL_S = 0.1
+NO_USAGE_STATS = {"VLLM_NO_USAGE_STATS": "1"}
+"""It counts its users unless told otherwise (vLLM's docs, "Usage Stats Collection")."""
+_NAME = "model"
+_NOT_ITS = ("STEMMA_", "PYTHON", "OMP_NUM_THREADS", "GLIBC_TUNABLES", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Of our environment: how our own Python finds its packages, uses cores and memory."""
+_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""It would take itself for one of our ranks."""
+_BY_SIGNAL = 128
+"""Beyond it an exit code tells a signal, as of shells."""
+_LONGEST_SOCKET = 107
+"""Bytes that Linux takes for the path of a socket."""
+_NO_MEMORY = ("outofmemory", "out of memory", "memory on node", "free memory on device", "kv cache", "cannot allocate")
+
+
+def vllm_command(program: str, folder: Path, name: str, *arguments: str) -> list[str]:
+    """What serves one model; pages of other sites may not call it."""
+    return [program, "serve", str(folder), "--served-model-name", name, "--allowed-origins", "[]", *arguments]
+
+
+def program_problem(config: VllmConfig) -> Problem | None:
+    """Why the program cannot be started here, if it cannot."""
+    if shutil.which(config.program):
+        return None
+    path = Path(config.program)
+    what = "a program that can be executed" if path.exists() else "a program that is there"
+    message = f"expected {what}, not {config.program}" + ("" if path.is_absolute() else ", which is not on the PATH")
+    fix = "install vLLM in an environment of its own (docs/alignment.md, \"Answers by vLLM\") and name its bin/vllm"
+    return Problem("no_vllm", "launch.vllm.program", message, fix)
+
+
+class Vllm:
+    """A running server. Raises StageError, with the end of its log: `vllm_failed` where it ends, `vllm_out_of_memory`
+    where it ends for want of memory, `vllm_silent` where it gives no answer in time, `vllm_refused` for what it calls
+    an error."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        folder: Path,
+        log: Path,
+        arguments: Sequence[str] = (),
+        kv_cache_bytes: int = 0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Starts it and returns once it has answered a question.
+
+        folder: the model. log: a file that it appends to. arguments: of `vllm serve`, before those of the config.
+        kv_cache_bytes: what vLLM's build for CPUs keeps for keys and values, in whole GiB. stop: asked while it waits;
+        Cancelled is raised once it is true.
+        """
+        if problem := program_problem(config):
+            raise StageError(problem)
+        self._config, self._log, self._stop, self._closed = config, log, stop, False
+        self._place = Path(tempfile.mkdtemp(prefix="stemma-vllm-", dir=_short_folder()))
+        self._socket = self._place / "socket"
+        # Of two values of one argument the later counts: the config's.
+        given = ("--uds", str(self._socket), *arguments, *config.arguments)
+        command = vllm_command(str(shutil.which(config.program)), folder, _NAME, *given)
+        read_end, self._parent_pipe = os.pipe()
+        try:
+            with log.open("ab") as file:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "infra.process", "infra.servers.vllm", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[read_end],
+                    env={**os.environ, **self._variables(kv_cache_bytes), PARENT_FD: str(read_end)},
+                    start_new_session=True,
+                )
+        finally:
+            os.close(read_end)
+        try:
+            self._wait()
+            self.complete([{"prompt": [0], "max_tokens": 1}])  # some kernels fail at the first question alone
+        except BaseException:
+            self.close()
+            raise
+
+    def _variables(self, kv_cache_bytes: int) -> dict[str, str]:
+        found = {**NO_USAGE_STATS, **OFFLINE, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(PROJECT)}
+        if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            found["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-kv_cache_bytes // 2**30)))
+        if self._config.gpus is not None:
+            found["CUDA_VISIBLE_DEVICES"] = self._config.gpus
+        return found
+
+    def complete(self, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The one choice of each answer, in order. questions: bodies of /v1/completions, without the model."""
+        found: list[dict[str, Any]] = [{} for _ in questions]
+        pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(questions))), "vllm")
+        try:
+            asked = {pool.submit(self._complete, one): number for number, one in enumerate(questions)}
+            heard = time.monotonic()
+            while asked:
+                done, _ = wait(asked, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    found[asked.pop(future)] = future.result()
+                heard = time.monotonic() if done else heard
+                self._look(heard, self._config.silent_s, "launch.vllm.silent_s", "no answer")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return found
+
+    def reload_weights(self) -> None:
+        """Takes the weights that now lie in its folder, and forgets what it computed with those before. Nothing may be
+        asked meanwhile."""
+        self._post("/collective_rpc", {"method": "reload_weights"})
+        if not self._post("/reset_prefix_cache", {}).get("success", True):
+            raise self._failed("vllm_refused", "did not forget the keys and values of earlier weights")
+
+    def close(self) -> None:
+        """Ends it and all that it started."""
+        if self._closed:
+            return
+        self._closed = True
+        end_group(self._process.pid, lambda: self._process.poll() is not None and not group_alive(self._process.pid))
+        self._process.wait()
+        os.close(self._parent_pipe)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def _complete(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        (choice,) = self._post("/v1/completions", {"model": _NAME, **question})["choices"]
+        return dict(choice)
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        while True:
+            self._look(began, self._config.start_s, "launch.vllm.start_s", "no sign of being ready")
+            try:
+                self._request("GET", "/health")
+                return
+            except OSError:
+                time.sleep(POLL_S)
+
+    def _look(self, heard: float, limit_s: float, key: str, what: str) -> None:
+        if self._stop():
+            raise Cancelled
+        if self._process.poll() is not None:
+            raise self._ended()
+        if time.monotonic() - heard > limit_s:
+            fix = f"look at its log, {self._log}, or raise {key}"
+            raise stage_error("vllm_silent", key, f"vLLM gave {what} for {limit_s:g} s: {self._said()}", fix)
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            text = self._request("POST", path, json.dumps(body).encode())
+        except OSError as error:
+            if self._gone_soon():
+                raise self._ended() from None
+            raise self._failed("vllm_failed", f"broke off: {error}") from None
+        return json.loads(text) if text.strip() else {}
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Raises OSError where nobody answers, StageError `vllm_refused` where the answer is an error."""
+        connection = _Connection(self._socket)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            answer = connection.getresponse()
+            text = answer.read()
+        except http.client.HTTPException as error:
+            raise OSError(str(error) or type(error).__name__) from error
+        finally:
+            connection.close()
+        if answer.status != http.HTTPStatus.OK:
+            if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and self._gone_soon():
+                raise self._ended()
+            raise self._failed("vllm_refused", f"answered {path} with {answer.status}: {text[:500].decode('utf8', 'replace')}")
+        return text
+
+    def _gone_soon(self, patience_s: float = 10.0) -> bool:
+        """Whether it ends: its parts tell each other, and its log the reason, within seconds of an error."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _ended(self) -> StageError:
+        code = self._process.wait()
+        by = abs(code) if code < 0 else code - _BY_SIGNAL
+        how = signal.Signals(by).name if by > 0 else f"code {code}"
+        said = self._said()
+        if by == signal.SIGKILL or any(one in said.lower() for one in _NO_MEMORY):
+            fix = (
+                "give it GPUs of its own (launch.vllm.gpus), or less of their memory "
+                "(launch.vllm.arguments: [--gpu-memory-utilization=0.4]); on a CPU set VLLM_CPU_KVCACHE_SPACE"
+            )
+            return self._failed("vllm_out_of_memory", f"ended with {how}", fix)
+        return self._failed("vllm_failed", f"ended with {how}")
+
+    def _failed(self, code: str, what: str, fix: str = "") -> StageError:
+        fix = fix or "mend what it says, or leave vLLM out for our own sampler"
+        return stage_error(code, "launch.vllm", f"vLLM {what}; its last words: {self._said()}", f"{fix}; its log is {self._log}")
+
+    def _said(self) -> str:
+        """What it said of its end: its last lines that name an error, else its last ones."""
+        lines = [line.strip() for line in tail(self._log, 400)]
+        errors = [line for line in lines if "Error" in line and "Traceback" not in line]
+        return " | ".join(line[-300:] for line in dict.fromkeys((errors or lines)[-4:])) or "its log is empty"
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("vllm")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(str(self._path))
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of a program that is not of ours: without what is for our own Python and our own ranks."""
+
+    def kept() -> Iterator[tuple[str, str]]:
+        for name, value in os.environ.items():
+            if not name.startswith(_NOT_ITS) and name not in _OF_RANKS:
+                yield name, value
+
+    return dict(kept())
+
+
+def _short_folder() -> str:
+    """Where sockets lie: the temporary folder, unless its path leaves no room for theirs."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) + len("/stemma-vllm-12345678/socket") <= _LONGEST_SOCKET else "/tmp"
+
+
+if __name__ == "__main__":
+    ended = subprocess.run(sys.argv[1:], env=own_environment(), check=False).returncode
+    sys.exit(ended if ended >= 0 else _BY_SIGNAL - ended)
