@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -55,6 +55,13 @@ MIRROR = click.option(
     help="Requests a forward pass of what is not multiple choice; more are faster and move likelihoods by rounding.",
 )
 @click.option("--chat-template", is_flag=True, help="Ask as the models' chat templates say.")
+@click.option(
+    "--engine",
+    type=click.Choice(["own", "vllm"]),
+    default="own",
+    show_default=True,
+    help="What answers tasks; vllm: the program that $STEMMA_VLLM names, else the one on the PATH.",
+)
 @root_option
 @as_json
 def command(
@@ -67,6 +74,7 @@ def command(
     seed: int,
     batch_size: int,
     chat_template: bool,
+    engine: Literal["own", "vllm"],
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
@@ -94,6 +102,7 @@ def command(
         seed,
         batch_size=batch_size,
         chat_template=chat_template,
+        engine=engine,
         failure_classes=failures,
     )
     kept = _kept(store, options) if len(folders) > 1 else None
@@ -112,6 +121,7 @@ def command(
         kept.clear()
     document: dict[str, Any] = {
         "status": "done",
+        "engine": engine,
         "models": [
             {
                 "model": one.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,10 @@ def _name(folder: Path) -> str:
 
 
 def _vllm_fits() -> bool:
-    if shutil.which("vllm") is None:
+    from infra.launch.config import VllmConfig
+    from infra.servers.vllm import program_of
+
+    if program_of(VllmConfig()) is None:
         return False
     import torch
 
@@ -87,11 +89,14 @@ def _vllm_fits() -> bool:
 
 def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> None:
     """In our place: signals and the exit code are vLLM's own."""
-    from training.serving import vllm_command
+    from infra.launch.config import VllmConfig
+    from infra.servers.vllm import NO_USAGE_STATS, own_environment, program_of, vllm_command
 
-    program = shutil.which("vllm")
+    program = program_of(VllmConfig())
     if program is None:
-        raise click.UsageError("vLLM is not installed: uv pip install vllm, or leave --engine out")
-    # It counts its users unless told otherwise (vLLM's docs, "Usage Stats Collection").
-    own = {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
-    os.execve(program, vllm_command(folder, name, host, port), {**os.environ, **own})
+        raise click.UsageError(
+            "vLLM is not there: install it in an environment of its own and name its program in $STEMMA_VLLM, or leave "
+            "--engine out"
+        )
+    command = vllm_command(program, folder, name, "--host", host, "--port", str(port))
+    os.execve(program, command, {**own_environment(), **NO_USAGE_STATS, "VLLM_API_KEY": key})

@@ -19,6 +19,7 @@ from infra.run import Result, Run
 
 if TYPE_CHECKING:
     from evaluation.language_model import LoadedModel
+    from evaluation.vllm_model import VllmLM
 
 SHARES = {"acc", "acc_norm", "exact_match"}
 """Metrics that are a share of items got right, each item 0 or 1."""
@@ -32,20 +33,31 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
+    "engine"?: what answered in our own engine's place,
     "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits a byte,
     "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
     aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a
     case of the failure classes.
     """
-    from evaluation.harness import evaluate_model
-    from evaluation.language_model import load_model
+    if config.engine == "own":
+        from evaluation.language_model import load_model
 
-    lm = load_model(inputs["model"], run)
+        return _scored(config, load_model(inputs["model"], run), inputs["model"], out_dir, run)
+    from evaluation.vllm_model import served
+
+    with served(inputs["model"], run) as vllm:
+        return _scored(config, vllm, inputs["model"], out_dir, run)
+
+
+def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, out_dir: Path, run: Run) -> Result:
+    from evaluation.harness import evaluate_model
+
     found = evaluate_model(config, lm, run)
     names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
     results: dict[str, Any] = {
         "tasks": {name: task_metrics(found, name, config.confidence) for name in names},
         "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
+        **({"engine": config.engine} if config.engine != "own" else {}),
     }
     fields = {task.name: task.domain for task in config.tasks if task.kind == "text"}
     if domains := {
@@ -58,9 +70,11 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     aux.mkdir(parents=True, exist_ok=True)
     if config.failure_classes:
         from evaluation.failure_classes import measure_failures
+        from evaluation.language_model import load_model
 
+        own = load_model(folder, run) if config.engine == "vllm" else lm
         results["failure_classes"], cases = measure_failures(
-            lm, config.failure_classes, run, seed=config.seed, confidence=config.confidence
+            own, config.failure_classes, run, seed=config.seed, confidence=config.confidence
         )
         lines = [json.dumps(case, ensure_ascii=False) + "\n" for case in cases]
         (aux / "failure_cases.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -76,7 +90,7 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 
 
 def shots_sweep(
-    config: BenchmarksConfig, lm: LoadedModel, scored: Mapping[str, Any], run: Run
+    config: BenchmarksConfig, lm: LoadedModel | VllmLM, scored: Mapping[str, Any], run: Run
 ) -> dict[str, dict[str, Any]]:
     """The tasks' metrics by number of shots. scored: those with `num_fewshot`, which are not asked again."""
     from evaluation.harness import evaluate_model

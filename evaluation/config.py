@@ -189,6 +189,9 @@ class BenchmarksConfig(StageConfig):
     """Draws the few-shot examples."""
     batch_size: int = outside_identity(32, ge=1)
     """Requests a forward pass."""
+    engine: Literal["own", "vllm"] = "own"
+    """What answers the tasks: this project's own engine, or a server of vLLM, which `launch.vllm` names, whose figures
+    differ by rounding. Failure classes are always asked of the own one."""
 
     @field_validator("tasks")
     @classmethod

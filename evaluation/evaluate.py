@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lm_eval
+import torch
 
 from evaluation.benchmarks import SHARES, chance_level
 from evaluation.calibration import calibration
@@ -19,11 +21,12 @@ from evaluation.failure_classes import measure_failures
 from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
 from evaluation.harness_model import ReportingHFLM
 from evaluation.kept_parts import Keep, state_of
-from evaluation.language_model import check_tokenizers, load_model
+from evaluation.language_model import LoadedModel, check_tokenizers, load_model
 from evaluation.named_tasks import load_named, set_shots, shots_problem
 from evaluation.paired import compare_models
 from evaluation.random_state import seeded
 from evaluation.statistics import from_standard_error, wilson
+from evaluation.vllm_model import VllmLM, served
 from infra.errors import Problem, StageError
 from infra.run import Run
 
@@ -38,7 +41,8 @@ class EvalOptions:
     tasks: names of lm-eval's tasks or groups; may be empty where there are failure_classes. shots: numbers of solved
     examples before each question; empty leaves each task its own. limit: only the first so many items of each task.
     mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is lm-eval's default, and its
-    padding moves no likelihood. failure_classes: templated tests, None for none.
+    padding moves no likelihood. engine: what answers the tasks. failure_classes: templated tests, None for none, which
+    our own engine answers.
     """
 
     tasks: tuple[str, ...]
@@ -49,6 +53,7 @@ class EvalOptions:
     confidence: float = 0.95
     batch_size: int = 1
     chat_template: bool = False
+    engine: Literal["own", "vllm"] = "own"
     failure_classes: FailureClassesConfig | None = None
 
 
@@ -115,15 +120,30 @@ def _score_model(
     run: Run,
     tell: Callable[[str], None],
 ) -> ModelScores:
-    lm = load_model(folder, run)
+    with ExitStack() as ending:
+        vllm = ending.enter_context(served(folder, run)) if options.engine == "vllm" and options.tasks else None
+        lm = load_model(folder, run) if vllm is None or options.failure_classes else None
+        return _scored(name, folder, lm, vllm, loaded, options, run, tell)
+
+
+def _scored(
+    name: str,
+    folder: Path,
+    lm: LoadedModel | None,
+    vllm: VllmLM | None,
+    loaded: Mapping[str, Any],
+    options: EvalOptions,
+    run: Run,
+    tell: Callable[[str], None],
+) -> ModelScores:
     rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     samples: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for shots in (options.shots or (None,)) if options.tasks else ():
         tell(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
-        with seeded(0, lm.device):
+        with seeded(0, lm.device if lm else torch.device("cpu")):
             for task in loaded["tasks"].values():
                 set_shots(task, shots, options.seed)
-            harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, options.batch_size)
+            harness_model = vllm or _own(run, lm, options)
             _check_room(name, harness_model, loaded["tasks"].values())
             result = lm_eval.evaluate(
                 lm=harness_model,
@@ -142,7 +162,7 @@ def _score_model(
         if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice" and (one := calibration(items, options.confidence))
     ]
     failures = None
-    if options.failure_classes:
+    if options.failure_classes and lm:
         tell(f"{name}: failure classes")
         failures, cases = measure_failures(
             lm, options.failure_classes, run, seed=options.seed, confidence=options.confidence
@@ -155,6 +175,11 @@ def _score_model(
                 if case["class"] == row["task"]
             ]
     return ModelScores(name, folder, list(rows.values()), calibrated, samples, failures)
+
+
+def _own(run: Run, lm: LoadedModel | None, options: EvalOptions) -> ReportingHFLM:
+    assert lm is not None
+    return ReportingHFLM(run, lm.model, lm.tokenizer, options.batch_size)
 
 
 def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep: Keep) -> ModelScores:

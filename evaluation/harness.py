@@ -14,6 +14,7 @@ from typing import Any
 import datasets
 import lm_eval
 import lm_eval.utils
+import torch
 from datasets.exceptions import DatasetGenerationError
 from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
@@ -26,6 +27,7 @@ from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
 from evaluation.shots import shots_spec
 from evaluation.task_file import as_file_task, check_rows
+from evaluation.vllm_model import VllmLM
 from infra.errors import StageError, stage_error
 from infra.run import Run
 
@@ -34,15 +36,17 @@ BOOTSTRAP_ITERATIONS = 1000
 
 
 def evaluate_model(
-    config: BenchmarksConfig, lm: LoadedModel, run: Run, *, prefix: str | None = None, share: bool = True
+    config: BenchmarksConfig, lm: LoadedModel | VllmLM, run: Run, *, prefix: str | None = None, share: bool = True
 ) -> dict[str, Any]:
     """lm-eval's own results for a model: results, configs, samples, versions.
 
     prefix: stands before every question. share: see `ReportingHFLM`.
     Raises StageError naming the task whose file lm-eval cannot read.
     """
-    with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, lm.device):
-        harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
+    served = isinstance(lm, VllmLM)
+    device = torch.device("cpu") if served else lm.device
+    with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, device):
+        harness_model = lm if served else ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [
             found

@@ -63,12 +63,11 @@ def load_model(folder: Path, run: Run) -> LoadedModel:
     `tokenizer_problem` says.
     """
     device = choose_device(run)
-    bf16 = device.type == "cuda" and run.launch.precision != "fp32" and torch.cuda.is_bf16_supported()
     if run.launch.threads:
         torch.set_num_threads(run.launch.threads)
     try:
         tokenizer = load_pretrained_tokenizer(folder)
-        model = load_pretrained_model(AutoModelForCausalLM, folder, dtype=torch.bfloat16 if bf16 else torch.float32)
+        model = load_pretrained_model(AutoModelForCausalLM, folder, dtype=dtype_of(run))
     except (OSError, ValueError, SafetensorError) as error:
         raise stage_error(
             "bad_model",
@@ -125,6 +124,13 @@ def choose_device(run: Run) -> torch.device:
     """The device that `launch.device` asks for; auto is a GPU where there is one."""
     gpu = run.launch.device == "gpu" or (run.launch.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if gpu else "cpu")
+
+
+def dtype_of(run: Run) -> torch.dtype:
+    """What a model is scored in: fp32 on a CPU, else as `launch` says."""
+    cuda = choose_device(run).type == "cuda"
+    bf16 = cuda and run.launch.precision != "fp32" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if bf16 else torch.float32
 
 
 @torch.inference_mode()

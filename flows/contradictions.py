@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
-from evaluation.config import BenchmarkTextConfig, SafetyConfig
+from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, SafetyConfig
 from flows.graph import Graph, ancestors, first_model, items_to_clear
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
@@ -13,6 +13,7 @@ from infra.errors import Problem, StageError
 from infra.identity import canonical
 from infra.launch.config import LaunchConfig
 from infra.secrets import recognised
+from infra.servers.vllm import program_problem
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
 from training.config import (
@@ -26,6 +27,7 @@ from training.config import (
     TrainerConfig,
 )
 from training.duration import parse_duration
+from training.families import sampler_problems
 
 _NEEDS = {
     "validate": ("ingest",),
@@ -63,6 +65,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     built = [node for node in nodes.values() if not node.adopted]
     for node in built:
         yield from map(node.place, _of_training(node, nodes))
+        yield from map(node.place, _of_vllm(node, nodes, config.launch))
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
         if isinstance(node.config, TrainerConfig) and node.config.continues:
@@ -128,6 +131,21 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
     if isinstance(section, RlhfConfig):
         yield from _of_text("rlhf.text_coef", section.text_coef, node)
         yield from section.missing_functions()
+
+
+def _of_vllm(node: Node, nodes: Graph, launch: LaunchConfig) -> Iterator[Problem]:
+    """Why vLLM cannot do what the step asks of it, as far as that is known before."""
+    section = node.config
+    samples = isinstance(section, RlhfConfig) and section.sampler == "vllm"
+    if not samples and not (isinstance(section, BenchmarksConfig) and section.engine == "vllm"):
+        return
+    if problem := program_problem(launch.vllm):
+        yield problem
+    if not samples:
+        return
+    first = first_model(nodes, node.id)
+    if first and isinstance(first.config, PretrainConfig):
+        yield from sampler_problems(first.config.model.architecture())
 
 
 def _of_sharding(node: Node, section: TrainerConfig, launch: LaunchConfig) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ class Family:
     tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
     context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
     pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
+    vllm: whether a server of vLLM takes new weights of it while it runs, as tests/training/test_vllm.py holds it.
     """
 
     windows: Literal["none", "one", "by_layer"] = "none"
@@ -37,6 +38,7 @@ class Family:
     tensor_parallel: bool = False
     context_parallel: bool = True
     pipeline_parallel: bool = False
+    vllm: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -185,6 +187,15 @@ def sequences_problem(
             "not_divisible", path, message, "change shard.sequence_length, or let fewer ranks share a sequence"
         )
     return None
+
+
+def sampler_problems(model_type: str) -> Iterator[Problem]:
+    """Why a policy's answers cannot be vLLM's (rlhf.sampler), if they cannot."""
+    family = FAMILIES.get(model_type)
+    if family is None or not family.vllm:
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.vllm))
+        message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
+        yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
 
 
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:

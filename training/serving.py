@@ -237,9 +237,3 @@ def _reason(spoken: Spoken) -> str:
 def _told(error: StemmaError) -> dict[str, Any]:
     first = error.problems[0]
     return {"message": str(first), "type": "invalid_request_error", "param": first.path or None, "code": first.code}
-
-
-def vllm_command(folder: Path, name: str, host: str, port: int) -> list[str]:
-    """What serves one model by vLLM, with its API key in VLLM_API_KEY; pages of other sites may not call it."""
-    address = ["--host", host, "--port", str(port), "--allowed-origins", "[]"]
-    return ["vllm", "serve", str(folder), "--served-model-name", name, *address]

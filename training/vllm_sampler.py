@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,13 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.errors import StemmaError, stage_error
+from infra.errors import StageError, StemmaError, stage_error
 from infra.run import Run
 from infra.servers.vllm import AT_ONCE, Vllm
 from training import ranks
 from training.chat import Chat
 from training.completions import Answering, Completions
 from training.export import copy_beside
+from training.families import sampler_problems
 from training.hardware import Hardware
 from training.new_tokens import unused_ids
 from training.parallel import whole_weights
@@ -57,6 +59,8 @@ class VllmSampler:
         run: Run,
     ) -> None:
         """policy: whole on rank 0. source: the folder with its tokenizer. longest: tokens of prompt and answer."""
+        if problems := [*sampler_problems(policy.config.model_type)]:
+            raise StageError(*problems)
         self._policy = policy
         self._chat = chat
         self._config = config
@@ -76,7 +80,12 @@ class VllmSampler:
             run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {run.work_dir / LOG}")
             began = time.monotonic()
             self._server = Vllm(
-                run.launch.vllm, self._folder, run.work_dir / LOG, given, self._cache_bytes(longest), lambda: run.cancelled
+                run.launch.vllm,
+                self._folder,
+                run.work_dir / LOG,
+                given,
+                self._cache_bytes(longest),
+                lambda: run.cancelled,
             )
             run.event("vllm", f"rlhf: vLLM answers after {time.monotonic() - began:.0f} s")
 
@@ -104,14 +113,22 @@ class VllmSampler:
             "logit_bias": {str(token): NEVER for token in unused_ids(self._policy)} or None,
         }  # fmt: skip
 
-        def ask() -> list[tuple[list[int], list[float]]]:
+        def ask() -> list[tuple[Any, list[float]]]:
             assert self._server is not None
             questions = [
-                {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)} for number, prompt in enumerate(prompts)
+                {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)}
+                for number, prompt in enumerate(prompts)
             ]
-            return [(one["token_ids"], one["logprobs"]["token_logprobs"]) for one in self._server.complete(questions)]
+            return [
+                (one.get("token_ids"), one["logprobs"]["token_logprobs"]) for one in self._server.complete(questions)
+            ]
 
         found = _on_first(ask)
+        if any(answer is None for answer, _ in found):
+            fix = "install 0.10.2 or a later one, or leave rlhf.sampler out for our own sampler"
+            raise stage_error(
+                "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
+            )
         ids = [answer for answer, _ in found]
         ended = torch.tensor([answer[-1:] == [self._chat.end] for answer in ids])
         return Completions(list(prompts), ids, ended, [told for _, told in found])
@@ -121,7 +138,7 @@ class VllmSampler:
         Raises StageError `vllm_differs` where that is more than rounding."""
         if answers.logprobs is None:
             return
-        theirs = torch.zeros_like(logprobs).masked_scatter(mask.bool(), torch.tensor(sum(answers.logprobs, [])))
+        theirs = torch.zeros_like(logprobs).masked_scatter(mask.bool(), torch.tensor([*chain(*answers.logprobs)]))
         apart = float(((logprobs - theirs) * mask).abs().sum() / mask.sum())
         self._run.metric("rlhf/vllm_logprobs_apart", apart, step)
         most = _MOST_APART.get(self._dtype, _MOST_APART_ROUNDED)

@@ -81,8 +81,9 @@ class VllmConfig(Config):
     """vLLM, from an environment of its own beside this one, for the stages whose config asks for it (`rlhf.sampler`,
     `benchmarks.engine`): a server that the stage starts, asks over a socket of its own user, and ends."""
 
-    program: str = "vllm"
-    """The program `vllm` of that environment, such as /opt/vllm/bin/vllm; by default the one on the PATH."""
+    program: str | None = None
+    """The program `vllm` of that environment, such as /opt/vllm/bin/vllm; by default what $STEMMA_VLLM names, else the
+    one on the PATH."""
     arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`, such as --gpu-memory-utilization=0.4, --tensor-parallel-size=2 or
     --enforce-eager."""

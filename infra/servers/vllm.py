@@ -31,6 +31,8 @@ from infra.project import PROJECT
 from infra.servers.environment import OFFLINE
 from infra.tail import tail
 
+PROGRAM = "STEMMA_VLLM"
+"""Names the program of vLLM where no config does."""
 AT_ONCE = 256
 """Questions under way at once: as many as vLLM computes at once by default (--max-num-seqs)."""
 POLL_S = 0.1
@@ -53,14 +55,23 @@ def vllm_command(program: str, folder: Path, name: str, *arguments: str) -> list
     return [program, "serve", str(folder), "--served-model-name", name, "--allowed-origins", "[]", *arguments]
 
 
+def program_of(config: VllmConfig) -> str | None:
+    """The program of vLLM; None where it cannot be started here."""
+    return shutil.which(_named(config))
+
+
+def _named(config: VllmConfig) -> str:
+    return config.program or os.environ.get(PROGRAM) or "vllm"
+
+
 def program_problem(config: VllmConfig) -> Problem | None:
     """Why the program cannot be started here, if it cannot."""
-    if shutil.which(config.program):
+    if program_of(config):
         return None
-    path = Path(config.program)
+    path = Path(_named(config))
     what = "a program that can be executed" if path.exists() else "a program that is there"
-    message = f"expected {what}, not {config.program}" + ("" if path.is_absolute() else ", which is not on the PATH")
-    fix = "install vLLM in an environment of its own (docs/alignment.md, \"Answers by vLLM\") and name its bin/vllm"
+    message = f"expected {what}, not {path}" + ("" if path.is_absolute() else ", which is not on the PATH")
+    fix = 'install vLLM in an environment of its own (docs/alignment.md, "Answers by vLLM") and name its bin/vllm'
     return Problem("no_vllm", "launch.vllm.program", message, fix)
 
 
@@ -91,7 +102,7 @@ class Vllm:
         self._socket = self._place / "socket"
         # Of two values of one argument the later counts: the config's.
         given = ("--uds", str(self._socket), *arguments, *config.arguments)
-        command = vllm_command(str(shutil.which(config.program)), folder, _NAME, *given)
+        command = vllm_command(str(program_of(config)), folder, _NAME, *given)
         read_end, self._parent_pipe = os.pipe()
         try:
             with log.open("ab") as file:
@@ -201,7 +212,9 @@ class Vllm:
         if answer.status != http.HTTPStatus.OK:
             if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and self._gone_soon():
                 raise self._ended()
-            raise self._failed("vllm_refused", f"answered {path} with {answer.status}: {text[:500].decode('utf8', 'replace')}")
+            raise self._failed(
+                "vllm_refused", f"answered {path} with {answer.status}: {text[:500].decode('utf8', 'replace')}"
+            )
         return text
 
     def _gone_soon(self, patience_s: float = 10.0) -> bool:
@@ -228,7 +241,9 @@ class Vllm:
 
     def _failed(self, code: str, what: str, fix: str = "") -> StageError:
         fix = fix or "mend what it says, or leave vLLM out for our own sampler"
-        return stage_error(code, "launch.vllm", f"vLLM {what}; its last words: {self._said()}", f"{fix}; its log is {self._log}")
+        return stage_error(
+            code, "launch.vllm", f"vLLM {what}; its last words: {self._said()}", f"{fix}; its log is {self._log}"
+        )
 
     def _said(self) -> str:
         """What it said of its end: its last lines that name an error, else its last ones."""

@@ -21,7 +21,7 @@ from infra.servers.settings import Settings
 from tests.command import environment, stemma
 from tests.processes import wait_until
 from training.chat_session import answer, continuation
-from training.serving import app, vllm_command
+from training.serving import app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KNOWN = Credentials("ada", "a long password")
@@ -134,11 +134,6 @@ def test_enter_asks_both_models(url: str) -> None:
         expect(page.locator("textarea")).to_have_value("", timeout=90_000)
         assert page.locator(".turns").count() == 2 and all(box.inner_text() for box in page.locator(".turns").all())
         browser.close()
-
-
-def test_vllm_is_called_with_one_model_and_no_foreign_pages(tmp_path: Path) -> None:
-    command = vllm_command(tmp_path, "sft/12", "127.0.0.1", 8000)
-    assert command[:3] == ["vllm", "serve", str(tmp_path)] and command[-2:] == ["--allowed-origins", "[]"]
 
 
 def test_vllm_whose_key_guards_not_all_of_it_is_no_door_to_other_machines(base_dir: Path) -> None:
