@@ -73,12 +73,14 @@ class VllmLM(ReportingHFLM):
             sampled = {name: kwargs[name] for name in ("temperature", "top_p", "top_k") if name in kwargs}
             questions.append({
                 "prompt": ids[0].tolist(), "max_tokens": most, "stop": stop, "logit_bias": self._bias, "seed": 0,
+                "return_token_ids": True,
                 **(sampled if kwargs.get("do_sample") else {"temperature": 0.0}),
             })  # fmt: skip
             stops.append(stop)
         texts = []
         for number, choice in enumerate(self._answered(questions)):
-            text = postprocess_generated_text(choice["text"], stops[number], None)
+            # Its text lacks the bytes of a character that was not written to its end.
+            text = postprocess_generated_text(self.tok_decode(choice["token_ids"]), stops[number], None)
             self.cache_hook.add_partial("generate_until", requests[number].args, text)
             texts.append(text)
         return texts

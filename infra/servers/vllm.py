@@ -4,7 +4,7 @@ It is a program of an environment of its own. Its calls for development, by whic
 whoever reaches it, and its API key guards none of them: so it listens on a Unix socket in a folder that only this user
 can enter, and on no port.
 
-python -m infra.process infra.servers.vllm PROGRAM …    runs it so that it ends with whoever started it
+python -m infra.servers.vllm PROGRAM …    runs it so that it ends with whoever started it
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.launch.config import VllmConfig
-from infra.process import PARENT_FD, end_group, group_alive
+from infra.process import GRACE_S, PARENT_FD, end_group, group_alive, signal_group
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE
 from infra.tail import tail
@@ -107,7 +109,7 @@ class Vllm:
         try:
             with log.open("ab") as file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "infra.process", "infra.servers.vllm", *command],
+                    [sys.executable, "-m", "infra.servers.vllm", *command],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -281,6 +283,27 @@ def _short_folder() -> str:
     return folder if len(folder) + len("/stemma-vllm-12345678/socket") <= _LONGEST_SOCKET else "/tmp"
 
 
+def _serve(command: Sequence[str]) -> int:
+    """Runs it, and ends it in order once whoever started this process is gone: what it keeps in shared memory would
+    stay there if it were killed."""
+    server, alone = subprocess.Popen(command, env=own_environment()), threading.Event()
+
+    def watch() -> None:
+        os.read(int(os.environ[PARENT_FD]), 1)
+        alone.set()
+        server.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(GRACE_S)
+        shutil.rmtree(Path(command[command.index("--uds") + 1]).parent, ignore_errors=True)
+        signal_group(os.getpgrp(), signal.SIGKILL)
+
+    watcher = threading.Thread(target=watch, name="parent", daemon=True)
+    watcher.start()
+    code = server.wait()
+    if alone.is_set():
+        watcher.join()
+    return code if code >= 0 else _BY_SIGNAL - code
+
+
 if __name__ == "__main__":
-    ended = subprocess.run(sys.argv[1:], env=own_environment(), check=False).returncode
-    sys.exit(ended if ended >= 0 else _BY_SIGNAL - ended)
+    sys.exit(_serve(sys.argv[1:]))

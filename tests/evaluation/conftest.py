@@ -34,7 +34,7 @@ def new_model() -> Callable[..., Path]:
     return make_model
 
 
-def make_model(folder: Path, seed: int) -> Path:
+def make_model(folder: Path, seed: int, width: int = 32) -> Path:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -56,7 +56,7 @@ def make_model(folder: Path, seed: int) -> Path:
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=len(fast),
-            hidden_size=32,
+            hidden_size=width,
             intermediate_size=64,
             num_hidden_layers=2,
             num_attention_heads=2,

@@ -116,6 +116,7 @@ def test_it_ends_when_whoever_started_it_is_killed(program: Callable[[str], str]
     os.kill(starter.pid, signal.SIGKILL)
     starter.wait()
     wait_until(lambda: started_at(_noted(tmp_path)[0]) is None)
+    wait_until(lambda: not Path(_noted(tmp_path)[1][_noted(tmp_path)[1].index("--uds") + 1]).parent.exists())
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
