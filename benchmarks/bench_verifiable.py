@@ -108,23 +108,29 @@ def _additions(path: Path) -> InstructionsConfig:
 def _base(folder: Path, seed: int) -> Path:
     """A model of random weights over bytes."""
     if not (folder / "config.json").exists():
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            bos_token=END_OF_TEXT,
-            eos_token=END_OF_TEXT,
-            pad_token=PAD,
-            additional_special_tokens=list(SPECIAL_TOKENS[2:]),
-        )
-        fast.chat_template = CHAT_TEMPLATE
+        fast = tokenizer_of_bytes()
         special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
         export(build(hf_config(ModelConfig(**MODEL), len(fast), special), seed), None, folder)
         fast.save_pretrained(folder)
     return folder
+
+
+def tokenizer_of_bytes() -> PreTrainedTokenizerFast:
+    """A token a byte, and those of a chat."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class VllmSampler:
 
         found = _on_first(ask)
         if any(answer is None for answer, _ in found):
-            fix = "install 0.10.2 or a later one, or leave rlhf.sampler out for our own sampler"
+            fix = "install a later one, or leave rlhf.sampler out for our own sampler"
             raise stage_error(
                 "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
             )
@@ -136,10 +136,7 @@ class VllmSampler:
     def check(self, answers: Completions, logprobs: Tensor, mask: Tensor, step: int) -> None:
         """Tells how far vLLM's log-probabilities are from ours (B, T) of the same tokens, `mask (B, T)`, in the mean.
         Raises StageError `vllm_differs` where that is more than rounding."""
-        if answers.logprobs is None:
-            return
-        theirs = torch.zeros_like(logprobs).masked_scatter(mask.bool(), torch.tensor([*chain(*answers.logprobs)]))
-        apart = float(((logprobs - theirs) * mask).abs().sum() / mask.sum())
+        apart = float(differences(answers, logprobs, mask).mean())
         self._run.metric("rlhf/vllm_logprobs_apart", apart, step)
         most = _MOST_APART.get(self._dtype, _MOST_APART_ROUNDED)
         if not apart <= most:
@@ -183,6 +180,12 @@ class VllmSampler:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return 2 * AT_ONCE * longest * config.num_hidden_layers * heads * width * self._dtype.itemsize
+
+
+def differences(answers: Completions, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """How far vLLM's log-probabilities of all tokens (N,) are from these (B, T), `mask (B, T)`."""
+    assert answers.logprobs is not None
+    return (logprobs[mask.bool()] - torch.tensor([*chain(*answers.logprobs)])).abs()
 
 
 def seed_of(seed: int, number: int) -> int:

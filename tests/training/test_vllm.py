@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from training.models import build, hf_config
 from training.rlhf import rlhf
 from training.sampling import sample
 from training.sft import sft
-from training.vllm_sampler import VllmSampler
+from training.vllm_sampler import VllmSampler, differences
 
 pytestmark = [
     pytest.mark.long,
@@ -88,16 +87,16 @@ def _apart(policy: PreTrainedModel, answers: Completions, temperature: float = 1
     """The furthest that a log-probability of vLLM's is from ours."""
     batch = Batch.of(answers, 1)
     ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, hardware, temperature)
-    assert answers.logprobs is not None
-    theirs = torch.zeros_like(ours).masked_scatter(batch.mask.bool(), torch.tensor([*chain(*answers.logprobs)]))
-    return float(((ours - theirs) * batch.mask).abs().max())
+    return float(differences(answers, ours, batch.mask).max())
 
 
-def _policy(name: str = "qwen3", **changes: Any) -> PreTrainedModel:
+def _policy(name: str, **changes: Any) -> PreTrainedModel:
     sizes = {"n_embd": 64} if name == "gpt2" else {
         "hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "ffn_dim": 96, "word_embed_proj_dim": 64,
     }  # fmt: skip
     values = values_of_family(name) | sizes | changes
+    if name in ("qwen2", "qwen3"):  # of which vLLM takes windows in no or in all layers
+        values |= {"use_sliding_window": False, "sliding_window": None, "layer_types": ["full_attention"] * 2}
     return build(hf_config(ModelConfig(transformers=values), 320, SPECIAL), 1, "plain", 0.2).eval()
 
 
@@ -116,54 +115,74 @@ def test_vllm_computes_the_policy_before_and_after_its_weights_changed(
             sampler.update(round_number)
 
 
-def test_greedy_answers_are_ours_and_nothing_of_earlier_weights_is_left(tokenizer_dir: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def at_seven_tenths(
+    tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PreTrainedModel, VllmSampler, Answering]]:
+    """A policy, and one server for it at a temperature of 0.7; the number of tokens and the temperature can be set."""
+    policy, config = _policy("llama", max_position_embeddings=512), Answering(24, temperature=0.7)
+    with _sampling(policy, config, tmp_path_factory.mktemp("served"), tokenizer_dir, longest=400) as sampler:
+        yield policy, sampler, config
+
+
+def test_greedy_answers_are_ours_and_nothing_of_earlier_weights_is_left(
+    at_seven_tenths: tuple[PreTrainedModel, VllmSampler, Answering],
+    tokenizer_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of prompts so long that their keys and values are kept for those that begin alike. The risk: answers of a policy
     that went on from another one's keys and values."""
-    config = Answering(24, temperature=0.0)
-    policy = _policy(max_position_embeddings=512)
+    policy, sampler, config = at_seven_tenths
+    monkeypatch.setattr(config, "temperature", 0.0)
     start = [(7 * place) % 300 + 5 for place in range(300)]
     asked = [[*start, 9 + place] for place in range(8)] * 2
     given: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.0, "hardware": CPU}
-    with _sampling(policy, config, tmp_path, tokenizer_dir, longest=400) as sampler:
-        stops, before = Chat.load(tokenizer_dir).stops, []
-        for round_number in range(2):
-            answers = sampler.sample(asked, 0)
-            assert answers.ids == sample(policy, asked, stops=stops, **given)
-            assert answers.ids != before and answers.ids[:8] == answers.ids[8:]
-            before = answers.ids
-            _changed(policy)
-            sampler.update(round_number)
-
-
-def test_what_is_drawn_follows_from_the_seed_and_the_temperature(tokenizer_dir: Path, tmp_path: Path) -> None:
-    """And a server that was not told of the newest policy is found out. The risk: a round that is learnt from as if it
-    were another policy's."""
-    config, policy = Answering(temperature=0.7), _policy()
-    policy.generation_config.suppress_tokens = unused = list(range(200, 320))
-    asked = [[5, 6, 7]] * 24
-    with _sampling(policy, config, tmp_path, tokenizer_dir) as sampler:
-        first, again, other = (sampler.sample(asked, seed) for seed in (1, 1, 2))
-        assert first.ids == again.ids != other.ids and len(set(map(tuple, first.ids))) > 12
-        assert not {token for answer in first.ids for token in answer} & set(unused)
-    policy.generation_config.suppress_tokens = None
-    with _sampling(policy, config, tmp_path / "two", tokenizer_dir) as sampler:
-        answers = sampler.sample(asked, 1)
-        batch = Batch.of(answers, 1)
-
-        def check() -> None:
-            ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, CPU, 0.7)
-            sampler.check(answers, ours, batch.mask, 0)
-
-        check()
-        assert _apart(policy, answers, 0.7) < 1e-4
+    stops, before = Chat.load(tokenizer_dir).stops, None
+    for round_number in range(2):
+        answers = sampler.sample(asked, 0)
+        assert answers.ids == sample(policy, asked, stops=stops, **given)
+        assert answers.ids != before and answers.ids[:8] == answers.ids[8:]
+        before = answers.ids
         _changed(policy)
-        with pytest.raises(StageError, match="it computes another model"):
-            check()
+        sampler.update(round_number)
+
+
+def test_what_is_drawn_follows_from_the_seed_and_the_temperature_and_no_unused_token_is(
+    at_seven_tenths: tuple[PreTrainedModel, VllmSampler, Answering], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The risk: answers of one prompt that are all the same, or of another distribution."""
+    policy, sampler, _ = at_seven_tenths
+    asked = [[5, 6, 7]] * 24
+    first, again, other = (sampler.sample(asked, seed) for seed in (1, 1, 2))
+    assert first.ids == again.ids != other.ids and len(set(map(tuple, first.ids))) > 12
+    assert _apart(policy, first, 0.7) < 1e-4 < _apart(policy, first, 1.0)
+    written = {token for answer in first.ids for token in answer}
+    monkeypatch.setattr(policy.generation_config, "suppress_tokens", [*written], raising=False)
+    assert not written & {token for answer in sampler.sample(asked, 1).ids for token in answer}
+
+
+def test_a_server_that_was_not_told_of_the_newest_policy_is_found_out(
+    at_seven_tenths: tuple[PreTrainedModel, VllmSampler, Answering],
+) -> None:
+    """The risk: a round that is learnt from as if it were another policy's."""
+    policy, sampler, _ = at_seven_tenths
+    answers = sampler.sample([[5, 6, 7 + place] for place in range(24)], 1)
+    batch = Batch.of(answers, 1)
+
+    def check() -> None:
+        ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, CPU, 0.7)
+        sampler.check(answers, ours, batch.mask, 0)
+
+    check()
+    _changed(policy)
+    with pytest.raises(StageError, match="it computes another model"):
+        check()
+    sampler.update(0)
 
 
 def test_under_bf16_it_computes_the_policy_but_for_rounding(tokenizer_dir: Path, tmp_path: Path) -> None:
     """The risk: rounding that passes for another model, or the other way round."""
-    rounded, policy = Hardware(torch.device("cpu"), bf16=True), _policy()
+    rounded, policy = Hardware(torch.device("cpu"), bf16=True), _policy("llama")
     asked = [[5 + place, 20, 7 * place + 9, 80] for place in range(16)]
     with _sampling(policy, Answering(), tmp_path, tokenizer_dir, rounded) as sampler:
         answers = sampler.sample(asked, 0)
@@ -176,7 +195,7 @@ def test_a_head_size_that_its_kernels_do_not_know_is_told_before_anything_is_lea
     """The risk: a stage that fails in its first round, or waits for ever."""
     with (
         pytest.raises(StageError) as raised,
-        _sampling(_policy(hidden_size=40, head_dim=20), Answering(), tmp_path, tokenizer_dir),
+        _sampling(_policy("llama", hidden_size=40, head_dim=20), Answering(), tmp_path, tokenizer_dir),
     ):
         pass
     (problem,) = raised.value.problems

@@ -1,0 +1,98 @@
+"""Answers of a policy by vLLM against our own sampler, in turns on one machine.
+
+STEMMA_VLLM=/opt/vllm/bin/vllm python -m benchmarks.bench_vllm [--preset qwen3-4m] [--prompts 64] [--answers 4]
+    [--prompt-tokens 48] [--tokens 64] [--rounds 3] [--precision fp32] [--vllm-arguments=--enforce-eager …]
+
+A preset with random weights, whose answers are as long as they may be but for the one in some hundreds that ends. Every
+round both answer the same prompts, first the one, then the other; before, vLLM gets the policy's weights, which is
+timed apart. Told are new tokens a second (the median round), seconds until the server answers and to bring it weights,
+and how far its log-probabilities are from ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.bench_verifiable import tokenizer_of_bytes
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from training.answer_logprobs import logprobs_and_entropies
+from training.chat import Chat
+from training.completions import Batch, generate
+from training.config import ModelConfig
+from training.hardware import prepare
+from training.models import build, hf_config
+from training.vllm_sampler import VllmSampler, differences
+
+
+@dataclass
+class Answering:
+    answer_max_tokens: int
+    temperature: float = 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="qwen3-4m")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--answers", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--vllm-arguments", action="append", default=[])
+    options = parser.parse_args()
+    settings = {"device": "cpu", "precision": options.precision, "vllm": {"arguments": options.vllm_arguments}}
+    launch = LaunchConfig.model_validate(settings)
+    hardware = prepare(launch)
+    model = ModelConfig(preset=options.preset)
+    policy = build(hf_config(model, 4096, {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}), 3).eval()
+    random = np.random.default_rng(5)
+    asked = [random.integers(5, 4096, options.prompt_tokens).tolist() for _ in range(options.prompts)]
+    prompts = [prompt for prompt in asked for _ in range(options.answers)]
+    config, longest = Answering(options.tokens), options.prompt_tokens + options.tokens
+    speeds: dict[str, list[float]] = {"own": [], "vllm": []}
+    brought, apart = [], 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer_of_bytes().save_pretrained(folder)
+        chat, run = Chat.load(Path(folder)), Run(Path(folder) / "work", launch)
+        began = time.perf_counter()
+        sampler = VllmSampler(policy, Path(folder), chat, config, longest, hardware, run)
+        ready = time.perf_counter() - began
+        try:
+            for number in range(options.rounds + 1):
+                began = time.perf_counter()
+                sampler.update(number)
+                brought.append(time.perf_counter() - began)
+                for name in ("own", "vllm") if number % 2 else ("vllm", "own"):
+                    began = time.perf_counter()
+                    if name == "own":
+                        answers = generate(policy, prompts, chat, config, hardware, number)
+                    else:
+                        answers = sampler.sample(prompts, number)
+                    took = time.perf_counter() - began
+                    if number:  # the first warms both up
+                        speeds[name].append(sum(map(len, answers.ids)) / took)
+                    if name == "vllm":
+                        batch = Batch.of(answers, chat.pad)
+                        looked = (batch.ids, batch.places, batch.tokens, batch.mask)
+                        ours, _ = logprobs_and_entropies(policy, *looked, hardware)
+                        apart = max(apart, float(differences(answers, ours, batch.mask).mean()))
+        finally:
+            sampler.close()
+    own, vllm = (statistics.median(speeds[name]) for name in ("own", "vllm"))
+    print(f"{options.preset}, {len(prompts)} answers of up to {options.tokens} tokens, {options.precision}")
+    print(f"own {own:,.0f} tokens/s, vLLM {vllm:,.0f} tokens/s: {vllm / own:.2f} times")
+    print(f"vLLM answers after {ready:.0f} s, has new weights after {statistics.median(brought):.2f} s")
+    print(f"log-probabilities apart by {apart:.2g} nats a token in the mean")
+
+
+if __name__ == "__main__":
+    main()
