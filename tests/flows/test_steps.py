@@ -192,6 +192,26 @@ def test_a_reward_function_that_cannot_be_imported_is_named_before_anything_runs
     }
 
 
+def test_what_vllm_cannot_do_is_named_before_anything_runs(tmp_path: Path) -> None:
+    """A program that is not there or cannot be executed, and a family whose weights were not seen to arrive."""
+    program = tmp_path / "vllm"
+    pretrain = {"model": {"transformers": {"model_type": "cohere2"}}}
+    sections = {**MODELS, **ALIGNED, "pretrain": pretrain, "launch": {"vllm": {"program": str(program)}}}
+
+    def told(**changed: Any) -> dict[str, str]:
+        with pytest.raises(ConfigError) as caught:
+            parse({"name": "x", **sections, **changed})
+        return {problem.path: problem.message for problem in caught.value.problems if "vllm" in problem.code}
+
+    found = told(rlhf={"sampler": "vllm"})
+    assert "a program that is there" in found["launch.vllm.program"]
+    assert "llama" in found["rlhf.sampler"] and found["rlhf.sampler"].endswith("not cohere2")
+    program.touch()
+    assert "can be executed" in told(benchmarks={"engine": "vllm"})["launch.vllm.program"]
+    program.chmod(0o755)
+    parse({"name": "x", **{**sections, "pretrain": MODELS["pretrain"], "rlhf": {"sampler": "vllm"}}})
+
+
 def test_a_judge_that_is_no_second_opinion_is_refused() -> None:
     def told(**steps: Any) -> dict[str, tuple[str, str]]:
         return problems_of(steps, **{name: section for name, section in ALIGNED.items() if name not in MODELS})
