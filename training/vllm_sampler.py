@@ -9,6 +9,7 @@ Shapes: B answers.
 from __future__ import annotations
 
 import copy
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -66,7 +67,7 @@ class VllmSampler:
         self._config = config
         self._dtype = hardware.compute
         self._run = run
-        self._folder = Path(run.launch.scratch or run.work_dir) / "vllm"
+        self._folder = run.work_dir / "vllm"
         self._server: Vllm | None = None
 
         def start() -> None:
@@ -149,9 +150,10 @@ class VllmSampler:
             )
 
     def close(self) -> None:
-        """Ends the server; on other ranks nothing happens."""
+        """Ends the server and removes its weights; on other ranks nothing happens."""
         if self._server is not None:
             self._server.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write_weights(self) -> None:
         weights: dict[str, Tensor] = {}
