@@ -5,7 +5,8 @@ STEMMA_VLLM=/opt/vllm/bin/vllm python -m benchmarks.bench_vllm [--preset qwen3-4
 
 A preset with random weights, whose answers are as long as they may be but for the one in some hundreds that ends. Every
 round both answer the same prompts, first the one, then the other; before, vLLM gets the policy's weights, which is
-timed apart. Told are new tokens a second (the median round), seconds until the server answers and to bring it weights,
+timed apart. Told are new tokens a second and a second of a core, of all processes (the median round; on a machine that
+others use the latter says more), seconds until the server answers and to bring it weights,
 and how far its log-probabilities are from ours.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from benchmarks.bench_verifiable import tokenizer_of_bytes
 from infra.launch.config import LaunchConfig
@@ -58,7 +60,7 @@ def main() -> None:
     asked = [random.integers(5, 4096, options.prompt_tokens).tolist() for _ in range(options.prompts)]
     prompts = [prompt for prompt in asked for _ in range(options.answers)]
     config, longest = Answering(options.tokens), options.prompt_tokens + options.tokens
-    speeds: dict[str, list[float]] = {"own": [], "vllm": []}
+    speeds: dict[str, list[tuple[float, float]]] = {"own": [], "vllm": []}
     brought, apart = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
         tokenizer_of_bytes().save_pretrained(folder)
@@ -72,14 +74,15 @@ def main() -> None:
                 sampler.update(number)
                 brought.append(time.perf_counter() - began)
                 for name in ("own", "vllm") if number % 2 else ("vllm", "own"):
-                    began = time.perf_counter()
+                    began, computed = time.perf_counter(), _processor_s()
                     if name == "own":
                         answers = generate(policy, prompts, chat, config, hardware, number)
                     else:
                         answers = sampler.sample(prompts, number)
-                    took = time.perf_counter() - began
+                    took, worked = time.perf_counter() - began, _processor_s() - computed
                     if number:  # the first warms both up
-                        speeds[name].append(sum(map(len, answers.ids)) / took)
+                        tokens = sum(map(len, answers.ids))
+                        speeds[name].append((tokens / took, tokens / worked))
                     if name == "vllm":
                         batch = Batch.of(answers, chat.pad)
                         looked = (batch.ids, batch.places, batch.tokens, batch.mask)
@@ -87,11 +90,21 @@ def main() -> None:
                         apart = max(apart, float(differences(answers, ours, batch.mask).mean()))
         finally:
             sampler.close()
-    own, vllm = (statistics.median(speeds[name]) for name in ("own", "vllm"))
     print(f"{options.preset}, {len(prompts)} answers of up to {options.tokens} tokens, {options.precision}")
-    print(f"own {own:,.0f} tokens/s, vLLM {vllm:,.0f} tokens/s: {vllm / own:.2f} times")
+    for place, clock in enumerate(("second", "second of a core")):
+        own, vllm = (statistics.median(one[place] for one in speeds[name]) for name in ("own", "vllm"))
+        print(f"tokens a {clock}: own {own:,.0f}, vLLM {vllm:,.0f}, {vllm / own:.2f} times")
     print(f"vLLM answers after {ready:.0f} s, has new weights after {statistics.median(brought):.2f} s")
     print(f"log-probabilities apart by {apart:.2g} nats a token in the mean")
+
+
+def _processor_s() -> float:
+    """Seconds that the cores worked for this process and all below it."""
+    total = 0.0
+    for process in (own := psutil.Process(), *own.children(recursive=True)):
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total
 
 
 if __name__ == "__main__":
