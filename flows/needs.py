@@ -188,7 +188,10 @@ def _no_experts(config: PipelineConfig) -> list[Problem]:
         if not isinstance(section := node.config, PretrainConfig) or "model" in node.inputs:
             continue
         wrong = expert_ranks_problem(
-            config.launch.expert_parallel, section.model.architecture(), section.model.transformers or {}
+            config.launch.expert_parallel,
+            section.model.architecture(),
+            section.model.transformers or {},
+            config.launch.shares_of_examples,
         )
         if wrong and wrong not in found:
             found.append(wrong)

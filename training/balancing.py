@@ -5,11 +5,14 @@ Shapes: L layers with experts, N tokens, E experts of a layer, of which k see a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from infra.run import Run
 from training import ranks
@@ -24,7 +27,8 @@ class Routed(NamedTuple):
     """What a mixture of experts gives.
 
     states: hidden states (B, T, D) or logits (B, T, V). balancing: the loss of its routers, before its coefficient.
-    chosen: how many tokens each expert of each layer saw (L, E), without those that are not counted.
+    chosen: how many tokens each expert of each layer saw (L, E), without those that are not counted. Of a batch that
+    passed a pipeline both are those of its microbatches, in a dimension before.
     """
 
     states: Tensor
@@ -32,18 +36,16 @@ class Routed(NamedTuple):
     chosen: Tensor
 
 
-def balancing_loss(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """(loss, tokens that each expert saw (L, E)), from the logits (N, E) of each layer's router.
+def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Tensor:
+    """What the balancing loss adds up over tokens (1 + l·k, E), from the logits (N, E) of the routers of l layers: the
+    probabilities that they give each expert, with their gradient, and how many tokens chose it in each layer as their
+    first, second, … choice.
 
-    E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
-    that choose an expert, P the mean probability that its router gives it. It is k where all see as many. To the
-    bit load_balancing_loss_func of transformers 4, which holds k · E numbers for each token; version 5 adds by layers.
     counted: 1 for each token (N,) that counts, 0 for padding.
     """
     layers, experts = len(router_logits), router_logits[0].shape[-1]
     probabilities = torch.cat([one.float() for one in router_logits]).softmax(-1)
     counts = counted.repeat(layers)
-    total = counts.sum()
     with torch.no_grad():
         choices = probabilities.topk(k, -1).indices
         # A place for each layer, choice and expert.
@@ -51,9 +53,56 @@ def balancing_loss(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> 
         place = (place + choices.view(layers, -1, k)).flatten()
         found = probabilities.new_zeros(layers * k * experts)
         found.index_add_(0, place, counts.repeat_interleave(k).float())
-        seen = found.view(layers, k, experts)
-    mean = (probabilities * counts[:, None]).sum(0) / total
-    return (seen.sum(0) / total * mean).sum() * experts, seen.sum(1)
+    return torch.cat([(probabilities * counts[:, None]).sum(0)[None], found.view(-1, experts)])
+
+
+def balancing_loss(sums: Tensor, k: int, tokens: Tensor | float) -> tuple[Tensor, Tensor]:
+    """(loss, tokens that each expert saw (L, E)), from what `router_sums` has of all layers (1 + L·k, E).
+
+    E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
+    that choose an expert, P the mean probability that its router gives it. It is k where all see as many. To the
+    bit load_balancing_loss_func of transformers 4, which holds k · E numbers for each token; version 5 adds by layers.
+    tokens: those that count.
+    """
+    seen = sums[1:].detach().unflatten(0, (-1, k))
+    total = tokens * len(seen)
+    return (seen.sum(0) / total * (sums[0] / total)).sum() * sums.shape[1], seen.sum(1)
+
+
+@dataclass(frozen=True)
+class TokenRanks:
+    """Ranks that have other tokens each of the same sequences.
+
+    mesh: those that share sequences (`context`), and those that share layers (`tensor`), between which sequences are
+    split too.
+    """
+
+    mesh: DeviceMesh
+
+    def own(self, tokens: Tensor) -> Tensor:
+        """This rank's (B, T / tensor ranks) of what the tokens have (B, T) that ranks which share layers have."""
+        return tokens.chunk(self.mesh.size(1), 1)[self.mesh.get_local_rank(1)]
+
+    def sum(self, sums: Tensor) -> Tensor:
+        """Of all of them. A rank's gradient is that of its own tokens, as ranks that share layers add it up; times the
+        ranks that share sequences, which take the mean of theirs."""
+        found: Tensor = _Summed.apply(sums, self.mesh)
+        return found
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.means = mesh.size(0)
+        found = own.clone()
+        for dim in range(mesh.ndim):
+            if mesh.size(dim) > 1:
+                distributed.all_reduce(found, group=mesh.get_group(dim))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream[0] * ctx.means, None
 
 
 class ExpertLoad(Callback):
@@ -65,7 +114,8 @@ class ExpertLoad(Callback):
     train/expert_share/<number>: of all layers together, where a layer has at most 32 experts.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, layers: int, experts: int, run: Run) -> None:
+        self._shape = layers, experts
         self._run = run
         self._found: list[tuple[Tensor, Tensor]] = []
 
@@ -75,16 +125,18 @@ class ExpertLoad(Callback):
     def after_forward(self, state: TrainState) -> None:
         if isinstance(state.outputs, Routed):
             _, loss, chosen = state.outputs
-            self._found.append((loss.detach(), chosen))
+            self._found.append((loss.detach().view(-1), chosen.view(-1, *self._shape)))
 
     def batch_end(self, state: TrainState) -> None:
-        if not self._found:
-            return
-        losses, chosen = (torch.stack(part).double() for part in zip(*self._found, strict=True))
+        own = torch.zeros(1 + math.prod(self._shape), dtype=torch.float64, device=state.device)
+        if self._found:  # ranks of a pipeline but the last have none
+            losses, chosen = (torch.cat(part).double() for part in zip(*self._found, strict=True))
+            own = torch.cat([(losses * chosen.sum((1, 2))).sum()[None], chosen.sum(0).flatten()])
         self._found = []
-        weighed = (losses * chosen.sum((1, 2))).sum()
-        sums = ranks.all_reduce(torch.cat([weighed[None], chosen.sum(0).flatten()])).cpu()
-        seen = sums[1:].view(chosen.shape[1:])
+        sums = ranks.all_reduce(own).cpu()
+        seen = sums[1:].view(self._shape)
+        if not seen.any():
+            return
         shares = seen / seen.sum(1, keepdim=True).clamp(min=1)
         experts = shares.shape[1]
         values = {

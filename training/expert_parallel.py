@@ -1,9 +1,11 @@
 """Mixtures of experts in several ranks, and expert parallelism: ranks that hold a part of every layer's experts each
 (Lepikhin et al. 2020, section 3.2; Fedus et al. 2021, section 3.1), for the mixtures of training/families.py.
 
-Every rank has a part of a batch of its own, and all of the model but the experts. In each layer tokens go to the ranks
-that hold the experts which their router chose, by an all-to-all, and what these make of them comes back by another. No
-token is dropped. Weights keep the names that they have in the whole model.
+Every rank has tokens of its own: a part of a batch, its part of the sequences that ranks share (context parallelism),
+or of those between layers that they share (tensor parallelism with sequence parallelism); so none is sent twice. Each
+has all of the model but the experts, or what the other ways leave it. In each layer tokens go to the ranks that hold
+the experts which their router chose, by an all-to-all, and what these make of them comes back by another. No token is
+dropped. Weights keep the names that they have in the whole model.
 
 Shapes: N tokens of a rank, D width, E experts of a layer, of which k see a token, C = N·k choices, R ranks.
 """
@@ -16,16 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from training import ranks
 from training.callbacks import Callback
 from training.families import FAMILIES, Family
-from training.gradients import average, clip_by
-from training.pipeline_parallel import OtherRanks
+from training.gradients import Replicas, average, clip_by
+from training.other_ranks import OtherRanks
 from training.snapshot import local
+from training.tensor_parallel import squares
 from training.train_state import TrainState
 
 
@@ -50,56 +53,77 @@ class SharedExperts:
     """This rank's experts of a model, and what it takes to train them; every rank must call each method."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """Takes the experts of other ranks out of a model, of which each rank has all; all must call."""
-        count = ranks.expert_parallel()
-        sizes = {"copies": ranks.world_size() // count, "experts": count}
-        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        self.copies: DeviceMesh = mesh["copies"]
+        """Takes the experts of other ranks out of a model, of which each rank has all; all must call.
+
+        Those that share experts are next to each other among the ranks that have the same layers.
+        """
+        count, mesh = ranks.expert_parallel(), ranks.mesh(device.type)
+        by_layers = mesh.mesh.movedim(1, 0).reshape(ranks.pipeline_parallel(), -1, count)
+        shared = DeviceMesh(device.type, by_layers, mesh_dim_names=("pipe", "copies", "experts"))
+        self.copies: DeviceMesh = shared["copies"]
         """The ranks that hold the same experts as this one, in one dimension."""
-        group, place = mesh["experts"].get_group(), mesh["experts"].get_local_rank()
-        layers = expert_layers(model)
-        for layer in layers:
+        group, place = shared["experts"].get_group(), shared["experts"].get_local_rank()
+        for layer in expert_layers(model):
             each = len(layer.experts) // count
             own = range(place * each, (place + 1) * each)
             layer.experts = nn.ModuleList(
                 expert if number in own else OtherRanks(expert) for number, expert in enumerate(layer.experts)
             )
             layer.forward = partial(_forward, layer, group)
-        model.to(device)
-        self.weights = [weight for layer in layers for weight in layer.experts.parameters()]
-        self._begin_alike()
+        # DDP takes no weights that are cut up, and a pipeline has its own.
+        alone = ranks.tensor_parallel() > 1 and ranks.pipeline_parallel() == 1
+        self._replicas = Replicas(mesh) if alone else None
+        self.weights: list[Tensor] = []
+        """Those of the experts, once `hold` was called."""
+        self._own: set[int] = set()
+        self._others: list[nn.Parameter] = []
 
     @torch.no_grad()
-    def _begin_alike(self) -> None:
-        """Gives all that hold the same experts the first one's weights, as DDP does for the others."""
+    def hold(self, model: nn.Module) -> None:
+        """Knows the experts' weights from now on, where a model lies as it is to be trained; gives all that hold the
+        same experts the first one's, as DDP does for the others."""
+        self.weights = [weight for layer in expert_layers(model) for weight in layer.experts.parameters()]
+        self._own = set(map(id, self.weights))
         first, group = distributed.get_process_group_ranks(self.copies.get_group())[0], self.copies.get_group()
         for weight in self.weights if self.copies.size() > 1 else ():
             distributed.broadcast(weight.data, first, group=group)
+        if self._replicas is not None:
+            self._others = [weight for weight in model.parameters() if not self.own(weight)]
+            self._replicas.begin_alike(self._others)
+
+    def own(self, weight: Tensor) -> bool:
+        """Whether a weight is one of the experts'."""
+        return id(weight) in self._own
 
     def names(self, model: nn.Module) -> list[str]:
         """Of the experts' weights in a model."""
-        own = set(map(id, self.weights))
-        return [name for name, weight in model.named_parameters() if id(weight) in own]
+        return [name for name, weight in model.named_parameters() if self.own(weight)]
+
+    def gradients(self) -> list[Tensor]:
+        return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def join_gradients(self) -> None:
-        """Has the gradients of experts be what the mean over all ranks is, as DDP takes it of other weights: each has
-        those of its group's tokens already."""
-        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        """Has the gradients of experts be what the mean over all ranks is, as DDP takes it of other weights, or this
+        where DDP does not: each has those of its group's tokens already."""
         if self.copies.size() > 1:
-            average(gradients, self.copies.get_group(), ranks.world_size())
+            average(self.gradients(), self.copies.get_group(), ranks.gradient_ranks())
         else:
-            torch._foreach_div_(gradients, float(ranks.world_size()))
+            torch._foreach_div_(self.gradients(), float(ranks.gradient_ranks()))
+        if self._replicas is not None:
+            self._replicas.average([weight.grad for weight in self._others if weight.grad is not None])
+
+    def squares(self) -> Tensor:
+        """This rank's part of the sum of squares of the experts' gradients, in which each counts once."""
+        found = [one.float().square().sum() for one in self.gradients()]
+        return torch.stack(found).sum() / self.copies.size() if found else torch.zeros(())
 
     def clip(self, model: nn.Module, limit: float) -> float:
         """Scales all gradients so that their norm over all experts is at most `limit`; the norm before."""
-        own = set(map(id, self.weights))
-        weights = [weight for weight in model.parameters() if weight.grad is not None]
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        if not gradients:
+        others = [weight.grad for weight in model.parameters() if weight.grad is not None and not self.own(weight)]
+        if not others:
             return 0.0
-        shares = [self.copies.size() if id(weight) in own else ranks.world_size() for weight in weights]
-        parts = [one.float().square().sum() / share for one, share in zip(gradients, shares, strict=True)]
-        return clip_by(torch.stack(parts).sum(), gradients, limit)
+        total = torch.stack([squares(one) for one in others]).sum() + self.squares()
+        return clip_by(total, [*others, *self.gradients()], limit)
 
 
 class IdleExperts(Callback):
@@ -126,7 +150,10 @@ class IdleExperts(Callback):
 
 def _forward(layer: Any, group: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """What a layer of experts makes of hidden states (B, T, D), and the logits (N, E) of its router, as transformers'
-    own. group: of ranks that share its experts; None where this one holds all."""
+    own. group: of ranks that share its experts; None where this one holds all.
+
+    Of hidden states that ranks share along the sequence, this rank's alone."""
+    hidden = local(hidden)
     if layer.training and getattr(layer, "jitter_noise", 0) > 0:
         least, most = 1 - layer.jitter_noise, 1 + layer.jitter_noise
         hidden = hidden * torch.empty_like(hidden).uniform_(least, most)

@@ -53,7 +53,7 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(plain_head=False, vllm=True),
     "llama": Family(tensor_parallel=True, pipeline_parallel=True, vllm=True),
     "mistral": Family("one", tensor_parallel=True, pipeline_parallel=True, vllm=True),
-    "mixtral": Family("one", router=True, context_parallel=False),
+    "mixtral": Family("one", router=True, tensor_parallel=True, pipeline_parallel=True),
     "olmo": Family(),
     "olmo2": Family(),
     "olmo3": Family("by_layer"),
@@ -63,7 +63,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family("one"),
     "qwen2": Family("by_layer", tensor_parallel=True, pipeline_parallel=True, vllm=True),
     "qwen3": Family("by_layer", tensor_parallel=True, pipeline_parallel=True, vllm=True),
-    "qwen3_moe": Family("one", router=True, context_parallel=False),
+    "qwen3_moe": Family("one", router=True, tensor_parallel=True, pipeline_parallel=True),
     "smollm3": Family("by_layer"),
     "stablelm": Family(varlen=False, context_parallel=False),
     "starcoder2": Family("one"),
@@ -216,21 +216,37 @@ def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Pr
     )
 
 
-def expert_ranks_problem(count: int, model_type: str | None, values: Mapping[str, Any]) -> Problem | None:
-    """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot.
+def expert_ranks_problem(
+    count: int, model_type: str | None, values: Mapping[str, Any], shares_of_examples: tuple[int, int, int] = (1, 1, 1)
+) -> Problem | None:
+    """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot, or why
+    ranks cannot share layers, sequences or hold some layers each of a mixture of experts.
 
     model_type: None where it is not known yet.
     values: the config of transformers as a mapping, as far as it is known.
+    shares_of_examples: of launch.
     """
-    if count == 1 or model_type is None:
+    if model_type is None or max(count, *shares_of_examples) == 1:
         return None
     path = "launch.expert_parallel"
     if not is_mixture(model_type):
+        if count == 1:
+            return None
         able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
         message = f"expected a mixture of experts of {able}, not {model_type}"
         return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
+    if count == 1 and shares_of_examples[0] > 1:
+        message = f"expected ranks that share the experts of {model_type} beside tensor_parallel, which splits none"
+        return Problem("no_expert_parallel", path, message, f"set {path}: 2 or more, or leave tensor_parallel out")
     installed = version("transformers")
     if int(installed.split(".")[0]) > 4:
+        path = (
+            path
+            if count > 1
+            else "launch.pipeline_parallel"
+            if shares_of_examples[2] > 1
+            else "launch.context_parallel"
+        )
         message = f"expected transformers 4, in which each expert is a module, not {installed}, which stacks them"
         return Problem("no_expert_parallel", path, message, f"leave {path} out, or install transformers 4")
     experts = values.get("num_local_experts", values.get("num_experts"))

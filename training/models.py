@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from corpus.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
 from training.attention import ADDED_MASKS, FLEX, is_flash
-from training.balancing import Routed, balancing_loss
+from training.balancing import Routed, TokenRanks, balancing_loss, router_sums
 from training.config import ModelConfig
 from training.context_parallel import SharedSequences
 from training.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
@@ -29,6 +29,8 @@ from training.hardware import Hardware
 from training.initialise import Scheme, initialise
 from training.loss import IGNORE, chunked_cross_entropy, token_losses
 from training.norms import last_stack
+from training.other_ranks import OtherRanks
+from training.pipeline_parallel import Beside
 from training.split_loss import split_losses
 from training.tensor_parallel import padded
 from training.train_state import Trainable
@@ -193,17 +195,22 @@ class LanguageModel(Trainable):
     """Where ranks share sequences, this rank's part of them: `forward` takes a whole batch and gives what is of this
     rank's tokens. The mean of the ranks' `loss` is the batch's; `losses` and `example_losses` are of all tokens."""
 
+    token_ranks: TokenRanks | None = None
+    """Where ranks share sequences or layers of a mixture of experts: the balancing loss is of the tokens of all."""
+
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
         super().__init__()
         self.model = model
         self._hardware = hardware
-        self._compiled: Callable[[Batch], Outputs] | None = None
+        self._compiled: Callable[[Batch], tuple[Tensor, ...]] | None = None
         self._compiled_loss = False
         self._whole: dict[int, dict[str, Any]] = {}
         self._encoder = model.config.model_type == "bert"
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
         self._windows = windows(model.config)
         self.router = is_mixture(model.config.model_type)
+        stack = decoder(model) if self.router else None
+        self._routed = [number for number, layer in enumerate(stack.layers) if _routes(layer)] if stack else []
         self._plain_head = plain_head(model)
 
     def last_stack(self) -> nn.Module | None:
@@ -226,26 +233,48 @@ class LanguageModel(Trainable):
         if self.pipeline is not None:
             raise RuntimeError("expected a whole model: one in a pipeline computes by Pipeline.train and measure")
         compute = self._compiled if self._compiled and self.training else self._outputs
-        if self.sequences is not None:
-            return compute({**self.sequences.parts(batch), **self._attention(batch)})
-        if self.tensor_ranks == 1:
-            return compute({**batch, **self._attention(batch)})
-        whole, length = padded(batch, self.tensor_ranks)
-        outputs = compute({**whole, **self._attention(whole)})
-        assert isinstance(outputs, Tensor)
-        return outputs[:, :length]
+        if self.router:
+            batch = {**batch, "counted": _counted(batch["labels"])}
+        whole, length = padded(batch, 1 if self.sequences else self.tensor_ranks)
+        own = whole if self.sequences is None else self.sequences.parts(whole)
+        found = compute({**own, **self._attention(whole)})
+        states = found[0] if length == whole["input_ids"].shape[1] else found[0][:, :length]
+        return Routed(states, *self._balancing(found[1], batch["counted"])) if self.router else states
 
-    def through(self, layers: PreTrainedModel, batch: Batch, hidden: Tensor | None) -> Tensor:
-        """What some of the layers of a model make of a batch (B, T, D). hidden: what those before them gave, None
-        before the first."""
+    def through(self, layers: PreTrainedModel, batch: Batch, before: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What some of the layers of a model make of a batch: hidden states (B, T, D). Of a mixture of experts also
+        what its routers have added up so far (1, 1 + L·k, E), and once all layers are through, with a dimension for the
+        microbatch, the figures of `Routed`.
+
+        before: what those before them gave, empty before the first.
+        """
+        if self.router:
+            batch = {**batch, "counted": _counted(batch["labels"])}
         own = batch if self.sequences is None else self.sequences.parts(batch)
         inputs = self._inputs({**own, **self._attention(batch)})
-        if hidden is not None:
+        if before:
             ids = inputs.pop("input_ids")
-            inputs["inputs_embeds"] = hidden.reshape(*ids.shape, -1)
+            inputs["inputs_embeds"] = before[0].reshape(*ids.shape, -1)
         with self._hardware.autocast():
-            outputs: Tensor = layers(**inputs).last_hidden_state
-        return outputs.view(*own["input_ids"].shape, -1)
+            found = layers(**inputs)
+        states: Tensor = found.last_hidden_state.view(*own["input_ids"].shape, -1)
+        if not self.router:
+            return (states,)
+        held = [not isinstance(layer, OtherRanks) for layer in layers.layers]
+        sums = self._in_place(found.router_logits, own["counted"], [held[number] for number in self._routed])
+        if before:
+            sums = sums + before[1][0]
+        if not held[-1]:
+            return states, sums[None]
+        balancing, chosen = self._balancing(sums, batch["counted"])
+        return states, balancing[None], chosen[None]
+
+    def beside_states(self) -> Beside:
+        """What `through` gives beside hidden states."""
+        if not self.router:
+            return Beside()
+        layers, experts, k = self.expert_layers, self.experts_of_a_layer, self.model.config.num_experts_per_tok
+        return Beside(((1, 1 + layers * k, experts),), ((1,), (1, layers, experts)), Routed)
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
         """What keeps attention within documents and windows, in the form that the model's attention takes; made outside
@@ -317,7 +346,8 @@ class LanguageModel(Trainable):
             inputs["output_router_logits"] = True
         return inputs
 
-    def _outputs(self, batch: Batch) -> Outputs:
+    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Hidden states or logits, and of a mixture of experts what its routers add up over this rank's tokens."""
         inputs = self._inputs(batch)
         if self._both is not None:
             self._both.set(batch, self._hardware.compute)
@@ -330,16 +360,40 @@ class LanguageModel(Trainable):
                 outputs = found.last_hidden_state.to(self._hardware.compute)
         if "cu_seq_lens_q" in batch:
             outputs = outputs.view(len(batch["input_ids"]), -1, outputs.shape[-1])
-        if not self.router:
-            return outputs
-        return Routed(outputs, *self._balancing(found.router_logits, batch["labels"]))
+        return (outputs, self._sums(found.router_logits, batch["counted"])) if self.router else (outputs,)
 
-    def _balancing(self, router_logits: tuple[Tensor, ...], labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The balancing loss of all routers over the tokens of a microbatch that are no padding, which lies on the
-        right: those up to the one after the last label; and how many of them each expert saw."""
-        labelled = (labels != IGNORE).flip(1).cummax(1).values.flip(1)
-        real = torch.cat([torch.ones_like(labelled[:, :1]), labelled[:, :-1]], 1)
-        return balancing_loss(router_logits, self.model.config.num_experts_per_tok, real.long().flatten())
+    def _sums(self, router_logits: Sequence[Tensor], counted: Tensor) -> Tensor:
+        """counted: of the tokens (B, T) that the ranks which share layers have, this one among them."""
+        own = counted if self.token_ranks is None else self.token_ranks.own(counted)
+        return router_sums(router_logits, self.model.config.num_experts_per_tok, own.flatten())
+
+    def _in_place(self, router_logits: Sequence[Tensor], counted: Tensor, held: Sequence[bool]) -> Tensor:
+        """The sums of all layers (1 + L·k, E), of which some routers alone are here. held: whether each of L is."""
+        k = self.model.config.num_experts_per_tok
+        rows = torch.zeros(len(held), k, self.experts_of_a_layer, device=counted.device)
+        if not any(held):
+            return torch.cat([rows[0, :1], rows.flatten(0, 1)])
+        sums = self._sums(router_logits, counted)
+        rows[torch.tensor(held, device=counted.device)] = sums[1:].detach().unflatten(0, (-1, k))
+        return torch.cat([sums[:1], rows.flatten(0, 1)])
+
+    def _balancing(self, sums: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """The balancing loss of all routers over the tokens of a microbatch that count, and how many of them each
+        expert saw. counted: of whole sequences."""
+        if self.token_ranks is not None:
+            sums = self.token_ranks.sum(sums)
+        return balancing_loss(sums, self.model.config.num_experts_per_tok, counted.sum().clamp(min=1))
+
+    @property
+    def expert_layers(self) -> int:
+        """L, the layers of a mixture of experts that have some."""
+        return len(self._routed)
+
+    @property
+    def experts_of_a_layer(self) -> int:
+        """E."""
+        config = self.model.config
+        return int(getattr(config, "num_local_experts", None) or config.num_experts)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         states = outputs.states if isinstance(outputs, Routed) else outputs
@@ -357,7 +411,7 @@ class LanguageModel(Trainable):
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         if not isinstance(outputs, Routed):
             return total / count
-        return total / count + self.model.config.router_aux_loss_coef * outputs.balancing
+        return total / count + self.model.config.router_aux_loss_coef * outputs.balancing.mean()
 
     def sequence_logprobs(self, outputs: Outputs, labels: Tensor) -> Tensor:
         """Summed log-probabilities (B,) of each sequence's labelled tokens, with their gradients, from what `forward`
@@ -403,6 +457,18 @@ class LanguageModel(Trainable):
             of_tokens = split_losses if isinstance(weight, DTensor) else token_losses
             return of_tokens(flat, weight, labels.flatten()).view_as(labels)
         return cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="none").view_as(labels)
+
+
+def _routes(layer: nn.Module) -> bool:
+    """Whether a layer of a mixture of experts has some: a family may have dense ones between."""
+    return any(name.endswith("experts") for name, _ in layer.named_modules())
+
+
+def _counted(labels: Tensor) -> Tensor:
+    """1 for each token (B, T) that is no padding, which lies on the right: those up to the one after the last label; 0
+    for others."""
+    labelled = (labels != IGNORE).flip(1).cummax(1).values.flip(1)
+    return torch.cat([labelled[:, :1], labelled[:, :-1]], 1).long()
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:

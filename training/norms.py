@@ -43,10 +43,10 @@ def _clipped(model: nn.Module, limit: float) -> float:
     """Cuts gradients to a global norm of `limit` over all ranks; the norm before."""
     if isinstance(model, Trainable) and model.pipeline is not None:
         return model.pipeline.clip(limit)
-    if ranks.tensor_parallel() > 1:
-        return clip(model, limit)
     if isinstance(model, Trainable) and model.experts is not None:
         return model.experts.clip(model, limit)
+    if ranks.tensor_parallel() > 1:
+        return clip(model, limit)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 

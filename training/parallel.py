@@ -26,10 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import context_parallel, ranks
+from training.balancing import TokenRanks
 from training.blocks import blocks
 from training.expert_parallel import SharedExperts, reach_every_expert
 from training.hardware import Hardware
-from training.pipeline_parallel import Pipeline, is_cut, join_stages
+from training.other_ranks import is_cut, join_stages
+from training.pipeline_parallel import Pipeline
 from training.tensor_parallel import split
 from training.zero import ShardedOptimizer
 
@@ -41,28 +43,41 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
     """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
     `expert_parallel`, `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or
     a number of ranks that does not fit them."""
+    language: Any = model  # training.models.LanguageModel, which imports more than this, wherever ranks share more
+    experts = None
     if ranks.expert_parallel() > 1:
-        mixture: Any = model  # training.models.LanguageModel, which imports more than this
-        mixture.experts = SharedExperts(model, hardware.device)
-        return
-    if ranks.world_size() > 1:
+        language.experts = experts = SharedExperts(model, hardware.device)
+    elif ranks.world_size() > 1:
         reach_every_expert(model)
+    if ranks.context_parallel() * ranks.tensor_parallel() > 1 and language.router:
+        language.token_ranks = TokenRanks(ranks.mesh(hardware.device.type)["context", "tensor"])
     if ranks.context_parallel() > 1:
-        sharing: Any = model  # as above
-        sharing.sequences = context_parallel.share(sharing.model, hardware.device)
+        language.sequences = context_parallel.share(language.model, hardware.device)
     if ranks.pipeline_parallel() > 1:
-        cuttable: Any = model  # as above
-        cuttable.pipeline = Pipeline(
-            cuttable.model, launch.pipeline_pieces, hardware.device, hardware.compute, cuttable.through
+        language.pipeline = Pipeline(
+            language.model,
+            launch.pipeline_pieces,
+            hardware.device,
+            hardware.compute,
+            language.through,
+            language.beside_states(),
+            experts,
         )
         return
+    _place(model, launch, hardware, experts)
+    if experts:
+        experts.hold(model)
+
+
+def _place(model: nn.Module, launch: LaunchConfig, hardware: Hardware, experts: SharedExperts | None) -> None:
+    """Puts a model with all of its layers on its device, split and sharded as `launch` has it."""
     sharded = launch.shards_weights and (ranks.gradient_ranks() > 1 or launch.offload)
     if ranks.tensor_parallel() == 1 and not sharded:
         model.to(hardware.device)
         return
     mesh = mesh_of(launch, hardware)
     if ranks.tensor_parallel() > 1:
-        if not sharded and ranks.gradient_ranks() > 1:
+        if not sharded and not experts and ranks.gradient_ranks() > 1:
             raise stage_error(
                 "not_sharded",
                 "launch.sharding",
@@ -70,7 +85,7 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
                 f"not {launch.sharding}",
                 "set launch.sharding: fsdp, or launch.tensor_parallel to all ranks",
             )
-        splittable: Any = model  # as above
+        splittable: Any = model
         split(splittable.model.to(hardware.device), mesh["tensor"], mesh["shard"].size())
         splittable.tensor_ranks = ranks.tensor_parallel()
     if sharded:

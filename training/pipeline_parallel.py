@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,32 +32,37 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from training import ranks
-from training.gradients import average, clip_by
+from training.expert_parallel import SharedExperts
+from training.gradients import Replicas, clip_by, own_group
 from training.loss import IGNORE
+from training.other_ranks import OtherRanks
 from training.pipeline_cut import layers_of
 from training.snapshot import local
 from training.tensor_parallel import padded, split, sum_gradients
 from training.train_state import Batch, count_examples
 
-Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor | None], Tensor]
-"""(layers, microbatch, what the layers before gave (b, T, D) or None before the first) → (b, T, D)."""
-LossOf = Callable[[Tensor, Tensor], Tensor]
-"""(last hidden states (b, T, D), labels (b, T)) → what a microbatch adds to the loss of this pipeline's batch."""
+Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Sequence[Tensor]], Sequence[Tensor]]
+"""(layers, microbatch, what the layers before gave, empty before the first) → what these give: hidden states (b, T, D),
+and beside them what a model adds up from layer to layer, in fp32."""
+LossOf = Callable[[Any, Tensor], Tensor]
+"""(what the last layers gave, labels (b, T)) → what a microbatch adds to the loss of this pipeline's batch."""
 
 # Microbatches a rank into which a batch that is measured is cut, where it has so many sequences.
 _MEASURED = 4
 
 
-class OtherRanks(nn.Module):
-    """Stands where a layer of other ranks stood, and gives what it gets."""
+@dataclass(frozen=True)
+class Beside:
+    """What a model gives beside hidden states for each microbatch, in fp32: the shapes of what its layers hand on, and
+    of what the last ones give; and what makes the model's outputs of the latter. The first dimension is of one."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        if hasattr(layer, "attention_type"):
-            self.attention_type = layer.attention_type  # by which some families choose a layer's mask
+    between: tuple[tuple[int, ...], ...] = ()
+    last: tuple[tuple[int, ...], ...] = ()
+    outputs: Callable[..., Any] = tuple
 
-    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden
+    def named(self, given: Any) -> Any:
+        """The model's outputs, of what the last layers gave."""
+        return self.outputs(*given) if isinstance(given, tuple) else given
 
 
 class _Stage(nn.Module):
@@ -67,9 +73,10 @@ class _Stage(nn.Module):
         self._layers, self._compute, self.gives = layers, compute, gives
         self.started: Callable[[], None] = lambda: None
 
-    def forward(self, *hidden: Tensor, **microbatch: Tensor) -> Tensor:
+    def forward(self, *passed: Tensor, **microbatch: Tensor) -> Tensor | tuple[Tensor, ...]:
         self.started()
-        return self._compute(self._layers, microbatch, hidden[0] if hidden else None).to(self.gives)
+        hidden, *beside = self._compute(self._layers, microbatch, passed)
+        return (hidden.to(self.gives), *beside) if beside else hidden.to(self.gives)
 
 
 class _UnderWay(PipelineStage):
@@ -113,7 +120,7 @@ class _UnderWay(PipelineStage):
         nowhere = torch.device("meta")
         self._place(self.args_recv_info[bwd_chunk_id], nowhere)
         self._place(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
-        self.output_chunks[bwd_chunk_id] = self.output_chunks[bwd_chunk_id].detach() if self.is_last else None
+        self.output_chunks[bwd_chunk_id] = _detached(self.output_chunks[bwd_chunk_id]) if self.is_last else None
 
 
 class Pipeline:
@@ -123,20 +130,28 @@ class Pipeline:
     """
 
     def __init__(
-        self, network: PreTrainedModel, pieces: int, device: torch.device, computes_in: torch.dtype, compute: Compute
+        self,
+        network: PreTrainedModel,
+        pieces: int,
+        device: torch.device,
+        computes_in: torch.dtype,
+        compute: Compute,
+        beside: Beside | None = None,
+        experts: SharedExperts | None = None,
     ) -> None:
         """Cuts a model in place, of which each rank has all, and puts this rank's part on `device`; all must call.
 
         pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
+        beside: what it gives beside hidden states.
+        experts: where ranks of a stage share those of the model.
         """
         self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
         self._tensor, self._context = ranks.tensor_parallel(), ranks.context_parallel()
+        self._beside, self._experts = beside or Beside(), experts
         mesh = ranks.mesh(device.type)
         self._pipe = mesh["pipe"].get_group()
         self._members = distributed.get_process_group_ranks(self._pipe)
-        # Those that hold the same parts of the same layers; by (pipe, tensor), of all data and context ranks.
-        alike = mesh.mesh.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)
-        self._data, self._replicas = _own_group(alike.tolist())
+        self._replicas = Replicas(mesh)
         self._width = int(network.config.hidden_size)
         self._total = self._count * pieces
         place = self._members.index(ranks.rank())
@@ -160,11 +175,13 @@ class Pipeline:
         network.to(device)
         if self._tensor > 1:
             split(network, mesh["tensor"], runs=runs)
-        self._weights = list(network.parameters())
+        if experts:
+            experts.hold(network)
+        self._weights = [weight for weight in network.parameters() if not (experts and experts.own(weight))]
         # With both ends the embedding, where it is the output layer too.
         self._shared = stack.embed_tokens.weight if tied and ends else None
         ends_of = mesh.mesh.movedim(1, -1).flatten(0, -2)[:, [0, -1]]
-        self._ends = _own_group(ends_of.tolist())[0] if tied else None
+        self._ends = own_group(ends_of.tolist())[0] if tied else None
         self._counted = [weight for weight in self._weights if not (place and weight is self._shared)]
         self._begin_alike()
         self._loss_of: LossOf | None = None
@@ -172,20 +189,17 @@ class Pipeline:
 
     @torch.no_grad()
     def _begin_alike(self) -> None:
-        """Gives all pipelines the first one's weights, and both ends what they share: where a model starts from what a
-        GPU has computed, it may differ in the last bits."""
-        for weight in self._weights:
-            distributed.broadcast(local(weight.data), self._replicas[0], group=self._data)
+        """Gives all pipelines the first one's weights, and both ends what they share."""
+        self._replicas.begin_alike(self._weights)
         if self._shared is not None:
             distributed.broadcast(local(self._shared.data), self._members[0], group=self._ends)
         # NCCL wants all ranks in the first call of a group, which those of a schedule are not.
         distributed.all_reduce(torch.zeros(1, device=self._device), group=self._pipe)
 
-    def train(
-        self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]
-    ) -> tuple[Tensor | None, Batch]:
-        """Adds up the gradients of a batch over its microbatches, and makes them the mean of all pipelines'. The last
-        hidden states (B, T, D), None on ranks that do not compute them, and the batch that they are of.
+    def train(self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]) -> tuple[Any, Batch]:
+        """Adds up the gradients of a batch over its microbatches, and makes them the mean of all pipelines'. What the
+        last layers gave, hidden states (B, T, D) and of each microbatch what stands beside them, None on ranks that do
+        not compute them; and the batch that they are of.
 
         size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
         started: is called before each of this rank's forward passes.
@@ -197,7 +211,7 @@ class Pipeline:
         found = self._step(batch, size, train=True)
         self._loss_of = None
         self._join_gradients()
-        return None if found is None else found.detach(), batch
+        return self._beside.named(_detached(found)), batch
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> Tensor | None:
@@ -207,6 +221,8 @@ class Pipeline:
             stage.started = lambda: None
         batch, size, length = self._filled(batch, -(-rows // (_MEASURED * self._count)))
         found = self._step(batch, size, train=False)
+        if isinstance(found, tuple):
+            found = found[0]
         return None if found is None else found[:rows, :length]
 
     def from_last(self, found: Tensor | None, like: Tensor) -> Tensor:
@@ -221,11 +237,16 @@ class Pipeline:
         for weight in self._counted:
             if weight.grad is not None:
                 total += local(weight.grad).float().square().sum() / (1 if _is_cut_up(weight) else self._tensor)
-        return clip_by(total / len(self._replicas), self._gradients(), limit)
+        total /= self._replicas.size
+        gradients = self._gradients()
+        if self._experts:
+            total += self._experts.squares()
+            gradients += self._experts.gradients()
+        return clip_by(total, gradients, limit)
 
     def _gradients(self) -> list[Tensor]:
-        """This rank's own parts of them."""
-        return [local(weight.grad) for weight in self._weights if weight.grad is not None]
+        """Of all but experts that ranks share."""
+        return [weight.grad for weight in self._weights if weight.grad is not None]
 
     def _filled(self, batch: Batch, size: int) -> tuple[Batch, int, int]:
         """A batch in as many equal microbatches as the schedule wants, the sequences of one, at most `size`, and the
@@ -242,17 +263,16 @@ class Pipeline:
             batch["labels"][rows:] = IGNORE
         return batch, size, length
 
-    def _step(self, batch: Batch, size: int, *, train: bool) -> Tensor | None:
+    def _step(self, batch: Batch, size: int, *, train: bool) -> Any:
         rows, length = batch["input_ids"].shape
         schedule = self._schedule(rows // size, size, length, train=train)
         target = {"target": batch["labels"]} if train else {}
         try:
-            found: Tensor | None = schedule.step(**target, **batch)
+            return schedule.step(**target, **batch)
         except RuntimeError as error:
             if memory := _want_of_memory(error):
                 raise memory from None
             raise
-        return found
 
     def _schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
         """The schedule of a batch of this shape. The last one stays, with its buffers."""
@@ -264,6 +284,12 @@ class Pipeline:
 
     def _new_schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
         hidden = torch.empty(size, length // self._context, self._width, device="meta", requires_grad=train)
+
+        def given(last: bool, gives: torch.dtype) -> tuple[Tensor, ...]:
+            shapes = self._beside.last if last else self._beside.between
+            like = [torch.empty(shape, device="meta", requires_grad=train) for shape in shapes]
+            return torch.empty_like(hidden, dtype=gives, requires_grad=train), *like
+
         # Newer versions of torch have memory for what they receive only while it is needed.
         stage_class = PipelineStage if hasattr(_RecvInfo, "allocate_buffer") else _UnderWay
         stages = [
@@ -272,8 +298,8 @@ class Pipeline:
                 place,
                 self._total,
                 self._device,
-                (hidden,) if place else (),
-                (torch.empty_like(hidden, dtype=stage.gives, requires_grad=train),),
+                given(False, hidden.dtype) if place else (),
+                given(place == self._total - 1, stage.gives),
                 group=self._pipe,
             )
             for place, stage in self._stages.items()
@@ -288,9 +314,9 @@ class Pipeline:
                 actions[:] = [one if one and one.computation_type == forward else None for one in actions]
         return schedule
 
-    def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, outputs: Any, labels: Tensor) -> Tensor:
         assert self._loss_of is not None
-        return self._loss_of(hidden, labels)
+        return self._loss_of(self._beside.named(outputs), labels)
 
     @torch.no_grad()
     def _join_gradients(self) -> None:
@@ -298,38 +324,12 @@ class Pipeline:
         of both ends'."""
         if self._tensor > 1:
             sum_gradients(self._weights)
-        if len(self._replicas) > 1:
-            average(self._gradients(), self._data, len(self._replicas))
+        self._replicas.average(self._gradients())
+        if self._experts:
+            self._experts.join_gradients()
         if self._shared is not None:
             assert self._shared.grad is not None
             distributed.all_reduce(local(self._shared.grad), group=self._ends)
-
-
-def is_cut(model: nn.Module) -> bool:
-    """Whether other ranks hold some of a model's layers."""
-    return any(isinstance(part, OtherRanks) for part in model.modules())
-
-
-def join_stages(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of all ranks, on the CPU, from this rank's by their names in the whole model; every rank must call.
-    Those that share memory on one rank do afterwards too."""
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    first: dict[int, str] = {}
-    for name, tensor in own.items():
-        first.setdefault(id(tensor), name)
-    whole: dict[str, Tensor] = {}
-    described = {name: (tensor.shape, tensor.dtype, first[id(tensor)]) for name, tensor in own.items()}
-    for rank, names in enumerate(ranks.gather(described)):
-        for name, (shape, dtype, same) in names.items():
-            if name in whole:
-                continue
-            if same in whole:
-                whole[name] = whole[same]
-                continue
-            tensor = own[name].to(device) if rank == ranks.rank() else torch.empty(shape, dtype=dtype, device=device)
-            distributed.broadcast(tensor, rank)
-            whole[name] = tensor.cpu()
-    return whole
 
 
 def _piece(stack: PreTrainedModel, run: Collection[int], *, last: bool) -> PreTrainedModel:
@@ -346,15 +346,11 @@ def _held(layers: nn.ModuleList, run: Collection[int]) -> nn.ModuleList:
     return nn.ModuleList(layer if number in run else OtherRanks(layer) for number, layer in enumerate(layers))
 
 
-def _own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
-    """A process group of each of these ranks; every rank must call. This rank's, and who is in it: None and nobody
-    where it is in none."""
-    found: tuple[Any, list[int]] = None, []
-    for members in groups:
-        group = distributed.new_group(members)
-        if ranks.rank() in members:
-            found = group, members
-    return found
+def _detached(outputs: Any) -> Any:
+    """What the last layers gave, a tensor or several, without its graph."""
+    if isinstance(outputs, tuple):
+        return tuple(one.detach() for one in outputs)
+    return None if outputs is None else outputs.detach()
 
 
 def _is_cut_up(weight: Tensor) -> bool:

@@ -129,7 +129,9 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
             bytes_per_token=text.bytes_per_token if causal else 0.0,
             sources=sources,
         )
-        watches: list[Callback] = [ExpertLoad(run)] if model.router else []
+        watches: list[Callback] = []
+        if model.router:
+            watches.append(ExpertLoad(model.expert_layers, model.experts_of_a_layer, run))
         if causal and config.guard.enabled:
             first = text.first(mixture, config.seed, _SAMPLE_TOKENS)
             sample = read_packed(text.train, cache, first, limit_gb=limit_gb).tokens
@@ -207,7 +209,9 @@ def _check_ranks(
         run.launch.tensor_parallel,
     ):
         raise StageError(wrong)
-    if wrong := expert_ranks_problem(run.launch.expert_parallel, family, network.config.to_dict()):
+    if wrong := expert_ranks_problem(
+        run.launch.expert_parallel, family, network.config.to_dict(), run.launch.shares_of_examples
+    ):
         raise StageError(wrong)
     if wrong := pipeline_problem(
         run.launch.pipeline_parallel,

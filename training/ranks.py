@@ -87,21 +87,22 @@ _expert_parallel = 1
 
 
 def share_experts(count: int) -> None:
-    """Has each `count` ranks that are next to each other hold a part of a mixture's experts each. Raises StageError if
-    they do not divide the ranks."""
+    """Has each `count` ranks that are next to each other, among those that have the same layers, hold a part of a
+    mixture's experts each. Raises StageError if they do not divide these."""
     global _expert_parallel
-    if world_size() % count:
+    alike = world_size() // _pipeline_parallel
+    if alike % count:
         raise stage_error(
             "not_divisible",
             "launch.expert_parallel",
-            f"expected a divisor of the {world_size()} ranks, not {count}",
+            f"expected a divisor of the {alike} ranks that have the same layers, not {count}",
             "set it to one, such as the devices of a node",
         )
     _expert_parallel = count
 
 
 def expert_parallel() -> int:
-    """Ranks that hold a part of a mixture's experts each; every one has a part of a batch of its own."""
+    """Ranks that hold a part of a mixture's experts each; every one has tokens of its own."""
     return _expert_parallel
 
 

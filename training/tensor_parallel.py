@@ -113,6 +113,10 @@ def _layer_plan(layer: nn.Module) -> dict[str, Any]:
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(_SEQUENCE)),
     }
+    for mixture in [name for name in ("mlp", "block_sparse_moe") if f"{name}.experts" in parts]:
+        # Each rank's own tokens go to the experts (training/expert_parallel.py).
+        plan |= {f"{mixture}.gate": SequenceParallel(sequence_dim=0, use_local_output=True)}
+        plan.pop(mixture, None)
     return {name: how for name, how in plan.items() if name in parts}
 
 
@@ -147,11 +151,11 @@ def clip(model: nn.Module, limit: float) -> float:
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     if not gradients:
         return 0.0
-    total = torch.stack([_squares(gradient) for gradient in gradients]).sum()
+    total = torch.stack([squares(gradient) for gradient in gradients]).sum()
     return clip_by(total, gradients, limit)
 
 
-def _squares(gradient: Tensor) -> Tensor:
+def squares(gradient: Tensor) -> Tensor:
     """This rank's part of the sum of squares: of what several ranks hold, each counts its share."""
     if not isinstance(gradient, DTensor):
         return gradient.float().square().sum() / ranks.world_size()

@@ -147,8 +147,10 @@ class LaunchConfig(Config):
     one node, so that layers are gathered within it and only gradients go between nodes."""
     tensor_parallel: int = Field(1, ge=1)
     """Ranks, next to each other, that share every layer (Shoeybi et al. 2019), and between layers the sequence
-    (Korthikanti et al. 2022), in pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own
-    part of a batch. Needs trainer: native; where ranks are more, sharding: zero2, fsdp or hsdp spreads each part."""
+    (Korthikanti et al. 2022), in pretraining of Llama, Mistral, Qwen2 and Qwen3, and, beside expert_parallel, of
+    Mixtral and Qwen3-MoE; in other stages every rank has its own part of a batch. Needs trainer: native; where ranks
+    are more, sharding: zero2, fsdp or hsdp spreads each part, but for ddp beside pipeline_parallel or
+    expert_parallel."""
     context_parallel: int = Field(1, ge=1)
     """Ranks, next to each other, that share every sequence along its tokens, in pretraining with objective: causal; in
     other stages every rank has its own part of a batch. Each computes its tokens, and attention gathers the keys and
@@ -157,19 +159,21 @@ class LaunchConfig(Config):
     native."""
     pipeline_parallel: int = Field(1, ge=1)
     """Ranks, next to each other, that hold a run of a model's layers each (Narayanan et al. 2021, section 2.2), in
-    pretraining of Llama, Mistral, Qwen2 and Qwen3; in other stages every rank has its own part of a batch and the whole
-    model. Microbatches pass them one behind the other, by the schedule 1F1B. For models that no device holds, over
-    links that are too slow for tensor_parallel or sharding. Needs trainer: native and sharding: ddp or zero1; beside
-    tensor_parallel or context_parallel, whose groups of ranks it then has in place of ranks, ddp."""
+    pretraining of Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE; in other stages every rank has its own part of
+    a batch and the whole model. Microbatches pass them one behind the other, by the schedule 1F1B. For models
+    that no device holds, over links that are too slow for tensor_parallel or sharding. Needs trainer: native and
+    sharding: ddp or zero1; beside tensor_parallel or context_parallel, whose groups of ranks it then has in place of
+    ranks, ddp."""
     pipeline_pieces: int = Field(1, ge=1)
     """Runs of layers that each rank of a pipeline holds, by the schedule interleaved 1F1B (Narayanan et al. 2021,
     section 2.2): ranks wait for each other so many times less, and send so many times more. Needs a multiple of
     pipeline_parallel microbatches."""
     expert_parallel: int = Field(1, ge=1)
     """Ranks, next to each other, that hold a part of every layer's experts each (Lepikhin et al. 2020, section 3.2), in
-    pretraining of Mixtral, OLMoE and Qwen3-MoE; in other stages every rank has the whole model. Each has a part of a
-    batch of its own, and tokens are sent to the experts that their router chose. Needs trainer: native and sharding:
-    ddp or zero1."""
+    pretraining of Mixtral, OLMoE and Qwen3-MoE; in other stages every rank has the whole model. Each has tokens of its
+    own, which are sent to the experts that their router chose: a part of a batch, of the sequences that
+    context_parallel shares, or of those between layers that tensor_parallel shares. In a pipeline they are ranks of one
+    stage. Needs trainer: native and sharding: ddp or zero1; beside tensor_parallel ddp."""
     offload: bool = False
     """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
     hsdp."""
@@ -312,7 +316,8 @@ class LaunchConfig(Config):
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
         wrong += self._uneven("tensor_parallel")
-        if self.ranks > self.tensor_parallel and not self.shards_weights and self.pipeline_parallel == 1:
+        averaged = self.shards_weights or self.pipeline_parallel > 1 or self.expert_parallel > 1
+        if self.ranks > self.tensor_parallel and not averaged:
             wrong.append(
                 f"sharding: zero2, fsdp or hsdp for more than {self.tensor_parallel} ranks, not {self.sharding}"
             )
@@ -366,16 +371,16 @@ class LaunchConfig(Config):
         wrong = []
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
-        if self.ranks % self.expert_parallel:
-            wrong.append(f"a divisor of the {self.ranks} ranks, not {self.expert_parallel}")
-        wrong += [
-            f"{key}: 1, since the two do not go together"
-            for key, count in zip(
-                ("tensor_parallel", "context_parallel", "pipeline_parallel"), self.shares_of_examples, strict=True
+        alike = self.ranks // self.pipeline_parallel
+        if alike % self.expert_parallel:
+            wrong.append(
+                f"a divisor of the {alike} ranks that have the same layers, not {self.expert_parallel}"
+                if self.pipeline_parallel > 1
+                else f"a divisor of the {alike} ranks, not {self.expert_parallel}"
             )
-            if count > 1
-        ]
-        if self.shards_weights:
+        if self.tensor_parallel > 1 and self.sharding != "ddp":
+            wrong.append(f"sharding: ddp beside tensor_parallel, not {self.sharding}")
+        elif self.shards_weights:
             wrong.append(f"sharding: ddp or zero1, not {self.sharding}")
         if self.compile == "on":
             wrong.append("compile: auto or off")

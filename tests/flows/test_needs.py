@@ -117,9 +117,9 @@ def test_sequences_that_ranks_cannot_share_are_refused() -> None:
     odd = {"shard.sequence_length": "1032", "pretrain.global_batch_tokens": "1032000"}
     (found,) = [one for one in problems(**both, **odd) if one[0] == "not_divisible"]
     assert "32 tokens, two chunks a rank, each split over 8 ranks" in found[2]
-    mixture = "{model_type: mixtral, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4}"
+    mixture = "{model_type: olmoe, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4}"
     ((code, _, message),) = problems(**{"pretrain.model": f"{{transformers: {mixture}}}", "pretrain.recipe": "null"})
-    assert code == "no_context_parallel" and "not mixtral" in message
+    assert code == "no_context_parallel" and "not olmoe" in message
     ((code, _, message),) = problems(**{"pretrain.objective": "prefix"})
     assert code == "no_context_parallel" and "objective: causal, not prefix" in message
     with pytest.raises(ConfigError, match="trainer: native"):
@@ -140,6 +140,16 @@ def test_models_whose_experts_ranks_cannot_share_are_refused() -> None:
     assert "leave launch.expert_parallel out" in fix
     ((code, _, message, _),) = problems(f"{{transformers: {{model_type: qwen3_moe, {sizes}, num_experts: 6}}}}")
     assert code == "not_divisible" and "a multiple of 4, not 6" in message
+    mixtral = f"{{transformers: {{model_type: mixtral, {sizes}, num_key_value_heads: 2}}}}"
+    layers = {"launch.tensor_parallel": "2"}
+    assert not problems(mixtral, **layers)
+    ((code, _, message, fix),) = problems(
+        mixtral, **layers, **{"launch.expert_parallel": "1", "launch.sharding": "fsdp"}
+    )
+    assert code == "no_expert_parallel" and "beside tensor_parallel" in message and "2 or more" in fix
+    for key in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
+        found = problems(f"{{transformers: {{model_type: olmoe, {sizes}, num_experts: 8}}}}", **{f"launch.{key}": "2"})
+        assert [one[:2] for one in found] == [(f"no_{key}", f"launch.{key}")]
     with pytest.raises(ConfigError, match="trainer: native"):
         problems("{preset: gpt-125m}", **{"launch.trainer": "composer"})
 

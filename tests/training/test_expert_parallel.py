@@ -298,9 +298,10 @@ def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         LaunchConfig(**native, sharding="fsdp")
     with pytest.raises(ValidationError, match="a divisor of the 4 ranks, not 3"):
         LaunchConfig(**native | {"expert_parallel": 3})
-    for key in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
-        with pytest.raises(ValidationError, match=f"{key}: 1, since the two do not go together"):
-            LaunchConfig(**native, **{key: 2}, sharding="fsdp" if key == "tensor_parallel" else "ddp")
+    with pytest.raises(ValidationError, match="sharding: ddp beside tensor_parallel, not zero1"):
+        LaunchConfig(**native, tensor_parallel=2, sharding="zero1")
+    with pytest.raises(ValidationError, match="a divisor of the 2 ranks that have the same layers, not 4"):
+        LaunchConfig(**native | {"expert_parallel": 4}, pipeline_parallel=2)
     with pytest.raises(ValidationError, match="compile: auto or off"):
         LaunchConfig(**native, compile="on")
     monkeypatch.setattr("training.families.version", lambda name: "4.57.6")
@@ -309,9 +310,14 @@ def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     odd = expert_ranks_problem(3, "mixtral", {"num_local_experts": 8})
     assert odd and odd.code == "not_divisible" and "a multiple of 3, not 8" in odd.message
     assert expert_ranks_problem(4, "qwen3_moe", {"num_experts": 8}) is None
+    whole = expert_ranks_problem(1, "mixtral", {}, (2, 1, 1))
+    assert whole and "share the experts of mixtral beside tensor_parallel" in whole.message
+    assert expert_ranks_problem(1, "mixtral", {}, (1, 2, 2)) is None and expert_ranks_problem(1, "llama", {}) is None
     monkeypatch.setattr("training.families.version", lambda name: "5.24.0")
     stacked = expert_ranks_problem(4, "qwen3_moe", {"num_experts": 8})
     assert stacked and stacked.code == "no_expert_parallel" and "transformers 4" in stacked.message
+    cut = expert_ranks_problem(1, "qwen3_moe", {}, (1, 1, 2))
+    assert cut and cut.path == "launch.pipeline_parallel" and cut.message == stacked.message
     assert "not 5.24.0" in stacked.message and "install transformers 4" in (stacked.fix or "")
 
 

@@ -34,7 +34,8 @@ class Native:
         self._microbatch = microbatch
         seed_all(state.seed)
         self._model: nn.Module = state.model
-        if ranks.gradient_ranks() > 1 and not (isinstance(state.model, FSDPModule) or state.model.pipeline):
+        averaged = isinstance(state.model, FSDPModule) or state.model.pipeline or ranks.tensor_parallel() > 1
+        if ranks.gradient_ranks() > 1 and not averaged:
             if experts := state.model.experts:
                 DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
                     state.model, experts.names(state.model)
@@ -130,7 +131,7 @@ class Native:
         everyone = int(ranks.all_reduce(torch.tensor(labelled, device=state.device)))
         total = torch.zeros(1, device=state.device)
 
-        def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
+        def loss_of(outputs: Any, labels: Tensor) -> Tensor:
             state.loss = state.model.loss(outputs, {"labels": labels})
             assert isinstance(state.loss, Tensor)
             self._tell(Event.BEFORE_BACKWARD)
