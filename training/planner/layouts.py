@@ -57,7 +57,8 @@ def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _S
 
 def _of_degrees(job: Training, dp: int, tp: int, pp: int, cp: int, shardings: tuple[Sharding, ...]) -> Iterator[Layout]:
     arch = job.arch
-    widest = [ep for ep in divisors(min(dp * cp, arch.experts)) if arch.experts % ep == 0 and (dp * cp) % ep == 0]
+    alike = dp * cp * tp
+    widest = [ep for ep in divisors(min(alike, arch.experts)) if arch.experts % ep == 0 and alike % ep == 0]
     alone = job.kernels.data_parallel_alone
     kinds: tuple[Sharding, ...] = shardings if dp * cp > 1 and not alone else ("ddp",)
     recomputes: tuple[Recompute, ...] = ("none", "full") if alone else get_args(Recompute)
@@ -135,9 +136,13 @@ def runs_here(layout: Layout, job: Training) -> bool:
     that is installed, and a vocabulary that is padded as `padded_vocabulary` says."""
     arch, grouped = job.arch, layout.tp * layout.cp > 1
     family = FAMILIES.get(arch.family, Family(context_parallel=False))
-    if layout.ep > 1:
-        goes = not grouped and layout.pp == 1 and layout.sharding in ("ddp", "zero1")
-        return goes and not expert_ranks_problem(layout.ep, arch.family, {"num_experts": arch.experts})
+    degrees = layout.tp, layout.cp, layout.pp
+    if (arch.experts > 1 or layout.ep > 1) and expert_ranks_problem(
+        layout.ep, arch.family, {"num_experts": arch.experts}, degrees
+    ):
+        return False
+    if layout.ep > 1 and layout.sharding not in (("ddp",) if layout.tp > 1 else ("ddp", "zero1")):
+        return False
     if sequences_problem(layout.cp, arch.family, "causal", job.length, {}, layout.tp):
         return False
     sizes = {name: getattr(arch, name) for name in ("heads", "kv_heads", "head_width", "mlp_width")}
@@ -147,7 +152,8 @@ def runs_here(layout: Layout, job: Training) -> bool:
     if layout.pp > 1:
         goes = passes(job.batch // layout.dp, layout.microbatch, layout.pp, layout.interleave)
         return family.pipeline_parallel and goes and layout.sharding in (("ddp",) if grouped else ("ddp", "zero1"))
-    return layout.tp == 1 or layout.dp * layout.cp == 1 or layout.sharding in _SHARDING_WEIGHTS
+    averaged = layout.sharding in _SHARDING_WEIGHTS or layout.ep > 1
+    return layout.tp == 1 or layout.dp * layout.cp == 1 or averaged
 
 
 def padded_vocabulary(layout: Layout, node: int) -> int:

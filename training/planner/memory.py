@@ -66,13 +66,15 @@ def kept_by(
     whole: int = 1,
     cuda: bool = True,
     load: float = 1.0,
+    sent: int = 1,
 ) -> Kept:
     """What transformers' models keep for each token under autocast: the residual stream in fp32, the rest in `element`.
 
     scores: whether attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
     that share what is outside of them (sequence parallelism); what they gather for products is kept whole. cuda:
     autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers. load: tokens that
-    the device's experts get, over an even share.
+    the device's experts get, over an even share. sent: devices that share a layer and send experts a part of the tokens
+    each.
     Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
     """
     width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts * load
@@ -94,7 +96,8 @@ def kept_by(
     if arch.experts > 1:
         # What each expert is given and gives, the router's softmax here and in the balancing loss, which of the experts
         # a token chose, and in which order they take tokens.
-        layer += arch.active_experts * ((1 + load) * element * arch.width + 2 * 8 + 2 * 4) + 2 * 4 * arch.experts
+        each = arch.active_experts * ((1 + load) * element * arch.width + 2 * 8 + 2 * 4) + 2 * 4 * arch.experts
+        layer += each / sent
     layer += 0 if cuda or scores else element * length
     return Kept(layer, 4 * width, outside)
 
@@ -110,14 +113,14 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     arch, element = job.arch, job.element
     ranks, count = at.dp * at.cp, microbatches(job, at)
     part = part_of(arch.layers, at.pp, at.interleave, rank, count)
-    experts = arch.experts * arch.mlp_weights / (at.tp * at.ep) if arch.experts > 1 else 0.0  # of a layer
-    layer = (arch.layer_weights - experts * at.tp * at.ep) / at.tp + experts
+    experts = arch.experts * arch.mlp_weights / at.expert_parts if arch.experts > 1 else 0.0  # of a layer
+    layer = (arch.layer_weights - experts * at.expert_parts) / at.tp + experts
     outside = _outside(arch, part) / at.tp
     mine = part.layers * layer + outside
     shards = at.shards(job.device.node)
     gathers = at.sharding in ("zero2", "zero3", "hsdp") and ranks > 1
     # Devices that hold other experts each share none of theirs.
-    sharded = (mine - part.layers * experts) / shards + part.layers * experts / max(1.0, shards / at.ep)
+    sharded = (mine - part.layers * experts) / shards + part.layers * experts / at.expert_shards(job.device.node)
     weights = _WEIGHT * (sharded if gathers else mine)
     gradients = _GRADIENT * (sharded if gathers else mine)
     optimizer = job.moments * sharded
@@ -126,7 +129,8 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     whole = at.tp if at.sequence_parallel else 1
     cuda, load = job.device.name != "cpu", job.load if at.ep > 1 else 1.0
     scores = bool(job.kernels.scores)
-    kept = kept_by(arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, load=load)
+    sent = at.tp if at.ep > 1 else 1
+    kept = kept_by(arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, load=load, sent=sent)
     if at.cp > 1:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
         keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
@@ -154,7 +158,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda) if part.last else (0.0, 0.0)
     alone = part.layers * experts if at.ep > 1 else 0.0  # what DDP knows nothing of
     there = _spread(job, at, part, mine - alone, layer, outside, once > 0)
-    summed_alone = min(_GRADIENT * alone, _SUMMED_AT_ONCE) if ranks > at.ep else 0.0
+    summed_alone = min(_GRADIENT * alone, _SUMMED_AT_ONCE) if ranks * at.tp > at.ep else 0.0
     back = rows * (once + 2 * 4 * arch.width / whole)
     # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
     # is kept once, where it is computed again.
@@ -222,10 +226,12 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
     if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back
         exchanged = 2 * (1 + job.load) * job.arch.active_experts * job.arch.width * element
-        stream += at.microbatch * job.length / at.cp * exchanged
+        stream += at.microbatch * job.length / (at.cp * at.tp) * exchanged
     if ranks == 1 or at.sharding in ("ddp", "zero1"):
-        # DDP sums gradients in buffers of their own, a pipeline in one of a part of them after the last microbatch.
-        buckets = _GRADIENT * mine if ranks > 1 and at.pp == 1 else 0.0
+        # DDP sums gradients in buffers of their own, a pipeline and what shares layers and experts in one of a part of
+        # them after the last microbatch.
+        by_ddp = ranks > 1 and at.pp == 1 and (at.tp == 1 or at.ep == 1)
+        buckets = _GRADIENT * mine if by_ddp else 0.0
         summed = min(_GRADIENT * mine, max(_SUMMED_AT_ONCE, _GRADIENT * job.arch.embedding)) if ranks > 1 else 0.0
         # Of a gradient that a rank of a pipeline has sent it lets go when it sends the next.
         passed = 4 * at.microbatch * job.length / at.cp * job.arch.width if at.pp > 1 else 0.0

@@ -23,8 +23,10 @@ _OPTIMIZER_BYTES = 32
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training is spread over dp · tp · pp · cp devices, over whose dp · cp the experts are spread by ep.
+    """How a training is spread over dp · tp · pp · cp devices.
 
+    ep: of the dp · cp · tp devices that have the same layers, those over which whole experts are spread; with 1 the tp
+    devices that share a layer share each expert.
     microbatch: sequences at once. interleave: pieces of the model that each pipeline stage holds (virtual stages).
     sequence_parallel: whether what tensor parallelism leaves whole is cut along the sequence (Korthikanti et al. 2022).
     shard_ranks: devices of dp · cp that share one model with hsdp; by default those of a node.
@@ -45,6 +47,18 @@ class Layout:
     @property
     def devices(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def expert_parts(self) -> int:
+        """Parts that the experts of a layer are cut into."""
+        return self.ep if self.ep > 1 else self.tp
+
+    def expert_shards(self, node: int) -> float:
+        """Devices that share what a sharded training keeps of the same experts, on nodes of so many devices."""
+        shards = self.shards(node)
+        if self.ep == 1 or shards == 1:
+            return shards
+        return max(1.0, shards * self.tp / self.ep)
 
     def shards(self, node: int) -> int:
         """Devices that a sharded model is spread over, on nodes of so many devices."""
@@ -131,7 +145,9 @@ def _layer(job: Training, at: Layout) -> _Passes:
     # Each of the experts that a device holds multiplies its own tokens, of all devices that it holds them for.
     held = arch.experts / at.ep
     share = load * arch.active_experts / held
-    products += held * (product(width, inner * (2 if arch.gated else 1), share) + product(inner, width, share))
+    # Whole experts take the tokens of this device, which has a part of those of the ones that share its layer.
+    of_expert, share = (arch.mlp_width, share / at.tp) if at.ep > 1 else (inner, share)
+    products += held * (product(width, of_expert * (2 if arch.gated else 1), share) + product(of_expert, width, share))
     # PaLM counts all scores of a causal model; kernels that keep none leave the half away that nothing sees.
     seen = job.length * (0.5 if not job.kernels.scores and job.length > 256 else 1.0)
     best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
@@ -174,8 +190,10 @@ def step_time(job: Training, at: Layout) -> StepTime:
     tensor = context = experts = pipeline = 0.0
     if at.tp > 1:
         # Two sums of (rows, d) in a layer's forward pass and two backward (Shoeybi et al. 2019, section 3).
-        times = 4 + (2 if at.recompute == "full" else 0)
-        tensor = layers * times * net.all_reduce(rows * arch.width * job.element, at.tp, 1)
+        sums = 4 + (2 if at.recompute == "full" else 0)
+        if at.ep > 1:  # each sends its own tokens to experts
+            sums //= 2
+        tensor = layers * sums * net.all_reduce(rows * arch.width * job.element, at.tp, 1)
     if at.cp > 1:
         # Keys and values are gathered in a layer's forward pass, their gradients summed and scattered in the backward
         # pass; nothing of it hides (training/context_parallel.py).
@@ -186,7 +204,7 @@ def step_time(job: Training, at: Layout) -> StepTime:
         # To the experts and back, and the same of gradients (Fedus et al. 2021, section 3.1).
         sent = job.load * rows * arch.active_experts * arch.width * job.element / at.tp
         times = 4 + (2 if at.recompute != "none" else 0)
-        experts = layers * times * net.all_to_all(sent, at.ep, at.tp)
+        experts = layers * times * net.all_to_all(sent, at.ep, 1)
     if at.pp > 1:
         crossing = rows * arch.width * job.element / at.tp
         pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp, at.devices)
@@ -212,7 +230,7 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     """Seconds of data parallel communication that do not hide, and of the optimizer."""
     arch, net = job.arch, job.network
     dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)
-    apart = (arch.parameters - dense) / (at.tp * at.pp * at.ep) if at.ep > 1 else 0.0
+    apart = (arch.parameters - dense) / (at.pp * at.ep) if at.ep > 1 else 0.0
     mine = dense / (at.tp * at.pp) if at.ep > 1 else arch.parameters / (at.tp * at.pp)
     ranks, inner = at.dp * at.cp, at.tp
     shards = at.shards(job.device.node)
@@ -231,7 +249,8 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
             traffic = net.all_reduce(mine * 4, ranks, inner)
     hidden = min(job.kernels.overlap * traffic, (2 / 3) * computing)
     # Gradients of experts that only some devices hold are summed after the last backward pass.
-    joined = net.all_reduce(apart * 4, ranks // at.ep, inner * at.ep) if ranks > at.ep > 1 else 0.0
-    weights = mine + apart if at.sharding == "ddp" else mine / shards + apart / max(1.0, shards / at.ep)
+    copies = ranks * at.tp // at.ep
+    joined = net.all_reduce(apart * 4, copies, at.ep) if at.ep > 1 and copies > 1 else 0.0
+    weights = mine / shards + apart / at.expert_shards(job.device.node)
     optimizer = weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
     return traffic - hidden + joined, optimizer

@@ -57,15 +57,23 @@ def test_long_sequences_are_cut_and_experts_are_spread(monkeypatch: pytest.Monke
     monkeypatch.setattr("training.families.version", lambda name: "4.57.6")
     assert runs_here(spread, mixture) and not runs_here(spread, job(experts))
     assert not runs_here(replace(spread, sharding="zero3"), mixture)
-    assert not runs_here(Layout(32, cp=2), mixture), "its balancing loss is no sum over tokens"
+    assert runs_here(Layout(32, cp=2), mixture) and runs_here(replace(spread, dp=32, cp=2), mixture)
+    assert not runs_here(Layout(32, cp=2), replace(mixture, arch=replace(experts, family="olmoe")))
+    staged = replace(spread, dp=16, pp=4)
+    assert runs_here(staged, mixture) and not runs_here(replace(staged, dp=8, cp=2), mixture), "zero1 is of pipelines"
+    layers = replace(spread, dp=32, tp=2, sharding="ddp")
+    assert runs_here(layers, mixture) and not runs_here(replace(layers, ep=1, sharding="zero3"), mixture)
     assert step_time(mixture, spread).experts > 0 == step_time(mixture, replace(spread, ep=1)).experts
 
 
-def test_of_layouts_that_spread_mixtrals_experts_nvidias_is_the_fastest() -> None:
-    """Megatron Core 0.8, its README on mixtures: TP 1, EP 8, PP 4 for Mixtral 8x7B on 64 H100."""
+def test_of_layouts_that_spread_mixtrals_experts_and_share_no_layers_nvidias_is_the_fastest() -> None:
+    """Megatron Core 0.8, its README on mixtures: TP 1, EP 8, PP 4 for Mixtral 8x7B on 64 H100. It could not spread
+    whole experts over devices that share layers yet; no such layout is planned to be faster by 3 %."""
     one = job(of_preset("mixtral-8x7b"), 4096, 256)
-    best = next(choice for choice in search(one, 64) if choice.fits and choice.layout.ep > 1)
-    assert (best.layout.tp, best.layout.ep, best.layout.pp) == (1, 8, 4)
+    spread = [choice for choice in search(one, 64) if choice.fits and choice.layout.ep > 1]
+    best = next(choice for choice in spread if choice.layout.tp == 1)
+    assert (best.layout.ep, best.layout.pp) == (8, 4)
+    assert best.time.total < 1.03 * min(choice.time.total for choice in spread)
 
 
 def test_uneven_tokens_take_time_and_memory_only_where_devices_hold_other_experts() -> None:

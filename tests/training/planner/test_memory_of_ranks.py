@@ -93,6 +93,11 @@ EXPERTS = {
     "ep-uneven-full": Case(
         Layout(dp=2, ep=2, recompute="full"), _EXPERTS | {"recompute": "full"}, model=_MIXTURE, load=1.5
     ),
+    "ep-cp": Case(Layout(cp=2, ep=2), _EXPERTS | {"context_parallel": 2}, model=_MIXTURE),
+    "ep-tp": Case(Layout(tp=2, ep=2), _EXPERTS | {"tensor_parallel": 2}, model=_MIXTURE),
+    "ep-tp-ddp": Case(Layout(dp=2, tp=2, ep=2), _EXPERTS | {"tensor_parallel": 2}, model=_MIXTURE),
+    "ep-tp-4": Case(Layout(dp=2, tp=2, ep=4), _EXPERTS | {"tensor_parallel": 2, "expert_parallel": 4}, model=_MIXTURE),
+    "ep-pp": Case(Layout(dp=2, pp=2, ep=2), _EXPERTS | {"pipeline_parallel": 2}, 4, model=_MIXTURE),
     "ep-uneven-bf16": Case(Layout(dp=2, ep=2), _EXPERTS, bf16=True, model=_MIXTURE, load=1.25),
 }
 """Of four experts a layer, two of which see a token."""
@@ -123,6 +128,7 @@ def _bytes_of_two_steps(case: Case) -> int:
     from training.models import LanguageModel, build, hf_config
     from training.optimizers import optimizer_of
     from training.parallel import parallelize, shard_optimizer
+    from training.tensor_parallel import sum_gradients
 
     torch.set_num_threads(1)
     launch = LaunchConfig(device="cpu", processes=ranks.world_size(), **case.launch)
@@ -141,7 +147,8 @@ def _bytes_of_two_steps(case: Case) -> int:
         adamw = optimizer_of(model, OptimizerConfig(), experts=model.experts)
         optimizer = shard_optimizer(adamw, launch, hardware, model.experts)
         pipeline = model.pipeline
-        spread = ranks.gradient_ranks() > 1 and not (pipeline or isinstance(model, FSDPModule))
+        averaged = pipeline or isinstance(model, FSDPModule) or ranks.tensor_parallel() > 1
+        spread = ranks.gradient_ranks() > 1 and not averaged
         if model.experts:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, model.experts.names(model))
         whole = DistributedDataParallel(model) if spread else model
@@ -159,6 +166,8 @@ def _bytes_of_two_steps(case: Case) -> int:
             else:
                 for _ in range(case.microbatches):
                     model.loss(whole(batch), batch).backward()
+                if ranks.tensor_parallel() > 1:
+                    sum_gradients(model.parameters())
                 if model.experts:
                     model.experts.join_gradients()
             optimizer.step()
