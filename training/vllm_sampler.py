@@ -38,6 +38,8 @@ T = TypeVar("T")
 LOG = "vllm.log"
 NEVER = -100.0
 """What vLLM adds at least to the logit of a token that is not to be written."""
+_READ_AT_ONCE = 8192
+"""Tokens of prompts in one pass on a CPU."""
 _MOST_APART = {torch.float32: 0.01}
 _MOST_APART_ROUNDED = 0.1
 """Nats a token, in the mean, by which two computations of one model may differ: in fp32 some 1e-6 were seen, under bf16
@@ -76,8 +78,11 @@ class VllmSampler:
             dtype = str(self._dtype).removeprefix("torch.")
             # Of the distribution that tokens are drawn from, or without what it changes in it: that of unused tokens.
             mode = "raw_logprobs" if config.temperature == 1 else "processed_logprobs"
-            given = ("--dtype", dtype, "--max-model-len", str(longest), "--generation-config", "vllm",
-                     "--logprobs-mode", mode)  # fmt: skip
+            given = ["--dtype", dtype, "--max-model-len", str(longest), "--generation-config", "vllm",
+                     "--logprobs-mode", mode]  # fmt: skip
+            if hardware.device.type == "cpu":
+                # vLLM 0.32 ends where a seeded prompt is read in parts: a CPU's generator cannot be set back.
+                given += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, _READ_AT_ONCE))]
             run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {run.work_dir / LOG}")
             began = time.monotonic()
             self._server = Vllm(

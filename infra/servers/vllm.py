@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +32,6 @@ from infra.launch.config import VllmConfig
 from infra.process import GRACE_S, PARENT_FD, end_group, group_alive, signal_group
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE
-from infra.tail import tail
 
 PROGRAM = "STEMMA_VLLM"
 """Names the program of vLLM where no config does."""
@@ -49,6 +49,8 @@ _BY_SIGNAL = 128
 """Beyond it an exit code tells a signal, as of shells."""
 _LONGEST_SOCKET = 107
 """Bytes that Linux takes for the path of a socket."""
+_LOG_BYTES = 4_000_000
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 _NO_MEMORY = ("outofmemory", "out of memory", "memory on node", "free memory on device", "kv cache", "cannot allocate")
 
 
@@ -100,6 +102,7 @@ class Vllm:
         if problem := program_problem(config):
             raise StageError(problem)
         self._config, self._log, self._stop, self._closed = config, log, stop, False
+        self._log_begins = log.stat().st_size if log.exists() else 0
         self._place = Path(tempfile.mkdtemp(prefix="stemma-vllm-", dir=_short_folder()))
         self._socket = self._place / "socket"
         # Of two values of one argument the later counts: the config's.
@@ -219,7 +222,7 @@ class Vllm:
             )
         return text
 
-    def _gone_soon(self, patience_s: float = 10.0) -> bool:
+    def _gone_soon(self, patience_s: float = 30.0) -> bool:
         """Whether it ends: its parts tell each other, and its log the reason, within seconds of an error."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
@@ -248,10 +251,13 @@ class Vllm:
         )
 
     def _said(self) -> str:
-        """What it said of its end: its last lines that name an error, else its last ones."""
-        lines = [line.strip() for line in tail(self._log, 400)]
-        errors = [line for line in lines if "Error" in line and "Traceback" not in line]
-        return " | ".join(line[-300:] for line in dict.fromkeys((errors or lines)[-4:])) or "its log is empty"
+        """What it said of its end: the first errors that its log names, of which others follow, else its last lines."""
+        with self._log.open("rb") as file:
+            file.seek(self._log_begins)
+            lines = file.read(_LOG_BYTES).decode("utf8", errors="replace").splitlines()
+        errors = [line.strip() for line in lines if _ERROR.search(line)]
+        said = errors[:3] or [line.strip() for line in lines if line.strip()][-4:]
+        return " | ".join(line[-300:] for line in dict.fromkeys(said)) or "its log is empty"
 
 
 class _Connection(http.client.HTTPConnection):
