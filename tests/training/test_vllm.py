@@ -95,7 +95,7 @@ def _policy(name: str, **changes: Any) -> PreTrainedModel:
         "hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "ffn_dim": 96, "word_embed_proj_dim": 64,
     }  # fmt: skip
     values = values_of_family(name) | sizes | changes
-    if name in ("qwen2", "qwen3"):  # of which vLLM takes windows in no or in all layers
+    if name == "qwen3":  # of which vLLM takes windows in no or in all layers
         values |= {"use_sliding_window": False, "sliding_window": None, "layer_types": ["full_attention"] * 2}
     return build(hf_config(ModelConfig(transformers=values), 320, SPECIAL), 1, "plain", 0.2).eval()
 
