@@ -255,7 +255,7 @@ class Vllm:
         with self._log.open("rb") as file:
             file.seek(self._log_begins)
             lines = file.read(_LOG_BYTES).decode("utf8", errors="replace").splitlines()
-        errors = [line.strip() for line in lines if _ERROR.search(line)]
+        errors = [line.strip() for line in lines if _ERROR.search(line) and " WARNING " not in line]
         said = errors[:3] or [line.strip() for line in lines if line.strip()][-4:]
         return " | ".join(line[-300:] for line in dict.fromkeys(said)) or "its log is empty"
 
