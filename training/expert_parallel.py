@@ -107,8 +107,8 @@ class SharedExperts:
         where DDP does not: each has those of its group's tokens already."""
         if self.copies.size() > 1:
             average(self.gradients(), self.copies.get_group(), ranks.gradient_ranks())
-        else:
-            torch._foreach_div_(self.gradients(), float(ranks.gradient_ranks()))
+        elif gradients := self.gradients():  # a stage of a pipeline may have no experts
+            torch._foreach_div_(gradients, float(ranks.gradient_ranks()))
         if self._replicas is not None:
             self._replicas.average([weight.grad for weight in self._others if weight.grad is not None])
 

@@ -85,6 +85,7 @@ def kept_by(
         # Norms keep their input and what they scaled in fp32, and each product its own cast of the input.
         casts = (5 if half else 2) + scores
         layer = 4 * 4 * width + casts * element * arch.width + 4 * element * inner + 2 * 4
+        layer -= (2 if half else 1) * element * arch.width * (1 - 1 / sent)  # nobody gathers what experts are given
         layer += (2 * 4 + 2 * element) * queries if arch.query_norms else 0
         outside = 2 * 4 * width + element * width
         softmax = 4 + (element if half else 0)
@@ -224,9 +225,9 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     ranks, element = at.dp * at.cp, job.element
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
-    if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back
+    if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back; while no layer is gathered
         exchanged = 2 * (1 + job.load) * job.arch.active_experts * job.arch.width * element
-        stream += at.microbatch * job.length / (at.cp * at.tp) * exchanged
+        stream = max(stream, at.microbatch * job.length / (at.cp * at.tp) * exchanged)
     if ranks == 1 or at.sharding in ("ddp", "zero1"):
         # DDP sums gradients in buffers of their own, a pipeline and what shares layers and experts in one of a part of
         # them after the last microbatch.

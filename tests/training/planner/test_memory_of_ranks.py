@@ -140,10 +140,10 @@ def _bytes_of_two_steps(case: Case) -> int:
         special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
         network = build(hf_config(case.model, VOCABULARY, special), 0)
         network.set_attn_implementation("sdpa")
-        _route(network, case.load)
         model = LanguageModel(network, hardware)
         checkpoint_activations(network, launch.recompute)
         parallelize(model, launch, hardware)
+        _route(network, case.load)
         adamw = optimizer_of(model, OptimizerConfig(), experts=model.experts)
         optimizer = shard_optimizer(adamw, launch, hardware, model.experts)
         pipeline = model.pipeline
