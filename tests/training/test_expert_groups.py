@@ -236,6 +236,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "stages-sequences": (8, {"pipeline_parallel": 2, "context_parallel": 2, "expert_parallel": 4}),
     "stages-layers": (8, {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 4}),
     "all": (8, {"pipeline_parallel": 2, "context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 4}),
+    "all-ddp": (16, {"pipeline_parallel": 2, "context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 4}),
 }
 """Ranks, and their launch section. The balancing loss is of a microbatch: it is a sequence in all of them."""
 
@@ -282,6 +283,7 @@ def one(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tu
         ("stages-layers", "stages-zero1"),
         ("all", "one"),
         ("experts", "all"),
+        ("all-ddp", "all"),
     ],
 )
 def test_each_way_goes_on_to_the_bit_and_into_any_other(
