@@ -11,11 +11,11 @@ The measure shares no code with training: transformers' own class and tokenizer 
 counts once. A document begins with <|endoftext|> as its only context and is predicted in windows of 256 tokens that do
 not overlap; that it ends is not predicted.
 
-python benchmarks/bench_recipe.py --ablations [NAME …] [--seeds 17] [--tokens 524288] [--out FOLDER]
+python benchmarks/bench_recipe.py --ablations [NAME …] [--seeds 17] [--tokens 524288 | --flops 6e13] [--out FOLDER]
 
-What each part of the recipe is worth: trainings of one length in tokens, on one thread, two at a time, with one part
-changed in each. Never looks at the validation part: the figure is the pretrain stage's own bits per byte, of 2 % of the
-training documents that were held out.
+What each part of the recipe is worth: trainings of one length in tokens, or of as many FLOPs each, on one thread, two
+at a time, with one part changed in each. Never looks at the validation part: the figure is the pretrain stage's own
+bits per byte, of 2 % of the training documents that were held out.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 PROJECT = Path(__file__).resolve().parent.parent
 MAKE_TEXT = PROJECT.parent / "shared" / "recipe" / "make_text.py"
@@ -54,14 +56,17 @@ ABLATIONS: dict[str, dict[str, str]] = {
         "optimizer.embedding_scale": "100", "optimizer.head_scale": "5",
     },
     "rates of the embeddings 10 and 2": {"optimizer.embedding_scale": "10", "optimizer.head_scale": "2"},
-    "rates of the embeddings 1 and 0.5": {"optimizer.embedding_scale": "1", "optimizer.head_scale": "0.5"},
+    "rates of the embeddings 3 and 1": {"optimizer.embedding_scale": "3", "optimizer.head_scale": "1"},
     "AdamW for the matrices": {"optimizer.muon": "null"},
-    "Muon at 0.04": {"optimizer.muon.learning_rate": "0.04"},
-    "Muon at 0.01": {"optimizer.muon.learning_rate": "0.01"},
+    "Muon at 0.06": {"optimizer.muon.learning_rate": "0.06"},
+    "Muon at 0.015": {"optimizer.muon.learning_rate": "0.015"},
     "five Newton-Schulz steps": {"optimizer.muon.iterations": "5"},
     "no query-key norm, attention random": {"model.preset": "llama-4m", "model.attention_init": "random"},
     "residual projections not zero": {"model.residual_init": "scaled"},
-    "batches of 4,096 tokens": {"global_batch_tokens": "4096"},
+    "batches of 2,048 tokens": {"global_batch_tokens": "2048", "optimizer.muon.learning_rate": "0.02"},
+    "three layers": {"model.layers": "3"},
+    "four layers": {"model.layers": "4"},
+    "an MLP of 352": {"model.mlp_width": "352"},
 }  # fmt: skip
 
 
@@ -73,7 +78,9 @@ def main() -> None:
     )
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--ablations", nargs="*", metavar="NAME", help=f"these, or all: {'; '.join(ABLATIONS)}")
-    parser.add_argument("--tokens", type=int, default=524_288, help="of each ablation")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--tokens", type=int, default=524_288, help="of each ablation")
+    length.add_argument("--flops", type=float, help="of each ablation, as many as its model makes tokens of them")
     parser.add_argument("--out", type=Path, help="keeps stores and text here; by default they are removed")
     given = parser.parse_args()
     if not MAKE_TEXT.exists():
@@ -88,12 +95,7 @@ def main() -> None:
         subprocess.run([sys.executable, str(MAKE_TEXT), str(folder / "text")], check=True)
         settings = given.settings
         if given.ablations is not None:
-            ablate(
-                folder,
-                given.ablations or list(ABLATIONS),
-                given.seeds,
-                [*settings, f"pretrain.duration={given.tokens} tokens"],
-            )
+            ablate(folder, given.ablations or list(ABLATIONS), given.seeds, settings, given.tokens, given.flops)
             return
         if given.minutes:
             settings = [*settings, f"pretrain.duration={fitting_tokens(folder, settings, given.minutes * 60)} tokens"]
@@ -121,22 +123,43 @@ def fitting_tokens(folder: Path, settings: list[str], seconds: float) -> int:
     return int(batches * batch)
 
 
-def ablate(folder: Path, names: list[str], seeds: list[int], settings: list[str]) -> None:
-    """Prints bits per byte of held-out training documents with each of the ABLATIONS, each seed on a line."""
+def ablate(
+    folder: Path, names: list[str], seeds: list[int], settings: list[str], tokens: int, flops: float | None
+) -> None:
+    """Prints bits per byte of held-out training documents with each of the ABLATIONS, each seed on a line.
+
+    flops: of each training, in place of `tokens`.
+    """
     store = folder / "store"
-    settings = [*settings, "shard.heldout_share=0.02", "pretrain.validation_tokens=120000", "launch.threads=1"]
+    shares = ("shard.heldout_share=0.02", "tokenizer.heldout_share=0.02")
+    settings = [*settings, *shares, "pretrain.validation_tokens=120000", "launch.threads=1"]
     # One after the other up to the shards, which all of them share.
     run_stages(store, seeds[0], settings, until="shard")
 
     def figures(name: str, seed: int) -> dict[str, Any]:
         changed = [f"pretrain.{key}={value}" for key, value in ABLATIONS[name].items()]
-        return figures_of(model_of(run_stages(store, seeds[0], [*settings, *changed, f"pretrain.seed={seed}"])[1]))
+        long = tokens if flops is None else int(flops / flops_of(ABLATIONS[name]))
+        changed += [f"pretrain.duration={long} tokens", f"pretrain.seed={seed}"]
+        return figures_of(model_of(run_stages(store, seeds[0], [*settings, *changed])[1]))
 
-    print(f"{'':<56}         bits per byte, nats a token")
+    print(f"{'':<56}         bits per byte, nats a token, tokens")
     with ThreadPoolExecutor(2) as places:
         asked = [(name, seed) for name in names for seed in seeds]
         for (name, seed), found in zip(asked, places.map(lambda one: figures(*one), asked), strict=True):
-            print(f"{name:<56}seed {seed:<4}{found['bits_per_byte']:.4f}  {found['validation_loss']:.3f}", flush=True)
+            came_to = f"{found['bits_per_byte']:.4f}  {found['validation_loss']:.3f}  {found['tokens']:>10,.0f}"
+            print(f"{name:<56}seed {seed:<4}{came_to}", flush=True)
+
+
+def flops_of(changed: dict[str, str]) -> float:
+    """FLOPs that training on one token takes with an ablation's model."""
+    from training.config import ModelConfig
+    from training.models import build, flops_per_token, hf_config
+
+    recipe = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
+    model = recipe["pretrain"]["model"]
+    model |= {key.removeprefix("model."): value for key, value in changed.items() if key.startswith("model.")}
+    config = hf_config(ModelConfig.model_validate(model), recipe["tokenizer"]["vocab_size"], {})
+    return flops_per_token(build(config, 0), WINDOW)
 
 
 def run_stages(store: Path, seed: int, settings: list[str], until: str = "pretrain") -> tuple[float, dict[str, Any]]:
