@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not os.environ.get(PROGRAM), reason="STEMMA_VLLM names no program of vLLM"),
 ]
-VLLM = {"arguments": ["--enforce-eager"]}  # compiling takes longer than these tests
+VLLM = {"program": os.environ.get(PROGRAM), "arguments": ["--enforce-eager"]}  # compiling takes longer than these tests
 CPU = Hardware(torch.device("cpu"), bf16=False)
 FUNCTION = "tests.training.test_vllm:shortness"
 RLHF: dict[str, Any] = {
