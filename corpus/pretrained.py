@@ -35,6 +35,20 @@ def load_pretrained_model(auto: Any, folder: Path, where: str = "", **options: A
     return auto.from_pretrained(folder, **options, use_safetensors=True, local_files_only=True, trust_remote_code=False)
 
 
+def load_pretrained_shape(auto: Any, folder: Path, where: str = "") -> Any:
+    """The model of a Hugging Face folder without its weights, on torch's device `meta`: for its config and what it says
+    of generating. auto: as of `load_pretrained_model`. Raises as `load_pretrained_tokenizer`."""
+    _check(folder, where)
+    import torch
+    from transformers import AutoConfig, GenerationConfig
+
+    with torch.device("meta"):
+        model = auto.from_config(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
 def _check(folder: Path, where: str) -> None:
     """A name without a folder would be looked up in the hub's cache."""
     if not folder.is_dir():

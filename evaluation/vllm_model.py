@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.pretrained import load_pretrained_shape, load_pretrained_tokenizer
 from evaluation.choice_rows import Request
 from evaluation.harness_model import ReportingHFLM
 from evaluation.language_model import dtype_of
 from infra.errors import stage_error
-from infra.foreign import check_model
 from infra.run import Run
 from infra.servers.vllm import AT_ONCE, Vllm
 
@@ -96,13 +94,8 @@ class VllmLM(ReportingHFLM):
 def served(folder: Path, run: Run) -> Iterator[VllmLM]:
     """lm-eval's model of a folder, with a server of vLLM (`launch.vllm`) that ends with the block; in fp32 on a CPU,
     else as `launch` says. Raises StageError as `infra.servers.vllm.Vllm` does."""
-    check_model(folder)
     tokenizer = load_pretrained_tokenizer(folder)
-    config = AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    if (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+    model = load_pretrained_shape(AutoModelForCausalLM, folder)
     dtype = dtype_of(run)
     given = ("--dtype", str(dtype).removeprefix("torch."), "--generation-config", "vllm")
     server = Vllm(run.launch.vllm, folder, run.work_dir / LOG, given, stop=lambda: run.cancelled)
