@@ -83,10 +83,10 @@ def _sampling(
         sampler.close()
 
 
-def _apart(policy: PreTrainedModel, answers: Completions, temperature: float = 1.0, hardware: Hardware = CPU) -> float:
+def _apart(policy: PreTrainedModel, answers: Completions, temperature: float = 1.0) -> float:
     """The furthest that a log-probability of vLLM's is from ours."""
     batch = Batch.of(answers, 1)
-    ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, hardware, temperature)
+    ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, CPU, temperature)
     return float(differences(answers, ours, batch.mask).max())
 
 
@@ -181,12 +181,18 @@ def test_a_server_that_was_not_told_of_the_newest_policy_is_found_out(
 
 
 def test_under_bf16_it_computes_the_policy_but_for_rounding(tokenizer_dir: Path, tmp_path: Path) -> None:
-    """The risk: rounding that passes for another model, or the other way round."""
+    """The risk: rounding that passes for another model, or the other way round. It is of the size that ours is of."""
     rounded, policy = Hardware(torch.device("cpu"), bf16=True), _policy("llama")
     asked = [[5 + place, 20, 7 * place + 9, 80] for place in range(16)]
     with _sampling(policy, Answering(), tmp_path, tokenizer_dir, rounded) as sampler:
         answers = sampler.sample(asked, 0)
-        assert 1e-5 < _apart(policy, answers, hardware=rounded) < 0.1
+    batch = Batch.of(answers, 1)
+    ours, exact = (
+        logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, hardware, 1.0)[0]
+        for hardware in (rounded, CPU)
+    )
+    own = float((ours - exact)[batch.mask.bool()].abs().mean())
+    assert 1e-3 < float(differences(answers, ours, batch.mask).mean()) < 2 * own
 
 
 def test_a_head_size_that_its_kernels_do_not_know_is_told_before_anything_is_learnt(
