@@ -113,10 +113,13 @@ def test_it_ends_when_whoever_started_it_is_killed(program: Callable[[str], str]
     )
     starter = subprocess.Popen([sys.executable, "-c", text, program(SLEEPS), str(tmp_path)])
     wait_until(lambda: (tmp_path / "noted").exists() and (tmp_path / "noted").read_text().endswith("]"))
+    server, arguments, _ = _noted(tmp_path)
+    place = Path(arguments[arguments.index("--uds") + 1]).parent
+    assert started_at(server) is not None and place.exists()
     os.kill(starter.pid, signal.SIGKILL)
     starter.wait()
-    wait_until(lambda: started_at(_noted(tmp_path)[0]) is None)
-    wait_until(lambda: not Path(_noted(tmp_path)[1][_noted(tmp_path)[1].index("--uds") + 1]).parent.exists())
+    wait_until(lambda: started_at(server) is None and not place.exists())
+    assert started_at(server) is None and not place.exists()
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
