@@ -35,7 +35,8 @@ from training.blocks import compile_blocks
 from training.config import ModelConfig
 from training.documents import positions_within
 from training.hardware import prepare
-from training.models import LanguageModel, build, hf_config
+from training.language_model import LanguageModel
+from training.models import build, hf_config
 from training.parallel import parallelize
 
 LENGTH, VOCABULARY, BATCH = 256, 4096, 4

@@ -17,8 +17,8 @@ from evaluation.random_state import kept_random_state
 from infra.run import Run
 from training.callbacks import Callback
 from training.documents import Packed
+from training.language_model import LanguageModel
 from training.loss import IGNORE
-from training.models import LanguageModel
 from training.objectives.base import Objective
 from training.train_state import TrainState
 

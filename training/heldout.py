@@ -19,9 +19,9 @@ from infra.run import Run
 from training import ranks
 from training.documents import Packed
 from training.evaluate import Side, measuring
+from training.language_model import LanguageModel
 from training.loaders import PackedShards, packed_batches
 from training.loss import IGNORE
-from training.models import LanguageModel
 from training.ngram import Bigram, Unigram
 from training.objectives.base import Objective
 from training.objectives.causal import Causal

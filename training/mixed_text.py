@@ -12,9 +12,9 @@ from torch import Tensor
 from infra.errors import stage_error
 from infra.run import Run
 from training.chat import Conversation
+from training.language_model import LanguageModel
 from training.loaders import open_in_order, unpacked_bytes
 from training.loss import IGNORE
-from training.models import LanguageModel
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
 

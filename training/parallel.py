@@ -43,7 +43,7 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
     """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
     `expert_parallel`, `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or
     a number of ranks that does not fit them."""
-    language: Any = model  # training.models.LanguageModel, which imports more than this, wherever ranks share more
+    language: Any = model  # a LanguageModel wherever ranks share more than data; its module imports this one
     experts = None
     if ranks.expert_parallel() > 1:
         language.experts = experts = SharedExperts(model, hardware.device)

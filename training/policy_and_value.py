@@ -14,8 +14,8 @@ from training import ranks
 from training.algorithms import Algorithm
 from training.answer_logprobs import answer_logprobs, answered
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.mixed_text import loss_of_text
-from training.models import LanguageModel
 from training.norms import last_stack
 from training.parallel import whole_weights
 from training.rewards import RewardScale

@@ -20,7 +20,7 @@ from training.callbacks import Callback
 from training.chat import Chat, Conversation
 from training.config import PreferenceTuningConfig
 from training.evaluate import measuring
-from training.models import LanguageModel
+from training.language_model import LanguageModel
 from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
 from training.preference_pairs import Pair
 from training.train_state import TokenCount, Trainable, TrainState

@@ -32,8 +32,9 @@ from training.export import export
 from training.families import experts_problem
 from training.fit import fit, plan_of
 from training.hardware import Hardware, prepare
+from training.language_model import LanguageModel
 from training.loaders import example_loader
-from training.models import LanguageModel, limit_length, load
+from training.models import limit_length, load
 from training.new_tokens import begin_untrained
 from training.preference_losses import kto_kl
 from training.preference_model import (

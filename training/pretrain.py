@@ -36,6 +36,7 @@ from training.hardware import Hardware, prepare
 from training.heldout import HeldOut, count_baselines, measure
 from training.in_loop import InLoopEvaluator, keep_samples
 from training.induction_start import start_induction, unused_width
+from training.language_model import LanguageModel
 from training.loaders import (
     count_sequences,
     open_in_order,
@@ -46,7 +47,7 @@ from training.loaders import (
     unpacked_bytes,
 )
 from training.mixed_shards import MixedShards
-from training.models import LanguageModel, build, flops_per_token, hf_config
+from training.models import build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Bigram, Unigram
 from training.objectives import objective_of

@@ -30,10 +30,11 @@ from training.families import documents_problem, experts_problem
 from training.fit import fit, plan_of
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
+from training.language_model import LanguageModel
 from training.loaders import example_loader
 from training.lora import add_adapters, merged
 from training.mixed_text import Text, as_long_as_the_others, text_examples
-from training.models import LanguageModel, limit_length, load
+from training.models import limit_length, load
 from training.new_tokens import begin_untrained
 from training.parallel import whole_weights
 from training.sampling import sample

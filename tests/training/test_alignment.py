@@ -26,10 +26,11 @@ from training.completions import Completions, scores_of
 from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.ensemble import Ensemble
 from training.hardware import prepare
+from training.language_model import LanguageModel
 from training.loaders import next_token_batch, read_packed
 from training.loss import IGNORE
 from training.mixed_text import Text, TextBeside, loss_of_text
-from training.models import LanguageModel, load
+from training.models import load
 from training.norms import GradientClip
 from training.preference_tuning import preference_tuning
 from training.profiling import SUMMARY, TABLE, TRACE

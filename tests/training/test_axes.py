@@ -17,7 +17,8 @@ from transformers.optimization import Adafactor
 from infra.run import Run
 from training.config import ModelConfig, OptimizerConfig, PretrainConfig
 from training.hardware import Hardware
-from training.models import LanguageModel, build, hf_config
+from training.language_model import LanguageModel
+from training.models import build, hf_config
 from training.optimizers import optimizer_of
 from training.pretrain import pretrain
 

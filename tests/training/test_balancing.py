@@ -14,8 +14,9 @@ from training.balancing import balancing_loss, router_sums
 from training.blocks import checkpoint_activations
 from training.config import ModelConfig
 from training.families import FAMILIES
+from training.language_model import LanguageModel
 from training.loaders import next_token_batch
-from training.models import LanguageModel, build, hf_config
+from training.models import build, hf_config
 
 EXPERTS: dict[str, Any] = {
     "model_type": "mixtral",

@@ -28,7 +28,8 @@ def _pair(values: dict[str, Any], recompute: Recompute, kernel: str) -> tuple[An
     from training.blocks import checkpoint_activations, compile_blocks
     from training.config import ModelConfig
     from training.hardware import prepare
-    from training.models import LanguageModel, build, hf_config
+    from training.language_model import LanguageModel
+    from training.models import build, hf_config
     from training.parallel import parallelize
 
     launch = LaunchConfig.model_validate(ALONE)

@@ -76,7 +76,8 @@ def _compare(rank: int, count: int, port: int, families: list[str]) -> str:
 def _model(family: str, hardware: Any) -> Any:
     from training.attention import CAUSAL_BLOCKS
     from training.config import ModelConfig
-    from training.models import LanguageModel, build, hf_config
+    from training.language_model import LanguageModel
+    from training.models import build, hf_config
 
     values = {"model_type": family, **(GPT2 if family == "gpt2" else {**SIZES, **QUIET})}
     values |= EXPERTS if FAMILIES[family].router else {}
@@ -133,7 +134,8 @@ def _held(rank: int, count: int, port: int) -> str:
     try:
         from tests.peak import counted
         from training.config import ModelConfig
-        from training.models import LanguageModel, build, hf_config
+        from training.language_model import LanguageModel
+        from training.models import build, hf_config
         from training.parallel import parallelize
 
         launch, hardware = _prepared(rank, count, port, "bf16")

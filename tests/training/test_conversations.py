@@ -18,8 +18,9 @@ from training.chat import Chat
 from training.config import RewardModelConfig, SftConfig
 from training.conversations import by_weight, fitted, packed_batch, packs
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loss import IGNORE
-from training.models import LanguageModel, load
+from training.models import load
 from training.reward_model import reward_model
 from training.sft import sft
 

@@ -15,8 +15,9 @@ from training.attention import CAUSAL_BLOCKS, causal_blocks
 from training.config import ModelConfig
 from training.documents import document_numbers, positions_within, within_documents
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loaders import next_token_batch
-from training.models import LanguageModel, build, hf_config
+from training.models import build, hf_config
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 END = 0

@@ -62,7 +62,8 @@ def _compare_one(count: int, keys: dict[str, Any], family: str) -> None:
     from training import ranks
     from training.config import ModelConfig
     from training.hardware import prepare
-    from training.models import LanguageModel, build, hf_config
+    from training.language_model import LanguageModel
+    from training.models import build, hf_config
     from training.norms import _clipped
     from training.parallel import parallelize, whole_weights
 

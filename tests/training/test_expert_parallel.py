@@ -53,8 +53,9 @@ def _compare_one(rank: int, count: int, experts: int, family: str) -> None:
     from training.blocks import checkpoint_activations
     from training.config import ModelConfig
     from training.hardware import prepare
+    from training.language_model import LanguageModel
     from training.loss import IGNORE
-    from training.models import LanguageModel, build, hf_config
+    from training.models import build, hf_config
     from training.parallel import parallelize, whole_weights
 
     launch = LaunchConfig(

@@ -25,8 +25,9 @@ from training.config import ModelConfig, PretrainConfig
 from training.documents import block_mask, document_numbers, within_documents
 from training.families import FAMILIES
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loaders import next_token_batch
-from training.models import LanguageModel, build, hf_config
+from training.models import build, hf_config
 from training.sampling import sample, stream
 from training.shared_prompts import share
 

@@ -16,8 +16,9 @@ from tests.ranked import train_in_ranks
 from training.chat import Chat
 from training.config import LoraConfig, SftConfig
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.lora import add_adapters, merged
-from training.models import LanguageModel, load
+from training.models import load
 from training.parallel import whole_weights
 from training.sft import sft
 

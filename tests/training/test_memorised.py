@@ -20,8 +20,9 @@ from training.batch_size import BatchSizeRampup
 from training.documents import Packed
 from training.export import export
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loaders import PackedShards, packed_loader, trained_sequences
-from training.models import LanguageModel, build, hf_config
+from training.models import build, hf_config
 from training.objectives.causal import Causal
 from training.shared_memory import own_shared_memory
 from training.train_state import TokenCount

@@ -115,7 +115,7 @@ def test_sharded_ranks_that_save_memory_leave_the_loss(
 def _out_of_memory(rank: int) -> None:
     """Rank 1 has memory for 2 sequences at once, rank 0 for all."""
     import training.microbatch
-    from training.models import LanguageModel
+    from training.language_model import LanguageModel
 
     training.microbatch.can_be_tried = lambda device: True
     forward = LanguageModel.forward

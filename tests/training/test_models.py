@@ -17,8 +17,9 @@ from training.chat import Chat
 from training.config import ModelConfig, OptimizerConfig
 from training.export import export
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loaders import next_token_batch
-from training.models import LanguageModel, build, flops_per_token, hf_config, load
+from training.models import build, flops_per_token, hf_config, load
 from training.optimizers import optimizer_of
 from training.rankings import Preferred, Ranking, ranking_batch
 from training.sampling import sample

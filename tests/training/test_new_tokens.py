@@ -13,8 +13,9 @@ from infra.run import Run
 from training.chat import Chat
 from training.config import ModelConfig, PretrainConfig, SftConfig
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loaders import next_token_batch
-from training.models import LanguageModel, build, hf_config
+from training.models import build, hf_config
 from training.new_tokens import name_untrained, unused_ids
 from training.pretrain import pretrain
 from training.sampling import sample

@@ -23,8 +23,9 @@ from training.config import ModelConfig, PretrainConfig
 from training.documents import Packed, within_documents
 from training.export import export
 from training.hardware import Hardware
+from training.language_model import LanguageModel
 from training.loss import IGNORE
-from training.models import LanguageModel, build, hf_config
+from training.models import build, hf_config
 from training.objectives import objective_of
 from training.objectives.base import Objective
 from training.objectives.span_corruption import noise_mask

@@ -46,8 +46,9 @@ def _compare(rank: int, count: int, port: int, tensor: int, cases: list[tuple[st
 def _compare_one(count: int, tensor: int, family: str, pieces: int, layers: int, tied: bool) -> None:
     from training.config import ModelConfig
     from training.hardware import prepare
+    from training.language_model import LanguageModel
     from training.loss import IGNORE
-    from training.models import LanguageModel, build, hf_config
+    from training.models import build, hf_config
     from training.parallel import parallelize, whole_weights
 
     launch = LaunchConfig(

@@ -21,7 +21,8 @@ from training import ranks
 from training.chat import Chat
 from training.config import PreferenceTuningConfig
 from training.hardware import prepare
-from training.models import LanguageModel, load
+from training.language_model import LanguageModel
+from training.models import load
 from training.preference_losses import dpo, ipo, kto, log_odds, orpo
 from training.preference_model import Mismatched, PreferenceTuned
 from training.preference_pairs import fitted_pairs

@@ -28,7 +28,8 @@ def _compare(rank: int, count: int, port: int, family: str, tied: bool) -> str:
     try:
         from training.config import ModelConfig
         from training.hardware import prepare
-        from training.models import LanguageModel, build, hf_config
+        from training.language_model import LanguageModel
+        from training.models import build, hf_config
         from training.parallel import parallelize, whole_weights
         from training.tensor_parallel import clip, sum_gradients
 

@@ -24,7 +24,8 @@ from training.chat import Chat, Conversation, pad
 from training.completions import Batch, Completions
 from training.config import PreferenceTuningConfig, RlhfConfig
 from training.hardware import Hardware
-from training.models import LanguageModel, load
+from training.language_model import LanguageModel
+from training.models import load
 from training.policy_and_value import PolicyAndValue
 from training.preference_losses import kto_kl
 from training.preference_model import Example, PreferenceTuned, preference_batch

@@ -36,7 +36,7 @@ class Objective(ABC):
 
     @abstractmethod
     def batch(self, packed: Packed) -> Batch:
-        """Tensors of B sequences for training.models.LanguageModel, `labels` among them."""
+        """Tensors of B sequences for training.language_model.LanguageModel, `labels` among them."""
 
     def count(self, batch: Any) -> TokenCount:
         """Tokens of a batch in all, and those that bear loss."""

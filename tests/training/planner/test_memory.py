@@ -11,7 +11,8 @@ from tests.peak import counted
 from training.blocks import checkpoint_activations
 from training.config import ModelConfig
 from training.hardware import Hardware
-from training.models import LanguageModel, build, hf_config
+from training.language_model import LanguageModel
+from training.models import build, hf_config
 from training.planner.architecture import of_shape
 from training.planner.kernels import KERNELS
 from training.planner.memory import memory

@@ -125,7 +125,8 @@ def _bytes_of_two_steps(case: Case) -> int:
     from training import ranks
     from training.blocks import checkpoint_activations
     from training.hardware import Hardware
-    from training.models import LanguageModel, build, hf_config
+    from training.language_model import LanguageModel
+    from training.models import build, hf_config
     from training.optimizers import optimizer_of
     from training.parallel import parallelize, shard_optimizer
     from training.tensor_parallel import sum_gradients

@@ -1,0 +1,56 @@
+"""What a person may set for benchmarks, safety, registration and reports. Loads nothing heavy."""
+
+from evaluation.config.benchmark_text import BenchmarkTextConfig
+from evaluation.config.benchmarks import (
+    FAILURE_CLASSES,
+    FAILURE_CLASSES_DIR,
+    IDENTIFIER,
+    ROWS_FOR_SHOTS,
+    BenchmarksConfig,
+    BenchmarkTask,
+    FailureClassesConfig,
+    TaskByName,
+)
+from evaluation.config.report import CLAIMS, CorpusReportConfig, Gate, RegisterConfig, ReportConfig
+from evaluation.config.safety import (
+    ADVERSARIAL_WORDS,
+    AdversarialConfig,
+    BiasConfig,
+    BiasSet,
+    GeneratedPersonalDataConfig,
+    LabelledSet,
+    MemorisationConfig,
+    SafetyConfig,
+    ToxicityConfig,
+    ToxicityScorer,
+)
+from evaluation.config.task_sources import DATA_DIR, mirrored_files
+
+__all__ = [
+    "ADVERSARIAL_WORDS",
+    "CLAIMS",
+    "DATA_DIR",
+    "FAILURE_CLASSES",
+    "FAILURE_CLASSES_DIR",
+    "IDENTIFIER",
+    "ROWS_FOR_SHOTS",
+    "AdversarialConfig",
+    "BenchmarkTask",
+    "BenchmarkTextConfig",
+    "BenchmarksConfig",
+    "BiasConfig",
+    "BiasSet",
+    "CorpusReportConfig",
+    "FailureClassesConfig",
+    "Gate",
+    "GeneratedPersonalDataConfig",
+    "LabelledSet",
+    "MemorisationConfig",
+    "RegisterConfig",
+    "ReportConfig",
+    "SafetyConfig",
+    "TaskByName",
+    "ToxicityConfig",
+    "ToxicityScorer",
+    "mirrored_files",
+]

@@ -1,0 +1,239 @@
+"""What a person may set for benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from evaluation.config.task_sources import DATA_DIR, lm_eval_files, mirrored_files
+from infra.config import Config, StageConfig, outside_identity
+from infra.sources import Source, SourcePath, expand
+
+ProjectTask = Literal["minimal_pairs", "cloze"]
+PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")
+TAKES_SHOTS_FROM_FILES = ("multiple_choice", "cloze", "minimal_pairs")
+ROWS_FOR_SHOTS = 20
+"""Rows that are put aside for shots where no other split has some."""
+IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class BenchmarkTask(Config):
+    """One benchmark: a task of the project's own, one of lm-eval's by name, a file of questions, or a task in a YAML of
+    lm-eval's kind.
+
+    In YAML the project's own tasks and lm-eval's are named by a plain string: `tasks: [minimal_pairs, arc_easy]`.
+    """
+
+    name: str = Field(pattern=IDENTIFIER)
+    """The name in results and the report. For kind lm_eval: the task or group as its YAML names it."""
+    kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "text", "lm_eval"] = "project"
+    """multiple_choice: which of several answers follows the query. cloze: is the last word (or `continuation`) what
+    the model would say itself. minimal_pairs: is the good sentence the likelier one. text: how well whole documents are
+    foreseen, in bits a byte and perplexity, overall and by `domain`. lm_eval: as its YAML says; without `path` it is
+    the task that lm-eval itself has of this name, with data from `tasks_mirror`.
+    """
+    path: SourcePath | None = None
+    """A JSON-lines file; for kind lm_eval a YAML file or a folder of them."""
+    query: FieldName = "query"
+    """multiple_choice: the field that holds the question."""
+    choices: FieldName = "choices"
+    """multiple_choice: the field that holds the list of answers."""
+    gold: FieldName = "gold"
+    """multiple_choice: the field that holds the index of the right answer, from 0."""
+    query_suffix: str = "\nAnswer:"
+    """multiple_choice: what stands between query and answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
+    text: FieldName = "text"
+    """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016). text: the
+    document."""
+    domain: FieldName = "domain"
+    """text: the field that says what kind of text a document is, where there is one."""
+    context: FieldName = "context"
+    """cloze: the field that holds what is given, in files that split it from the `continuation`."""
+    continuation: FieldName = "continuation"
+    """cloze: the field that holds what must follow the context."""
+    good: FieldName = "good"
+    """minimal_pairs: the field that holds the acceptable sentence (sentence_good in BLiMP, Warstadt et al. 2020)."""
+    bad: FieldName = "bad"
+    """minimal_pairs: the field that holds the unacceptable sentence."""
+    shots_path: SourcePath | None = None
+    """multiple_choice, cloze, minimal_pairs: a JSON-lines file with the same fields, from which shots are drawn; rows
+    that are scored too are left out. By default rows of `path` are put aside for them (`rows_for_shots`)."""
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> BenchmarkTask:
+        if self.shots_path and self.kind not in TAKES_SHOTS_FROM_FILES:
+            raise ValueError(f"shots_path is for tasks of the kinds {', '.join(TAKES_SHOTS_FROM_FILES)}")
+        if self.kind == "project":
+            if self.name not in PROJECT_TASKS:
+                raise ValueError(
+                    f"{self.name!r} is no task of the project's own; expected {' or '.join(PROJECT_TASKS)}, "
+                    "or a task with `kind` and `path`"
+                )
+            if self.path is not None:
+                raise ValueError(
+                    "a task with `path` needs `kind`: multiple_choice, cloze, minimal_pairs, text or lm_eval"
+                )
+        elif self.path is None and self.kind != "lm_eval":
+            raise ValueError(f"a task of kind {self.kind} needs `path`")
+        elif self.path is None:
+            from evaluation.lm_tasks import known_tasks, unknown_name
+
+            if self.name not in known_tasks():
+                raise ValueError(f"lm-eval has no task {self.name!r}; {unknown_name(self.name, PROJECT_TASKS)}")
+        return self
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is one of lm-eval's own, whose data lie in a mirror."""
+        return self.kind == "lm_eval" and self.path is None
+
+    @property
+    def puts_rows_aside(self) -> bool:
+        """Whether its shots are rows of the file that is scored."""
+        return self.shots_path is None and self.kind in ("project", *TAKES_SHOTS_FROM_FILES)
+
+
+def _named(task: Any) -> Any:
+    if not isinstance(task, str):
+        return task
+    return {"name": task} if task in PROJECT_TASKS else {"name": task, "kind": "lm_eval"}
+
+
+TaskByName = Annotated[BenchmarkTask, BeforeValidator(_named, json_schema_input_type=ProjectTask | str | BenchmarkTask)]
+
+
+FailureClassName = Literal[
+    "arithmetic_digits", "arithmetic_words", "copying", "negation", "number_agreement", "ordering"
+]
+FAILURE_CLASSES: tuple[FailureClassName, ...] = (
+    "arithmetic_digits", "arithmetic_words", "copying", "negation", "number_agreement", "ordering",
+)  # fmt: skip
+FAILURE_CLASSES_DIR = DATA_DIR.parents[1] / "configs" / "failure_classes"
+
+
+class FailureClassesConfig(Config):
+    """Templated tests by class of failure, as CheckList's (Ribeiro et al. 2020)."""
+
+    classes: tuple[FailureClassName, ...] = FAILURE_CLASSES
+    """Those of configs/failure_classes; [] for none."""
+    files: tuple[SourcePath, ...] = ()
+    """Classes of yours: YAML files like those of configs/failure_classes."""
+    cases: int = Field(30, ge=1)
+    """Cases drawn of each templated test."""
+    by: Literal["likelihood", "answer"] = "likelihood"
+    """likelihood: which of the choices is the likeliest, which small models can be asked too. answer: what the model
+    writes, greedily; tests of direction go by likelihood all the same."""
+    max_new_tokens: int = Field(12, ge=1)
+    """by answer: the longest answer, in tokens."""
+    batch_size: int = outside_identity(32, ge=1)
+    """Requests a forward pass."""
+
+    @model_validator(mode="after")
+    def _some(self) -> FailureClassesConfig:
+        if not self.classes and not self.files:
+            raise ValueError("expected at least one of `classes` or `files`")
+        names = [path.stem for path in self.paths()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"each class needs a name of its own; given twice: {', '.join(twice)}")
+        return self
+
+    def paths(self) -> list[Path]:
+        """The YAML files of all classes."""
+        return [*(FAILURE_CLASSES_DIR / f"{name}.yaml" for name in self.classes), *map(Path, self.files)]
+
+
+class BenchmarksConfig(StageConfig):
+    tasks: tuple[TaskByName, ...] = Field(
+        (BenchmarkTask(name="minimal_pairs"), BenchmarkTask(name="cloze")), min_length=1
+    )
+    """The project's own tasks and lm-eval's by name, or tasks of yours by file."""
+    tasks_mirror: SourcePath | None = None
+    """The folder with the data of lm-eval's own tasks, as `stemma mirror TASK FROM --mirror DIR` fills it."""
+    failure_classes: FailureClassesConfig | None = None
+    """Templated tests of what a model fails at: `{}` for those that ship, `{classes: [negation], files: [mine.yaml]}`
+    for some and yours; none by default."""
+    num_fewshot: int = Field(0, ge=0, le=64)
+    """Solved examples that stand before each question, drawn from rows that are not scored. 0 is zero-shot; one
+    of lm-eval's own tasks then keeps the number that its YAML gives."""
+    shots: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
+    """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a table of its own."""
+    rows_for_shots: int | None = Field(None, ge=1)
+    """Rows of the project's own tasks and of files that are put aside for shots, evenly over each file and at most a
+    fourth of it. They are never scored, with 0 shots neither, so that all numbers of shots score the same rows. By
+    default 20, or the most shots if those are more, where shots are asked for; without shots none."""
+    tuned_on: tuple[str, ...] = outside_identity(())
+    """Those of the tasks whose kind instruction tuning has seen. The report then holds the others against them, model
+    by model and by number of shots, in one table: what tuning on some kinds of tasks does for kinds it never saw (Wei
+    et al. 2022, "FLAN"; Sanh et al. 2022, "T0"). It only says what is so: keep those kinds out of the instructions."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many items of each task; all by default."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Level of the intervals, from the analytic standard error; 0.95 is 95 %."""
+    seed: int = 17
+    """Draws the few-shot examples."""
+    batch_size: int = outside_identity(32, ge=1)
+    """Requests a forward pass."""
+    engine: Literal["own", "vllm"] = "own"
+    """What answers the tasks: this project's own engine, or a server of vLLM, which `launch.vllm` names, whose figures
+    differ by rounding. Failure classes are always asked of the own one."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_differ(cls, tasks: tuple[BenchmarkTask, ...]) -> tuple[BenchmarkTask, ...]:
+        names = [task.name for task in tasks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"each task needs a name of its own; given twice: {', '.join(twice)}")
+        return tasks
+
+    @model_validator(mode="after")
+    def _rows_for_shots_where_asked(self) -> BenchmarksConfig:
+        """Filled in, so that it bears on the identity where shots are asked for, and only there."""
+        if self.rows_for_shots is None and self.most_shots and any(task.puts_rows_aside for task in self.tasks):
+            object.__setattr__(self, "rows_for_shots", max(ROWS_FOR_SHOTS, self.most_shots))
+        return self
+
+    @property
+    def most_shots(self) -> int:
+        return max(self.num_fewshot, *self.shots, 0)
+
+    @model_validator(mode="after")
+    def _tuned_on_tasks(self) -> BenchmarksConfig:
+        if unknown := sorted(set(self.tuned_on) - {task.name for task in self.tasks}):
+            raise ValueError(f"tuned_on: expected names of tasks, not {', '.join(unknown)}")
+        return self
+
+    @model_validator(mode="after")
+    def _mirror_where_needed(self) -> BenchmarksConfig:
+        named = [task.name for task in self.tasks if task.built_in]
+        if named and self.tasks_mirror is None:
+            raise ValueError(
+                f"{', '.join(named)}: expected minimal_pairs or cloze; tasks of lm-eval's own need `tasks_mirror`, the "
+                "folder with their data"
+            )
+        return self
+
+    def sources(self) -> list[Source]:
+        """The files of every task: what its `path` names, the data files that a YAML of lm-eval's kind names, and those
+        of the mirror."""
+        found = []
+        for index, task in enumerate(self.tasks):
+            key = f"benchmarks.tasks.{index}.path"
+            if task.built_in:
+                found.append(
+                    Source(f"benchmarks.tasks.{index}", mirrored_files(Path(str(self.tasks_mirror)), task.name))
+                )
+            elif task.kind == "project":
+                found.append(Source(key, (DATA_DIR / f"{task.name}.jsonl",)))
+            elif task.kind == "lm_eval":
+                found.append(Source(key, lm_eval_files(Path(str(task.path)))))
+            else:
+                found.append(Source(key, expand([str(task.path)])))
+            if task.shots_path and self.most_shots:
+                found.append(Source(f"benchmarks.tasks.{index}.shots_path", (Path(task.shots_path),)))
+        if self.failure_classes:
+            found.append(Source("benchmarks.failure_classes", tuple(self.failure_classes.paths())))
+        return found

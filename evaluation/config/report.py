@@ -1,0 +1,68 @@
+"""What a person may set for gates, registration and reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from evaluation.config.benchmarks import IDENTIFIER
+from infra.config import Config, StageConfig, outside_identity
+from infra.store.layout import AUX
+
+CLAIMS = f"{AUX}/claims.json"
+"""The claims at the report's head, [{"state", "sign", "title", "text"}], for pages that link it."""
+
+
+class Gate(Config):
+    """A bound that a figure of the pipeline must keep, or the model is not registered."""
+
+    figure: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")
+    """`stage.figure`, e.g. `safety_rlhf.toxicity_probability` or `pretrain.validation_loss`."""
+    at_least: float | None = None
+    """Refuses the model if the figure is smaller."""
+    at_most: float | None = None
+    """Refuses the model if the figure is larger."""
+    against: Literal["promoted"] | None = None
+    """promoted: the bounds are of the figure less that of the model of this name that is promoted by then. While none
+    is, the gate holds."""
+    shown: Literal["broken", "kept"] = "broken"
+    """With `against`: broken refuses a model where the whole 95 % interval of the difference lies beyond the bound;
+    kept refuses it unless the whole interval lies within."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Gate:
+        if self.shown != "broken" and self.against is None:
+            raise ValueError("`shown` is for gates with `against: promoted`")
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("a gate needs `at_least` or `at_most`")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"no figure is at least {self.at_least:g} and at most {self.at_most:g}")
+        return self
+
+
+class RegisterConfig(StageConfig):
+    name: str | None = Field(None, pattern=IDENTIFIER)
+    """The registered model's name; by default the pipeline's."""
+    gates: tuple[Gate, ...] = ()
+    """Bounds that must all hold."""
+    intended_use: str = "Research on training language models. Not for use by people who do not know what it is."
+    """What the model card says the model is for."""
+    licence: str = ""
+    """The model's licence in its card: an identifier of the Hugging Face hub, e.g. apache-2.0, or another name."""
+
+
+class CorpusReportConfig(StageConfig):
+    """One page about the corpus: sources, funnel, rules, duplicates, mixture, tokenizer, shards, drift."""
+
+    title: str | None = None
+    """The page's title; by default the pipeline's name."""
+
+
+class ReportConfig(StageConfig):
+    title: str | None = None
+    """The page's title; by default the registered model's name."""
+    samples: int = Field(6, ge=0)
+    """Sample generations that are shown side by side."""
+    command: str = outside_identity("")
+    """The command that ran the pipeline, as the page should print it."""

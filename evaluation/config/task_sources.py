@@ -1,0 +1,55 @@
+"""Which files a benchmark reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from infra.sources import expand
+
+DATA_DIR = Path(__file__).parents[1] / "data"
+MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
+"""How files of a mirror end that hold questions."""
+
+
+def lm_eval_files(path: Path) -> tuple[Path, ...]:
+    """The files an lm-eval task reads: its YAML files, the Python they include, and local data files, sorted."""
+    folder = path if path.is_dir() else path.parent
+    pattern = "**/*" if path.is_dir() else "*"
+    if not path.exists():
+        return (path,)
+    files = {child for child in folder.glob(pattern) if child.suffix in {".yaml", ".yml", ".py"} and child.is_file()}
+    for config in sorted(child for child in files if child.suffix != ".py"):
+        files.update(expand(str(config.parent / name) for name in _data_files(config)))
+    return tuple(sorted(files))
+
+
+def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
+    """The files that a task of lm-eval's own reads from a mirror, and its definition; of a group all of the mirror."""
+    from evaluation.lm_tasks import dataset_of
+
+    found = dataset_of(task)
+    folder = mirror / found[1] if found else mirror
+    data = sorted(path for path in folder.rglob("*") if path.suffix in MIRRORED and path.is_file())
+    return (*((found[0],) if found else ()), *(data or [folder]))
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads lm-eval's YAML without running what its `!function` tags name."""
+
+
+_PlainLoader.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def _data_files(config: Path) -> list[str]:
+    try:
+        content = yaml.load(config.read_text(encoding="utf-8"), Loader=_PlainLoader)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return []  # lm-eval tells what is wrong with it when it reads it
+    kwargs = content.get("dataset_kwargs") if isinstance(content, dict) else None
+    named = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    values = named.values() if isinstance(named, dict) else [named]
+    return [
+        name for value in values for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)
+    ]
