@@ -63,6 +63,17 @@ ABLATIONS: dict[str, dict[str, str]] = {
     "five Newton-Schulz steps": {"optimizer.muon.iterations": "5"},
     "no query-key norm, attention random": {"model.preset": "llama-4m", "model.attention_init": "random"},
     "residual projections not zero": {"model.residual_init": "scaled"},
+    "squared ReLU in the gate": {"model.activation": "relu2"},
+    "tied embeddings, random as the attention": {
+        "model.tie_embeddings": "true", "model.attention_init": "random", "model.embedding_init": "random",
+    },
+    "no weight decay": {"optimizer.weight_decay": "0"},
+    "cosine to a tenth": {"schedule.decay": "cosine", "schedule.final_share": "0.1"},
+    "WSD, half of it the fall": {"schedule.decay": "wsd", "schedule.decay_length": "50 %"},
+    "batches that grow from 1,024 over 100,000 tokens": {
+        "batch_warmup.first_tokens": "1024", "batch_warmup.over_tokens": "100000",
+    },
+    "documents not kept apart": {"attention": "sequence"},
     "batches of 2,048 tokens": {"global_batch_tokens": "2048", "optimizer.muon.learning_rate": "0.02"},
     "three layers": {"model.layers": "3"},
     "four layers": {"model.layers": "4"},
