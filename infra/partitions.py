@@ -11,7 +11,7 @@ import io
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,7 +80,8 @@ def map_partitions(
     those under way have ended. Raises StageError `killed` if a process died, Cancelled if the run was.
     """
     partitions = [
-        Partition(item, partition_folder(run, step, index), _key(function, item)) for index, item in enumerate(items)
+        Partition(item, partition_folder(run, step, index), key)
+        for index, (item, key) in enumerate(zip(items, _keys(function, items), strict=True))
     ]
     found: dict[int, Summary] = {}
     for index, partition in enumerate(partitions):
@@ -118,14 +119,22 @@ def _finished(partition: Partition) -> Summary | None:
     return done["summary"] if done["key"] == partition.key else None
 
 
-def _key(function: PartitionFunction, item: Any) -> str:
-    """Names a piece of work the same in every process."""
+def _keys(function: PartitionFunction, items: Sequence[Any]) -> Iterator[str]:
+    """Names each piece of work the same in every process."""
+    # Once for all items: what a function carries may be large.
+    shared = _stable(function)
+    for item in items:
+        yield hashlib.sha256(shared + _stable(item)).hexdigest()
+
+
+def _stable(value: Any) -> bytes:
+    """The digest of a value's pickle."""
     buffer = io.BytesIO()
     pickler = _StablePickler(buffer)
     # Without the memo, equal strings pickle alike whether or not they are one object.
     pickler.fast = True
-    pickler.dump((function, item))
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    pickler.dump(value)
+    return hashlib.sha256(buffer.getvalue()).digest()
 
 
 class _StablePickler(pickle.Pickler):

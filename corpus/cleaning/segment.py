@@ -116,10 +116,8 @@ class Segmenter:
         counts = kernels.split_simple(points, bounds, *self._exceptions, lengths)
         simple = lengths[: counts.sum()]
         hard = np.flatnonzero(counts == 0)
-        split = [
-            list(map(len, self._splitter.split(points[start:end].tobytes().decode("utf-32-le"))))
-            for start, end in bounds[hard].tolist()
-        ]
+        text = points.tobytes().decode("utf-32-le") if hard.size else ""
+        split = [list(map(len, self._splitter.split(text[start:end]))) for start, end in bounds[hard].tolist()]
         counts_of_hard = np.array([len(words) for words in split], np.int32)
         order = np.argsort(np.concatenate([np.flatnonzero(counts), hard]), kind="stable")
         # The words of all new chunks: first those of the simple ones, then the others'.

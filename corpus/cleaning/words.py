@@ -26,7 +26,6 @@ hPa Pa mbar mb MB kb KB gb GB tb TB T G M K % км км² км³ м м² м³ д
 جرام جم كغ ملغ كوب اكواب
 """
 _EXCEPTIONS = Path(__file__).parent / "data" / "english_exceptions.txt"
-_HYPHENS = "---|--|——|[-–—~]"
 _HOST = "A-Za-z0-9\u00a1-\uffff"
 
 
@@ -37,7 +36,7 @@ class _Patterns(NamedTuple):
     address: re.Pattern[str]
     opening: frozenset[str]
     closing: frozenset[str]
-    inner: re.Pattern[str]
+    marks: frozenset[str]
 
 
 @cache
@@ -61,16 +60,24 @@ def _patterns() -> _Patterns:
             rf"(?<=[{upper}][{upper}])\.",
         ]
     )
-    infix = "|".join(
-        [
-            r"\.\.+|…",
-            icon,
-            r"(?<=[0-9])[+\-*^](?=[0-9-])",
-            rf"(?<=[{lower}{quotes}])\.(?=[{upper}{quotes}])",
-            rf"(?<=[{letter}]),(?=[{letter}])",
-            rf"(?<=[{letter}0-9])(?:{_HYPHENS})(?=[{letter}])",
-            rf"(?<=[{letter}0-9])[:<>=/](?=[{letter}])",
-        ]
+    # The first character of what cuts, then what must stand around it: so the search looks at these characters alone.
+    behind_word = f"(?<=[{letter}0-9]"
+    infix = (
+        rf"[.…+\-*^,–—~:<>=/{as_class(icons)}](?:"
+        + "|".join(
+            [
+                r"(?<=\.)\.+",
+                rf"(?<=[…{as_class(icons)}])",
+                r"(?<=[0-9][+\-*^])(?=[0-9-])",
+                rf"(?<=[{lower}{quotes}]\.)(?=[{upper}{quotes}])",
+                rf"(?<=[{letter}],)(?=[{letter}])",
+                rf"{behind_word}-)--(?=[{letter}])",
+                rf"{behind_word}-)-(?=[{letter}])",
+                rf"{behind_word}—)—(?=[{letter}])",
+                rf"{behind_word}[-–—~:<>=/])(?=[{letter}])",
+            ]
+        )
+        + ")"
     )
     number = "(?:1?[0-9]{1,2}|2[0-4][0-9]|25[0-5])"
     address = (
@@ -85,11 +92,11 @@ def _patterns() -> _Patterns:
     return _Patterns(
         re.compile(prefix),
         re.compile(f"(?:{suffix})$"),
-        re.compile(infix),
+        re.compile(f"({infix})"),
         re.compile(address),
         opening=marks | frozenset("§%=+.UCA" + money),
-        closing=marks | frozenset("sS+." + money + "".join(unit[-1] for unit in _UNITS.split())),
-        inner=re.compile(rf"[.…+\-*^,–—~:<>=/]|{icon}"),
+        marks=marks,
+        closing=frozenset("sS+." + money + "".join(unit[-1] for unit in _UNITS.split())),
     )
 
 
@@ -101,8 +108,9 @@ class ChunkSplitter:
         self._patterns = _patterns()
         # Emoticons that the rules below take apart are put together again.
         self._sequences = {words: whole for whole in self.exceptions if len(words := tuple(self._split(whole, {}))) > 1}
-        self._first_words = {words[0] for words in self._sequences}
-        self._longest = max(map(len, self._sequences))
+        self._lengths: dict[str, set[int]] = {}
+        for words in self._sequences:
+            self._lengths.setdefault(words[0], set()).add(len(words))
 
     def split(self, chunk: str) -> list[str]:
         """The words of a chunk without spaces in it; together they are the chunk."""
@@ -110,15 +118,25 @@ class ChunkSplitter:
         return self._reunite(words) if len(words) > 1 else words
 
     def _split(self, chunk: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
+        opening, closing, marks = self._patterns.opening, self._patterns.closing, self._patterns.marks
         before: list[str] = []
         behind: list[str] = []
-        while chunk and chunk not in exceptions:
-            prefix = self._prefix(chunk)
-            if prefix and chunk[prefix:] in exceptions:
+        # Nothing is split off between letters: what is all letters is an exception, or one word.
+        while chunk and not chunk.isalpha() and chunk not in exceptions:
+            prefix = suffix = 0
+            if chunk[0] in opening and (found := self._patterns.prefix.match(chunk)):
+                prefix = found.end()
+            rest = chunk[prefix:]
+            if prefix and rest in exceptions:
                 before.append(chunk[:prefix])
-                chunk = chunk[prefix:]
+                chunk = rest
                 break
-            suffix = self._suffix(chunk[prefix:])
+            if rest[-1:] in marks:
+                suffix = 1
+            elif rest[-1:] in closing:
+                # No suffix but a row of dots is longer than 8 characters, with what stands before it.
+                found = self._patterns.suffix.search(rest if rest.endswith("..") else rest[-8:])
+                suffix = found.end() - found.start() if found else 0
             if suffix and chunk[:-suffix] in exceptions:
                 behind.append(chunk[-suffix:])
                 chunk = chunk[:-suffix]
@@ -132,49 +150,37 @@ class ChunkSplitter:
             chunk = chunk[prefix : len(chunk) - suffix]
         return [*before, *self._split_core(chunk, exceptions), *reversed(behind)]
 
-    def _prefix(self, chunk: str) -> int:
-        """How many characters at the front are a word of their own."""
-        if chunk[0] not in self._patterns.opening:
-            return 0
-        found = self._patterns.prefix.match(chunk)
-        return found.end() if found else 0
-
-    def _suffix(self, chunk: str) -> int:
-        """How many characters at the back are a word of their own."""
-        if not chunk or chunk[-1] not in self._patterns.closing:
-            return 0
-        # No suffix but a row of dots is longer than 8 characters, with what stands before it.
-        found = self._patterns.suffix.search(chunk if chunk.endswith("..") else chunk[-8:])
-        return found.end() - found.start() if found else 0
-
     def _split_core(self, core: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
         if not core or core in exceptions:
             return list(exceptions.get(core, ()))
-        if not self._patterns.inner.search(core) or ("." in core and self._patterns.address.match(core)):
+        if core.isalpha():
             return [core]
-        words, start = [], 0
-        for found in self._patterns.infix.finditer(core):
-            if found.start() == 0:
-                continue
-            if found.start() != start:
-                words.append(core[start : found.start()])
-            words.append(found.group())
-            start = found.end()
-        return [*words, core[start:]] if start < len(core) else words
+        if "." in core and self._patterns.address.match(core):
+            return [core]
+        words = self._patterns.infix.split(core)
+        if not words[0]:  # what stands at the very front cuts nothing off
+            words = [words[1] + words[2], *words[3:]]
+        return [word for word in words if word]
 
     def _reunite(self, words: list[str]) -> list[str]:
-        if self._first_words.isdisjoint(words):
+        if self._lengths.keys().isdisjoint(words):
+            return words
+        found = [
+            (-length, start, whole)
+            for start, word in enumerate(words)
+            for length in self._lengths.get(word, ())
+            if (whole := self._sequences.get(tuple(words[start : start + length]))) and start + length <= len(words)
+        ]
+        if not found:
             return words
         taken: set[int] = set()
         replaced: dict[int, tuple[int, str]] = {}
         # Longest first; one that overlaps a longer one is left as it is.
-        for length in range(min(self._longest, len(words)), 1, -1):
-            for start in range(len(words) - length + 1):
-                whole = self._sequences.get(tuple(words[start : start + length]))
-                if whole is not None:
-                    if start not in taken and start + length - 1 not in taken:
-                        replaced[start] = (start + length, whole)
-                    taken.update(range(start, start + length))
+        for less, start, whole in sorted(found):
+            end = start - less
+            if start not in taken and end - 1 not in taken:
+                replaced[start] = (end, whole)
+            taken.update(range(start, end))
         united: list[str] = []
         position = 0
         while position < len(words):

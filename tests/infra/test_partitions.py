@@ -134,9 +134,9 @@ def test_killed_work_continues_at_the_partition_and_leaves_no_process(tmp_path):
 def test_work_has_the_same_name_in_every_process():
     program = (
         "from functools import partial; from corpus.config import IngestConfig\n"
-        "from corpus.ingest import read_partition; from infra.partitions import _key\n"
+        "from corpus.ingest import read_partition; from infra.partitions import _keys\n"
         "config = IngestConfig(read=[{'kind': 'files', 'paths': ['a', 'b'], 'language': 'en', 'content': 'html'}])\n"
-        "print(_key(partial(read_partition, config), ('item', 1)))"
+        "print(*_keys(partial(read_partition, config), [('item', 1)]))"
     )
     keys = {
         subprocess.check_output([sys.executable, "-c", program], env=environment(PYTHONHASHSEED=seed), cwd=REPOSITORY)
