@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 from training import ranks
 from training.callbacks import Callback
 from training.families import FAMILIES, Family
-from training.gradients import Replicas, average, clip_by
+from training.gradients import Replicas, average, clip_by, local
 from training.other_ranks import OtherRanks
-from training.snapshot import local
 from training.tensor_parallel import squares
 from training.train_state import TrainState
 

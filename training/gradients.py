@@ -35,12 +35,12 @@ class Replicas:
         """Gives all of them the first one's weights: where a model starts from what a GPU has computed, it may differ
         in the last bits."""
         for weight in weights:
-            distributed.broadcast(_local(weight.data), self._members[0], group=self._group)
+            distributed.broadcast(local(weight.data), self._members[0], group=self._group)
 
     def average(self, gradients: Sequence[Tensor]) -> None:
         """Replaces gradients by the mean of all of them."""
         if self.size > 1:
-            average([_local(one) for one in gradients], self._group, self.size)
+            average([local(one) for one in gradients], self._group, self.size)
 
 
 def own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
@@ -74,11 +74,12 @@ def clip_by(squares: Tensor, gradients: Sequence[Tensor], limit: float) -> float
     factor = limit / (norm + 1e-6)
     if not factor >= 1:  # a norm that is not a number, too, as torch has it
         for gradient in gradients:
-            _local(gradient).mul_(factor)
+            local(gradient).mul_(factor)
     return norm
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

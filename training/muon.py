@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from training.snapshot import Piece, local
+from training.gradients import local
+from training.snapshot import Piece
 
 # Jordan et al. 2024: as steep at 0 as it goes; singular values end between 0.7 and 1.2 after five steps.
 _QUINTIC = (3.4445, -4.7750, 2.0315)

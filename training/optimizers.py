@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from training.blocks import blocks
 from training.config import OptimizerConfig
 from training.expert_parallel import SharedExperts
+from training.gradients import local
 from training.muon import Muon
-from training.snapshot import local
 
 LION_MOMENTUM = "lion_momentum"
 """Its state's key: another than AdamW's, whose momentum is of another kind."""

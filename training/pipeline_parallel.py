@@ -33,11 +33,10 @@ from transformers import PreTrainedModel
 
 from training import ranks
 from training.expert_parallel import SharedExperts
-from training.gradients import Replicas, clip_by, own_group
+from training.gradients import Replicas, clip_by, local, own_group
 from training.loss import IGNORE
 from training.other_ranks import OtherRanks
 from training.pipeline_cut import layers_of
-from training.snapshot import local
 from training.tensor_parallel import padded, split, sum_gradients
 from training.train_state import Batch, count_examples
 

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from training import ranks
+from training.gradients import local
 from training.zero import ShardedOptimizer
 
 STATE = "state.json"
@@ -102,11 +103,6 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         for key, value in state.items():
             found[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
     return found
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def holders_of(names: Iterable[str]) -> dict[str, list[int]]:

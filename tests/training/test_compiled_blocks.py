@@ -15,8 +15,9 @@ from torch._dynamo.utils import counters
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import Prepare, pretrain_in_ranks, training_process
+from tests.training.layouts import assert_close, values_of
 from tests.training.test_families import LENGTH, SPECIAL, values_of_family
-from tests.training.test_groups_of_ranks import SETTINGS, _close, values_of
+from tests.training.test_groups_of_ranks import SETTINGS
 
 ALONE = {"device": "cpu", "threads": 1, "precision": "fp32", "sharding": "fsdp", "offload": True}
 """One process that is sharded nevertheless."""
@@ -161,7 +162,7 @@ def test_two_compiled_ranks_train_as_uncompiled_ones(inputs: dict[str, Path], tm
     for name in ("train/loss", "train/grad_norm", "validation/sample_loss"):
         assert values_of(told["on"], name) == pytest.approx(values_of(told["off"], name), rel=1e-3), name
     assert any("compiling" in line.get("message", "") for line in told["on"])
-    _close(weights(tmp_path / "on"), weights(tmp_path / "off"))
+    assert_close(weights(tmp_path / "on"), weights(tmp_path / "off"))
 
 
 @pytest.mark.long
@@ -187,7 +188,7 @@ def test_each_compiled_way_goes_on_to_the_bit_and_into_any_other_uncompiled(
         for name, close in (("train/loss", 1e-4), ("train/grad_norm", 1e-3)):
             assert values_of(again, name) == pytest.approx(values_of(told, name)[-steps:], rel=close), name
         found = weights(tmp_path / "model")
-        _close(found, weights(tmp_path / "one"))
+        assert_close(found, weights(tmp_path / "one"))
         if turn == "begun":
             begun = found
         if turn == "again":

@@ -16,7 +16,8 @@ from torch import distributed
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import called_in_ranks, pretrain_in_ranks
-from tests.training.test_groups_of_ranks import SETTINGS, values_of
+from tests.training.layouts import values_of
+from tests.training.test_groups_of_ranks import SETTINGS
 from training.families import FAMILIES
 
 ABLE = sorted(name for name, one in FAMILIES.items() if one.context_parallel and not one.router)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import traceback
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,18 @@ import pytest
 import torch
 import transformers
 from pydantic import ValidationError
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import RankFailed, called_in_ranks, pretrain_in_ranks
+from tests.training.layouts import Weights, assert_close, assert_goes_on, values_of
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_groups_of_ranks import SETTINGS as DENSE
-from tests.training.test_groups_of_ranks import _close, values_of
 from tests.training.test_ranks import GUARDED
 from tests.training.test_ranks import _NotANumber as NotANumber
 from training.families import expert_ranks_problem
 
-Weights = Callable[[Path], dict[str, Tensor]]
 LENGTH = 13
 FAMILIES = ("mixtral", "olmoe", "qwen3_moe")
 APART = transformers.__version__.startswith("4.")
@@ -144,7 +141,7 @@ def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
     return {"shards": shards_dir, "tokenizer": tokenizer_dir}
 
 
-def _train(way: str, inputs: dict[str, Path], out: Path) -> list[dict[str, Any]]:
+def _train(inputs: dict[str, Path], way: str, out: Path) -> list[dict[str, Any]]:
     count, launch = WAYS[way]
     return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch)
 
@@ -153,7 +150,7 @@ def _train(way: str, inputs: dict[str, Path], out: Path) -> list[dict[str, Any]]
 def one(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The model of one process, and what it told."""
     folder = tmp_path_factory.mktemp("one") / "model"
-    return folder, _train("one", inputs, folder)
+    return folder, _train(inputs, "one", folder)
 
 
 def test_a_training_learns_by_the_balancing_loss_and_tells_how_tokens_are_spread(
@@ -181,12 +178,12 @@ def test_two_ranks_train_as_one_process_and_transformers_takes_their_model(
     one: tuple[Path, list[dict[str, Any]]], inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
     whole, expected = one
-    told = _train("experts", inputs, tmp_path / "model")
+    told = _train(inputs, "experts", tmp_path / "model")
     names = ("train/loss", "train/grad_norm", "train/activation_norm", "validation/sample_loss")
     for name in (*names, "train/balancing_loss", "train/expert_most", "train/expert_share/3"):
         assert values_of(told, name) == pytest.approx(values_of(expected, name), rel=1e-3), name
         assert values_of(told, name)
-    _close(weights(tmp_path / "model"), weights(whole))
+    assert_close(weights(tmp_path / "model"), weights(whole))
     ids = torch.arange(4, 20)[None]
     ours, theirs = (AutoModelForCausalLM.from_pretrained(place)(ids).logits for place in (tmp_path / "model", whole))
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
@@ -222,20 +219,7 @@ def test_each_way_goes_on_to_the_bit_and_into_any_other(
 ) -> None:
     """The risk: an expert's weights or moments come back to another expert, or stay away where copies of it share out
     what they write."""
-    whole, told = one
-    for turn in ("begun", "again", "moved"):
-        if turn != "begun":
-            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
-        again = _train(other if turn == "moved" else way, inputs, tmp_path / "model")
-        steps = 12 if turn == "begun" else 4
-        for name, close in (("train/loss", 1e-4), ("train/grad_norm", 1e-3)):
-            assert values_of(again, name) == pytest.approx(values_of(told, name)[-steps:], rel=close), name
-        found = weights(tmp_path / "model")
-        _close(found, weights(whole))
-        if turn == "begun":
-            begun = found
-        if turn == "again":
-            assert all(torch.equal(found[name], begun[name]) for name in begun)
+    assert_goes_on(partial(_train, inputs), way, other, one, tmp_path / "model", weights)
 
 
 @apart
@@ -325,4 +309,4 @@ def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(APART, reason="needs transformers 5")
 def test_stacked_experts_are_refused_before_anything_is_trained(inputs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="expected transformers 4, in which each expert is a module"):
-        _train("experts", inputs, tmp_path / "model")
+        _train(inputs, "experts", tmp_path / "model")

@@ -17,7 +17,8 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
-from tests.training.test_groups_of_ranks import SETTINGS, values_of
+from tests.training.layouts import values_of
+from tests.training.test_groups_of_ranks import SETTINGS
 from training.config import ModelConfig, PretrainConfig
 from training.float8 import train_in_float8
 from training.models import build, hf_config

@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import called_in_ranks, pretrain_in_ranks
-from tests.training.test_groups_of_ranks import SETTINGS, values_of
+from tests.training.layouts import values_of
+from tests.training.test_groups_of_ranks import SETTINGS
 from tests.training.test_ranks import GUARDED, _NotANumber
 
 LENGTH = 13

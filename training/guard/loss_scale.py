@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from training import ranks
 from training.callbacks import Callback
+from training.gradients import local
 from training.train_state import TrainState
 
 _FIRST = 2.0**16
@@ -42,7 +42,8 @@ class LossScale(Callback):
         loss.register_hook(lambda gradient: gradient * self.scale)
 
     def after_train_batch(self, state: TrainState) -> None:
-        gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
+        # Parts, since torch divides no list in which some weights are shared among ranks and others are not.
+        gradients = [local(weight.grad) for weight in state.model.parameters() if weight.grad is not None]
         torch._foreach_div_(gradients, self.scale)
         if self._ignored(state.clock.batch):
             return
@@ -67,6 +68,5 @@ class LossScale(Callback):
 
 def _finite_on_all_ranks(gradients: Sequence[Tensor]) -> bool:
     """Ranks that hold other shards must decide alike."""
-    parts = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-    finite = torch.stack([torch.isfinite(part).all() for part in parts]).all().to(torch.int32)
+    finite = torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all().to(torch.int32)
     return bool(ranks.all_reduce(finite, "min"))

@@ -7,12 +7,12 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from infra.errors import stage_error
 from infra.run import Run
 from training import ranks
 from training.callbacks import Callback
+from training.gradients import local
 from training.train_state import TrainState
 
 # A network that had learnt frequencies and where documents begin came to 0.97 of the frequencies' loss.
@@ -99,8 +99,7 @@ class WeightsMove(Callback):
 
 def bits_of(model: nn.Module) -> Tensor:
     """A number for each weight tensor (of this rank's part), from its bits: another one if a weight moved."""
-    parts = [weight.detach() for weight in model.parameters()]
-    parts = [part.to_local() if isinstance(part, DTensor) else part for part in parts]
+    parts = [local(weight.detach()) for weight in model.parameters()]
     device = next((part.device for part in parts), torch.device("cpu"))
     sums = [part.reshape(-1).view(_BITS[part.element_size()]).sum(dtype=torch.int64).to(device) for part in parts]
     return torch.stack(sums)

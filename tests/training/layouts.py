@@ -1,0 +1,72 @@
+"""Trainings of one model in several layouts of ranks: what each must have told, weigh and go on with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Weights = Callable[[Path], dict[str, torch.Tensor]]
+Told = list[dict[str, Any]]
+Train = Callable[[str, Path], Told]
+"""Trains in a way of that name into a folder, from the newest checkpoint beside it, and returns what rank 0 told."""
+BATCHES, LAST_CHECKPOINT, AGAIN = 12, "ba000000012", 4
+"""Of the trainings that are compared: their batches, and how many are trained again without the last checkpoint."""
+
+
+def values_of(told: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    """The values of a metric in what rank 0 told."""
+    return [float(line["values"][name]) for line in told if name in line.get("values", {})]
+
+
+def assert_close(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """That two models have the same weights to rounding."""
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def assert_goes_on(
+    train: Train,
+    way: str,
+    other: str,
+    one: tuple[Path, Told],
+    out: Path,
+    weights: Weights,
+    metrics: Sequence[tuple[str, float]] = (("train/loss", 1e-4), ("train/grad_norm", 1e-3)),
+) -> Told:
+    """That a training in `way` tells and weighs what one process does; that without its last checkpoint it ends with
+    the same bits again, and in layout `other` with the same figures. Returns what the first one told.
+
+    one: the model of one process, and what it told. metrics: their names, and how close they must be.
+    """
+    whole, told = one
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    first: Told = []
+    for turn in ("begun", "again", "moved"):
+        if turn != "begun":
+            shutil.rmtree(out.with_name(f"{out.name}.work") / "checkpoints" / LAST_CHECKPOINT)
+        again = train(other if turn == "moved" else way, out)
+        first = first or again
+        steps = BATCHES if turn == "begun" else AGAIN
+        for name, close in metrics:
+            assert values_of(again, name) == pytest.approx(values_of(told, name)[-steps:], rel=close), (turn, name)
+        found[turn] = weights(out)
+        assert_close(found[turn], weights(whole))
+    assert all(torch.equal(found["again"][name], weight) for name, weight in found["begun"].items())
+    return first
+
+
+def assert_alike_in(precision: str, train: Callable[..., Told], way: str, folder: Path) -> None:
+    """That a training in `way` tells what one process does in half precision, as far as its rounding lets it.
+
+    train: takes the name of a way, a folder and `precision`.
+    """
+    told = {one_way: train(one_way, folder / one_way, precision=precision) for one_way in ("one", way)}
+    for metric, close in (("train/loss", 2e-3), ("validation/sample_loss", 2e-3), ("train/grad_norm", 4e-2)):
+        ours, theirs = (values_of(told[name], metric) for name in (way, "one"))
+        assert ours == pytest.approx(theirs, rel=close) and ours, metric
