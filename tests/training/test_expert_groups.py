@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import called_in_ranks, pretrain_in_ranks
-from tests.training.layouts import Told, Weights, assert_alike_in, assert_goes_on, values_of
+from tests.training.layouts import GROWING, Told, Weights, assert_alike, assert_goes_on, values_of
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_expert_parallel import SETTINGS as MIXTURE
 from tests.training.test_expert_parallel import apart
@@ -249,10 +249,12 @@ def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
     return {"shards": shards_dir, "tokenizer": tokenizer_dir}
 
 
-def _train(inputs: dict[str, Path], way: str, out: Path, **more: Any) -> Told:
+def _train(
+    inputs: dict[str, Path], way: str, out: Path, settings: Mapping[str, Any] | None = None, **more: Any
+) -> Told:
     count, launch = WAYS[way]
     launch = {"trainer": "native", "microbatch": 1, **launch, **more}
-    return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch)
+    return pretrain_in_ranks(count, SETTINGS | dict(settings or {}), inputs, out, launch=launch)
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +331,8 @@ METRICS = (
         ("stages", "fp16"),
         ("sequences", "fp16"),
         ("layers", "fp16"),
+        ("experts", "fp16"),
+        ("experts", "bf16"),
     ],
 )
 def test_half_precision_trains_as_in_one_process(
@@ -336,7 +340,15 @@ def test_half_precision_trains_as_in_one_process(
 ) -> None:
     """The risk: tokens that are sent in another type than experts would take them in, or a loss scale of fp16 that
     ranks of other layers or sequences do not share."""
-    assert_alike_in(precision, partial(_train, inputs), way, tmp_path)
+    assert_alike(partial(_train, inputs), way, tmp_path, precision=precision)
+
+
+@apart
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["experts", "stages", "sequences", "layers"])
+def test_growing_batches_train_as_in_one_process(way: str, inputs: dict[str, Path], tmp_path: Path) -> None:
+    """The risk: a rank takes its share of a whole batch while it is a part of one."""
+    assert_alike(partial(_train, inputs), way, tmp_path, 1e-4, settings=GROWING)
 
 
 @apart

@@ -262,19 +262,6 @@ def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(
     assert samples[0].count("\n") == samples[1].count("\n") > 0
 
 
-@apart
-@pytest.mark.long
-def test_bf16_trains_as_in_one_process(inputs: dict[str, Path], tmp_path: Path) -> None:
-    """The risk: tokens that are sent in another type than experts would take them in."""
-    told = {}
-    for way in ("one", "experts"):
-        count, launch = WAYS[way]
-        told[way] = pretrain_in_ranks(count, SETTINGS, inputs, tmp_path / way, launch=launch | {"precision": "bf16"})
-    for metric, close in (("train/loss", 2e-3), ("validation/sample_loss", 2e-3), ("train/grad_norm", 4e-2)):
-        ours, theirs = (values_of(told[way], metric) for way in ("experts", "one"))
-        assert ours == pytest.approx(theirs, rel=close) and ours, metric
-
-
 def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="expected with expert_parallel trainer: native"):
         LaunchConfig(processes=2, expert_parallel=2, trainer="composer")

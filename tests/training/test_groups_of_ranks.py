@@ -5,6 +5,7 @@ layout."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.ranked import pretrain_in_ranks
-from tests.training.layouts import Weights, assert_alike_in, assert_close, assert_goes_on, values_of
+from tests.training.layouts import GROWING, Told, Weights, assert_alike, assert_close, assert_goes_on, values_of
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 4, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
@@ -28,7 +29,15 @@ SEQUENCES: dict[str, Any] = {"trainer": "native", "context_parallel": 2}
 STAGES: dict[str, Any] = {"trainer": "native", "pipeline_parallel": 2}
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {"trainer": "native"}),
+    "zero1": (2, {"trainer": "native", "sharding": "zero1"}),
+    "zero2": (2, {"trainer": "native", "sharding": "zero2"}),
+    "zero2-offload": (2, {"trainer": "native", "sharding": "zero2", "offload": True}),
+    "hsdp": (4, {"trainer": "native", "sharding": "hsdp", "shard_ranks": 2}),
+    "hsdp-offload": (4, {"trainer": "native", "sharding": "hsdp", "shard_ranks": 2, "offload": True}),
     "layers": (2, LAYERS),
+    "layers-offload": (4, LAYERS | {"sharding": "fsdp", "offload": True}),
+    "layers-recompute": (2, LAYERS | {"recompute": "full"}),
+    "layers-hsdp2": (8, LAYERS | {"sharding": "hsdp", "shard_ranks": 2}),
     "layers-fsdp": (4, LAYERS | {"sharding": "fsdp", "microbatch": 2}),
     "layers-zero2": (4, LAYERS | {"sharding": "zero2"}),
     "layers-hsdp": (4, LAYERS | {"sharding": "hsdp", "shard_ranks": 1}),
@@ -60,9 +69,11 @@ def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
     return {"shards": shards_dir, "tokenizer": tokenizer_dir}
 
 
-def _train(inputs: dict[str, Path], way: str, out: Path, **more: Any) -> list[dict[str, Any]]:
+def _train(
+    inputs: dict[str, Path], way: str, out: Path, settings: Mapping[str, Any] | None = None, **more: Any
+) -> Told:
     count, launch = WAYS[way]
-    return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch | more)
+    return pretrain_in_ranks(count, SETTINGS | dict(settings or {}), inputs, out, launch=launch | more)
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +149,23 @@ def test_each_way_goes_on_to_the_bit_and_into_any_other(
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("way", ["layers", "sequences", "stages-layers"])
+@pytest.mark.parametrize("way", ["zero1", "zero2", "hsdp", "layers", "layers-fsdp", "sequences", "stages-layers"])
 def test_half_precision_trains_as_in_one_process(
     way: str, precision: str, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     """The risk: a loss scale of fp16 that is taken out of some weights alone, or that ranks do not share."""
-    assert_alike_in(precision, partial(_train, inputs), way, tmp_path)
+    assert_alike(partial(_train, inputs), way, tmp_path, precision=precision)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["zero2-offload", "hsdp-offload", "layers-offload", "layers-recompute", "layers-hsdp2"])
+def test_what_saves_memory_trains_as_in_one_process(way: str, inputs: dict[str, Path], tmp_path: Path) -> None:
+    """The risk: weights that lie elsewhere, or are computed again, are taken for those of another rank."""
+    assert_alike(partial(_train, inputs), way, tmp_path, 1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["zero2", "layers", "sequences", "stages-layers"])
+def test_growing_batches_train_as_in_one_process(way: str, inputs: dict[str, Path], tmp_path: Path) -> None:
+    """The risk: a rank takes its share of a whole batch while it is a part of one."""
+    assert_alike(partial(_train, inputs), way, tmp_path, 1e-4, settings=GROWING)
