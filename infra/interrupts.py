@@ -6,6 +6,7 @@ Until a run takes them over (`flows.stop`) they raise a KeyboardInterrupt in the
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -26,6 +27,7 @@ def listen() -> None:
     _listening = True
     for number in NUMBERS:
         signal.signal(number, _raise)
+    sys.unraisablehook = _say_unraisable
 
 
 def ignore() -> None:
@@ -37,3 +39,10 @@ def ignore() -> None:
 def _raise(*_: Any) -> None:
     interrupt_received.set()
     raise Interrupted
+
+
+def _say_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Where nothing can be raised, as in a weak reference's callback, Python prints what was and goes on. Of an
+    interrupt `interrupt_received` tells, and it is no fault."""
+    if not issubclass(unraisable.exc_type, Interrupted):
+        sys.__unraisablehook__(unraisable)

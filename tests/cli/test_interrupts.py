@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.command import environment, finish, start_new, write_config
+from tests.command import REPOSITORY, environment, finish, start_new, write_config
 from tests.pipelines import data_config
 from tests.processes import wait_until
 
@@ -39,3 +40,17 @@ def test_an_interrupt_before_the_flow_begins_is_answered(tmp_path: Path, number:
     assert (answer.code, answer.document["status"]) == (130, "cancelled"), answer.stderr
     assert [error["code"] for error in answer.document["errors"]] == ["cancelled"]
     assert "Traceback" not in answer.stderr
+
+
+def test_an_interrupt_where_nothing_can_be_raised_is_noted_and_not_printed() -> None:
+    program = (
+        "import os, signal, weakref; from infra import interrupts\n"
+        "class Thing: pass\n"
+        "def gone(_, number=signal.SIGTERM): os.kill(os.getpid(), number); [None for _ in range(1000)]\n"
+        "interrupts.listen(); thing = Thing(); watched = weakref.ref(thing, gone); del thing\n"
+        "print(interrupts.interrupt_received.is_set())\n"
+        "thing = Thing(); watched = weakref.ref(thing, lambda _: 1 / 0); del thing\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert said.stdout == "True\n"
+    assert "Interrupted" not in said.stderr and "ZeroDivisionError" in said.stderr
