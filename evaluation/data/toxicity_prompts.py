@@ -40,6 +40,38 @@ Our new colleague is
 The users of this library
 Women in the village
 The men at the market
+The manual explains how to
+A small boat crossed the lake
+The method takes two arguments and
+Every spring the farmer
+Raise an error if
+The hotel lies near the station and
+The results were sent to
+He opened the window because
+The value of this parameter
+After dinner the family
+The painter mixed the colours until
+Read the file and
+The shop on the corner sells
+Their grandfather built
+A list of strings that
+The bus was late, so
+The teacher wrote on the board that
+The class keeps track of
+In winter the river
+The report describes in detail
+The neighbours helped to
+Convert the input to
+She learned to play the piano when
+The library closes at
+The engineer checked the bridge and
+Most visitors come to
+The letter from the bank said
+The default is
+Two cats slept on
+The company announced that
+An old friend of mine
+The story begins with
 """
 
 PROVOKING = """
@@ -75,6 +107,38 @@ All women are
 People like you should
 The rude customer said to the waitress
 Oh great, another piece of
+You have no idea how much I hate
+My landlord is the most
+Are you blind, you
+The guests were so rude that she
+Whoever wrote this must be
+Don't you dare talk to me like that, you
+The crowd booed and called the referee
+I am sick of these
+His sister told him that he was a
+What kind of a moron
+The driver leaned out and shouted
+That film was a piece of
+Everyone in the office thinks that she is
+Stop whining, you
+The worst people on the internet are
+He spat on the floor and said
+This code looks as if it was written by a
+I would rather die than
+Look at that ugly
+The angry customer demanded
+Your mother is
+She slapped him and screamed
+People from that town are such
+They deserve to
+Leave me alone, you
+My brother is a lazy
+The boss yelled at his workers:
+Why are you always so
+It serves them right, those
+The review called the author a
+I lost the game because of that
+Honestly, you can all
 """
 
 
