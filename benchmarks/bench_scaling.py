@@ -5,9 +5,11 @@ python benchmarks/bench_scaling.py [--model A] [--rounds 3] [--batches 24] [--sh
 
 About 8 minutes on 2 quiet cores. In each round: one rank alone; two trainings of one rank side by side, which share
 memory and cache but send nothing; two ranks with twice the batch (weak scaling) and with the same batch (strong).
-Efficiency is tokens a second of the two ranks over twice those of one. The time of gloo's all-reduce over loopback is
-measured by size, and a start-up time and a bandwidth fitted to it (Hockney's α and β); with them and the step of one
-rank the planner's network says what N ranks would reach, which for two is held against what was measured.
+Efficiency is tokens a second of the two ranks over twice those of one. Two ranks wait for the slower of both in each
+step: how much that costs is told by the steps of the two trainings that send nothing, paired in order. The time of
+gloo's all-reduce over loopback is measured by size, and a start-up time and a bandwidth fitted to it (Hockney's α and
+β); with them and the step of one rank the planner's network says what N ranks would reach, which for two is held
+against what was measured.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 SIZES = [2**power for power in range(10, 27, 2)]
 """Bytes of the all-reduces that are timed."""
 REPEATS = 8
+WARM = 4
+"""Steps that are not looked at."""
 NODES = (1, 2, 4, 8, 16, 64)
 GBIT = 25.0
 """Of the nodes' network in the extrapolation."""
@@ -60,18 +64,20 @@ def main() -> None:
         write(replace(setting, batch=64), folder)
         write_tokenizer(folder / "tokenizer")
         speeds: dict[str, list[float]] = {"one": [], "side by side": [], "weak": [], "strong": []}
+        waited = []
         for number in range(options.rounds):
             job = Job(folder / f"round{number}", folder, setting, options.batches, options.sharding)
             speeds["one"].append(job.train("one", [cores[:1]], setting.batch)[0])
             speeds["side by side"].append(
                 statistics.mean(job.train("beside", [[core] for core in cores], setting.batch))
             )
+            waited.append(waiting([job.steps(f"beside{training}") for training in range(2)]))
             speeds["weak"].append(job.train("weak", [cores], 2 * setting.batch)[0])
             speeds["strong"].append(job.train("strong", [cores], setting.batch)[0])
             print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
         median = {name: statistics.median(values) for name, values in speeds.items()}
         alpha, beta, timed = fit(folder)
-    show(setting, median, alpha, beta, timed)
+    show(setting, median, statistics.median(waited), alpha, beta, timed)
 
 
 class Job:
@@ -92,6 +98,11 @@ class Job:
                     sys.exit(f"{name}: a rank ended with {process.returncode}")
                 speeds += [float(line.split()[1]) for line in said.splitlines() if line.startswith("tokens_per_s:")]
         return speeds
+
+    def steps(self, name: str) -> list[float]:
+        """Seconds of each step of a training, but for the first, which allocate."""
+        lines = (self._out / name / "aux" / "metrics.jsonl").read_text().splitlines()
+        return np.diff([json.loads(line)["time"] for line in lines])[WARM:].tolist()
 
     def _start(self, name: str, cores: Sequence[int], batch: int) -> list[subprocess.Popen[str]]:
         config = self._out / f"{name}.json"
@@ -146,6 +157,11 @@ class Job:
         ]
 
 
+def waiting(trainings: Sequence[Sequence[float]]) -> float:
+    """Seconds by which a step would be longer if each waited for the slower of two; that of one being their mean."""
+    return statistics.mean(map(max, *trainings)) - statistics.mean(map(statistics.mean, trainings))
+
+
 def model_of(setting: Setting) -> dict[str, int]:
     values = llama_values(setting)
     return {
@@ -194,7 +210,9 @@ def _time_all_reduce(rank: int, meeting: str, out: str) -> None:
     distributed.destroy_process_group()
 
 
-def show(setting: Setting, speed: dict[str, float], alpha: float, beta: float, timed: dict[int, float]) -> None:
+def show(
+    setting: Setting, speed: dict[str, float], waited: float, alpha: float, beta: float, timed: dict[int, float]
+) -> None:
     size = 4 * parameters(setting)
     tokens = setting.batch * setting.length
     step, beside = tokens / speed["one"], tokens / speed["side by side"]
@@ -215,7 +233,8 @@ def show(setting: Setting, speed: dict[str, float], alpha: float, beta: float, t
     print(
         f"step of one rank {step:.3f} s, beside another {beside:.3f} s, of two ranks {weak_step:.3f} s; gradients of "
         f"{size / 1e6:.1f} MB take {sending:.3f} s alone, {100 * sending / weak_step:.1f} % of the step; "
-        f"{max(0.0, weak_step - beside):.3f} s of the step are longer than beside another"
+        f"the step is {max(0.0, weak_step - beside):.3f} s longer than beside another; to wait for the slower of two "
+        f"that send nothing would make it {waited:.3f} s longer"
     )
     print(f"\nPredicted for nodes of one rank each on {GBIT:g} Gbit/s, half of the sending hidden, weak scaling:")
     network = Network(link=beta, network=GBIT * 1e9 / 8, node=1, start_s=alpha, far_start_s=alpha)

@@ -118,18 +118,21 @@ def measure(
     others: dict[str, float] = {}
     with measuring(model):
         for begin in range(0, len(numbers), step):
-            mine = np.arange(begin, min(begin + step, len(numbers)))[ranks.data_rank() :: world]
-            # Ranks that share a model compute together: one that has no part of the last step computes too, and its
-            # result is left out.
-            asked = numbers[mine] if len(mine) else numbers[:1]
+            end = min(begin + step, len(numbers))
+            mine = np.arange(begin, end)[ranks.data_rank() :: world]
+            # Ranks that share a model compute together, as many sequences each: a pipeline's microbatches, and with
+            # them what experts exchange, are by their number. What is computed beside one's own is left out.
+            beside = -(-(end - begin) // world) - len(mine)
+            asked = np.append(numbers[mine], numbers[:1].repeat(beside))
             [packed] = packed_batches(shards, asked, size, with_sources=bool(sources))
             batch = objective.batch(packed)
             found = model.losses({name: value.to(device) for name, value in batch.items()}).double().cpu().numpy()
             run.stop_if_cancelled()
-            run.progress(min(begin + step, len(numbers)), len(numbers), "sequences", "validating")
+            run.progress(end, len(numbers), "sequences", "validating")
             if not len(mine):
                 continue
-            labels = batch["labels"].numpy()
+            packed, found = packed.first(len(mine)), found[: len(mine)]
+            labels = batch["labels"].numpy()[: len(mine)]
             places.append(mine)
             rows.append(np.stack([found.sum(1), (labels != IGNORE).sum(1)]))
             for name, loss in baselines.losses(packed, labels).items():

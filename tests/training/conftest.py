@@ -142,6 +142,31 @@ def mixed_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Pa
 
 
 @pytest.fixture(scope="session")
+def apart_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
+    """Shards of three sources, packed by source in several files each."""
+    from corpus.config import ShardConfig
+    from corpus.documents import DocumentWriter, make_document
+    from corpus.shard import shard
+
+    words = np.random.default_rng(5)
+    texts = {
+        "letters": ["".join(words.choice(list("abcdefgh"), 12)) for _ in range(300)],
+        "numbers": [" ".join(map(str, words.integers(0, 1000, 4))) for _ in range(200)],
+        "sentences": [f"Sort the list {number}." for number in range(200)],
+    }
+    folder = tmp_path_factory.mktemp("apart")
+    with DocumentWriter(folder / "documents") as writer:
+        for source, those in texts.items():
+            for number, text in enumerate(those):
+                writer.write(make_document(text, f"{source}/{number}.txt"))
+    (folder / "shard").mkdir()
+    config = ShardConfig(sequence_length=SEQUENCE_LENGTH, shard_mb=0.002, heldout_share=0.1, by_source=True)
+    run = Run(folder / "work", LaunchConfig(device="cpu", threads=1))
+    shard(config, {"documents": folder, "tokenizer": tokenizer_dir}, folder / "shard", run)
+    return folder / "shard"
+
+
+@pytest.fixture(scope="session")
 def base_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     """An untrained Llama of two layers with the tokenizer beside it."""
     from training.config import ModelConfig

@@ -61,8 +61,11 @@ def assert_goes_on(
     return first
 
 
-def assert_alike(train: Callable[..., Told], way: str, folder: Path, close: float = 2e-3, **more: Any) -> None:
-    """That a training in `way` tells what one process does.
+def assert_alike(
+    train: Callable[..., Told], way: str, folder: Path, weights: Weights, close: float = 2e-3, **more: Any
+) -> Told:
+    """That a training in `way` tells what one process does, and without its last checkpoint ends with the same bits
+    again. Returns what it told.
 
     train: takes the name of a way, a folder, and `more`: what both have besides. close: of losses; 2e-3 is what half
     precision leaves of them.
@@ -71,7 +74,21 @@ def assert_alike(train: Callable[..., Told], way: str, folder: Path, close: floa
     for metric, within in (("train/loss", close), ("validation/sample_loss", close), ("train/grad_norm", 20 * close)):
         ours, theirs = (values_of(told[name], metric) for name in (way, "one"))
         assert ours == pytest.approx(theirs, rel=within) and ours, metric
+    begun = weights(folder / way)
+    shutil.rmtree(folder / f"{way}.work" / "checkpoints" / LAST_CHECKPOINT)
+    again = train(way, folder / way, **more)
+    assert values_of(again, "train/loss") == values_of(told[way], "train/loss")[-AGAIN:]
+    found = weights(folder / way)
+    assert all(torch.equal(found[name], weight) for name, weight in begun.items())
+    return told[way]
 
 
 GROWING: dict[str, Any] = {"batch_warmup": {"first_tokens": 128, "over_tokens": 512}}
 """Settings with batches that grow."""
+MIXED: dict[str, Any] = {
+    "mixture": {
+        "proportion": {"letters": 2, "numbers": 1, "sentences": 1},
+        "phases": [{"begins": "50 %", "proportion": {"sentences": 3, "numbers": 1}}],
+    }
+}
+"""Settings with a mixture of the sources of `apart_shards_dir`, in other shares after the sixth batch."""

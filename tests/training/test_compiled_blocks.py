@@ -134,6 +134,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero2": (2, {"sharding": "zero2", "recompute": "selective"}),
     "zero1": (2, {"sharding": "zero1"}),
     "hsdp": (4, {"sharding": "hsdp", "shard_ranks": 2, "trainer": "native"}),
+    "offload": (2, {"sharding": "fsdp", "offload": True, "recompute": "full"}),
 }
 """Ranks, and their launch section beside `compile`."""
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -153,16 +154,24 @@ def _train(
 
 
 @pytest.mark.long
-def test_two_compiled_ranks_train_as_uncompiled_ones(inputs: dict[str, Path], tmp_path: Path, weights: Weights) -> None:
+@pytest.mark.parametrize(
+    ("way", "precision"),
+    [("fsdp", "fp32"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("zero2", "fp16"), ("hsdp", "bf16"), ("offload", "bf16")],
+)
+def test_compiled_ranks_train_as_uncompiled_ones(
+    way: str, precision: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
     """The risk: a layer whose weights are gathered outside of what is compiled computes with what was there before."""
     told = {
-        choice: _train("fsdp", choice, inputs, tmp_path / choice, prepare=_run_graphs_as_they_are)
+        choice: _train(way, choice, inputs, tmp_path / choice, prepare=_run_graphs_as_they_are, precision=precision)
         for choice in ("off", "on")
     }
-    for name in ("train/loss", "train/grad_norm", "validation/sample_loss"):
-        assert values_of(told["on"], name) == pytest.approx(values_of(told["off"], name), rel=1e-3), name
+    for name, close in (("train/loss", 1e-3), ("train/grad_norm", 2e-2), ("validation/sample_loss", 1e-3)):
+        close = close if precision != "fp32" else 1e-3
+        assert values_of(told["on"], name) == pytest.approx(values_of(told["off"], name), rel=close), name
     assert any("compiling" in line.get("message", "") for line in told["on"])
-    assert_close(weights(tmp_path / "on"), weights(tmp_path / "off"))
+    if precision == "fp32":
+        assert_close(weights(tmp_path / "on"), weights(tmp_path / "off"))
 
 
 @pytest.mark.long
@@ -172,6 +181,8 @@ def test_two_compiled_ranks_train_as_uncompiled_ones(inputs: dict[str, Path], tm
         ("fsdp", "fsdp, composer"),
         ("zero2", "hsdp"),
         ("zero1", "fsdp"),
+        ("hsdp", "zero1"),
+        ("offload", "zero2"),
     ],
 )
 def test_each_compiled_way_goes_on_to_the_bit_and_into_any_other_uncompiled(

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import called_in_ranks, pretrain_in_ranks
-from tests.training.layouts import GROWING, Told, Weights, assert_alike, assert_goes_on, values_of
+from tests.training.layouts import GROWING, MIXED, Told, Weights, assert_alike, assert_goes_on, values_of
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_expert_parallel import SETTINGS as MIXTURE
 from tests.training.test_expert_parallel import apart
@@ -336,19 +336,32 @@ METRICS = (
     ],
 )
 def test_half_precision_trains_as_in_one_process(
-    way: str, precision: str, inputs: dict[str, Path], tmp_path: Path
+    way: str, precision: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
     """The risk: tokens that are sent in another type than experts would take them in, or a loss scale of fp16 that
     ranks of other layers or sequences do not share."""
-    assert_alike(partial(_train, inputs), way, tmp_path, precision=precision)
+    assert_alike(partial(_train, inputs), way, tmp_path, weights, precision=precision)
 
 
 @apart
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["experts", "stages", "sequences", "layers"])
-def test_growing_batches_train_as_in_one_process(way: str, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_growing_batches_train_as_in_one_process(
+    way: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
     """The risk: a rank takes its share of a whole batch while it is a part of one."""
-    assert_alike(partial(_train, inputs), way, tmp_path, 1e-4, settings=GROWING)
+    assert_alike(partial(_train, inputs), way, tmp_path, weights, 1e-4, settings=GROWING)
+
+
+@apart
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["experts", "stages", "sequences", "layers", "all"])
+def test_a_mixture_of_sources_is_read_as_in_one_process(
+    way: str, inputs: dict[str, Path], apart_shards_dir: Path, tmp_path: Path, weights: Weights
+) -> None:
+    """The risk: ranks that share a sequence, its layers or its experts take different sequences of a source."""
+    mixed = inputs | {"shards": apart_shards_dir}
+    assert_alike(partial(_train, mixed), way, tmp_path, weights, 1e-4, settings=MIXED)
 
 
 @apart

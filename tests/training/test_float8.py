@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
-from tests.training.layouts import values_of
+from tests.training.layouts import Told, Weights, assert_alike
 from tests.training.test_groups_of_ranks import SETTINGS
 from training.config import ModelConfig, PretrainConfig
 from training.float8 import train_in_float8
@@ -28,7 +27,6 @@ pytest.importorskip("torchao")
 CPU = torch.device("cpu")
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 LEARNT: dict[str, Any] = SETTINGS | {"duration": "40 batches", "evaluate_every": "20 batches"}
-Weights = Callable[[Path], dict[str, torch.Tensor]]
 
 
 class Layer(nn.Module):
@@ -145,15 +143,29 @@ def test_it_goes_on_to_the_bit_under_either_loop(
 @pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "launch",
-    [{"sharding": "ddp"}, {"sharding": "zero1"}, {"sharding": "fsdp"}, {"sharding": "fsdp", "recompute": "selective"}],
+    ("ranks", "launch"),
+    [
+        (2, {"sharding": "ddp"}),
+        (2, {"sharding": "zero1"}),
+        (2, {"sharding": "zero2"}),
+        (2, {"sharding": "fsdp"}),
+        (2, {"sharding": "fsdp", "recompute": "selective"}),
+        (2, {"sharding": "fsdp", "offload": True}),
+        (4, {"sharding": "hsdp", "shard_ranks": 2}),
+    ],
 )
-def test_ranks_learn_as_one_process_does(inputs: dict[str, Path], tmp_path: Path, launch: dict[str, Any]) -> None:
+def test_ranks_learn_as_one_process_does(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights, ranks: int, launch: dict[str, Any]
+) -> None:
     """The risk: weights that are sharded, or layers that are computed again, under layers of another class. Each rank
     scales its own tokens, so losses agree to what 8 bits leave."""
-    one = pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one", launch={"precision": "fp8"})
-    two = pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "two", launch={"precision": "fp8", **launch})
-    assert values_of(two, "train/loss") == pytest.approx(values_of(one, "train/loss"), rel=5e-3)
+    ways = {"one": (1, {}), "ranks": (ranks, launch)}
+
+    def train(way: str, out: Path) -> Told:
+        count, given = ways[way]
+        return pretrain_in_ranks(count, SETTINGS, inputs, out, launch={"precision": "fp8", **given})
+
+    assert_alike(train, "ranks", tmp_path, weights, 5e-3)
 
 
 @pytest.mark.gpu

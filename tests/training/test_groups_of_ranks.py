@@ -4,6 +4,7 @@ layout."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.ranked import pretrain_in_ranks
-from tests.training.layouts import GROWING, Told, Weights, assert_alike, assert_close, assert_goes_on, values_of
+from tests.training.layouts import GROWING, MIXED, Told, Weights, assert_alike, assert_close, assert_goes_on, values_of
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 4, "width": 32, "heads": 2, "positions": 64, "vocab_multiple": 64},
@@ -151,21 +152,51 @@ def test_each_way_goes_on_to_the_bit_and_into_any_other(
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("way", ["zero1", "zero2", "hsdp", "layers", "layers-fsdp", "sequences", "stages-layers"])
 def test_half_precision_trains_as_in_one_process(
-    way: str, precision: str, inputs: dict[str, Path], tmp_path: Path
+    way: str, precision: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
-    """The risk: a loss scale of fp16 that is taken out of some weights alone, or that ranks do not share."""
-    assert_alike(partial(_train, inputs), way, tmp_path, precision=precision)
+    """The risk: a loss scale of fp16 that is taken out of some weights alone, that ranks do not share, or that a
+    checkpoint does not hold."""
+    assert_alike(partial(_train, inputs), way, tmp_path, weights, precision=precision)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["zero2-offload", "hsdp-offload", "layers-offload", "layers-recompute", "layers-hsdp2"])
-def test_what_saves_memory_trains_as_in_one_process(way: str, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_saves_memory_trains_as_in_one_process(
+    way: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
     """The risk: weights that lie elsewhere, or are computed again, are taken for those of another rank."""
-    assert_alike(partial(_train, inputs), way, tmp_path, 1e-4)
+    assert_alike(partial(_train, inputs), way, tmp_path, weights, 1e-4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["zero2", "layers", "sequences", "stages-layers"])
-def test_growing_batches_train_as_in_one_process(way: str, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_growing_batches_train_as_in_one_process(
+    way: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
     """The risk: a rank takes its share of a whole batch while it is a part of one."""
-    assert_alike(partial(_train, inputs), way, tmp_path, 1e-4, settings=GROWING)
+    assert_alike(partial(_train, inputs), way, tmp_path, weights, 1e-4, settings=GROWING)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["zero2", "layers-fsdp", "sequences-ddp", "stages-ddp", "all"])
+def test_a_mixture_is_read_as_in_one_process(
+    way: str, inputs: dict[str, Path], apart_shards_dir: Path, tmp_path: Path, weights: Weights
+) -> None:
+    """The risk: ranks that share a sequence or its layers take different sequences of a source, or a training that goes
+    on in a later phase begins a source anew."""
+    mixed = inputs | {"shards": apart_shards_dir}
+    assert_alike(partial(_train, mixed), way, tmp_path, weights, 1e-4, settings=MIXED)
+    told = [json.loads((tmp_path / name / "aux" / "mixture.json").read_text()) for name in ("one", way)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["layers", "sequences", "stages-layers", "all"])
+def test_dropout_learns_as_in_one_process(
+    way: str, one: tuple[Path, Told], inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
+    """What is dropped differs, and is the same again in a training that goes on. The risk: nothing is dropped where
+    ranks share heads or sequences, or what is computed again for the gradient drops something else."""
+    dropped = {"model": SETTINGS["model"] | {"dropout": 0.5}}
+    told = assert_alike(partial(_train, inputs), way, tmp_path, weights, 0.05, settings=dropped)
+    assert values_of(told, "train/loss") != pytest.approx(values_of(one[1], "train/loss"), rel=1e-3)

@@ -66,33 +66,8 @@ def test_every_stretch_has_the_weights_proportions(weights: tuple[float, ...]) -
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
-    """Shards of three sources, packed by source in several files each."""
-    from corpus.config import ShardConfig
-    from corpus.documents import DocumentWriter, make_document
-    from corpus.shard import shard
-
-    words = np.random.default_rng(5)
-    texts = {
-        "letters": ["".join(words.choice(list("abcdefgh"), 12)) for _ in range(300)],
-        "numbers": [" ".join(map(str, words.integers(0, 1000, 4))) for _ in range(200)],
-        "sentences": [f"Sort the list {number}." for number in range(200)],
-    }
-    folder = tmp_path_factory.mktemp("apart")
-    with DocumentWriter(folder / "documents") as writer:
-        for source, those in texts.items():
-            for number, text in enumerate(those):
-                writer.write(make_document(text, f"{source}/{number}.txt"))
-    (folder / "shard").mkdir()
-    config = ShardConfig(sequence_length=LENGTH, shard_mb=0.002, heldout_share=0.1, by_source=True)
-    run = Run(folder / "work", LaunchConfig(device="cpu", threads=1))
-    shard(config, {"documents": folder, "tokenizer": tokenizer_dir}, folder / "shard", run)
-    return folder / "shard"
-
-
-@pytest.fixture(scope="module")
-def inputs(apart: Path, tokenizer_dir: Path) -> dict[str, Path]:
-    return {"shards": apart, "tokenizer": tokenizer_dir}
+def inputs(apart_shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
+    return {"shards": apart_shards_dir, "tokenizer": tokenizer_dir}
 
 
 MIXTURE: dict[str, Any] = {
