@@ -60,6 +60,12 @@ ABLATIONS: dict[str, dict[str, str]] = {
     "AdamW for the matrices": {"optimizer.muon": "null"},
     "Muon at 0.06": {"optimizer.muon.learning_rate": "0.06"},
     "Muon at 0.015": {"optimizer.muon.learning_rate": "0.015"},
+    "betas of 0.9 and 0.95, Muon's momentum 0.95": {
+        "optimizer.betas": "[0.9, 0.95]", "optimizer.muon.momentum": "0.95",
+    },
+    "betas of 0.9 and 0.95": {"optimizer.betas": "[0.9, 0.95]"},
+    "Muon's momentum 0.95": {"optimizer.muon.momentum": "0.95"},
+    "Muon's momentum 0.85": {"optimizer.muon.momentum": "0.85"},
     "five Newton-Schulz steps": {"optimizer.muon.iterations": "5"},
     "no query-key norm, attention random": {"model.preset": "llama-4m", "model.attention_init": "random"},
     "residual projections not zero": {"model.residual_init": "scaled"},
