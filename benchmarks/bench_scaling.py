@@ -101,8 +101,11 @@ class Job:
 
     def steps(self, name: str) -> list[float]:
         """Seconds of each step of a training, but for the first, which allocate."""
-        lines = (self._out / name / "aux" / "metrics.jsonl").read_text().splitlines()
-        return np.diff([json.loads(line)["time"] for line in lines])[WARM:].tolist()
+        lines = map(json.loads, self._journal(name).read_text().splitlines())
+        return np.diff([line["time"] for line in lines if "train/loss" in line.get("values", {})])[WARM:].tolist()
+
+    def _journal(self, name: str) -> Path:
+        return self._out / f"{name}.journal"
 
     def _start(self, name: str, cores: Sequence[int], batch: int) -> list[subprocess.Popen[str]]:
         config = self._out / f"{name}.json"
@@ -148,7 +151,8 @@ class Job:
             subprocess.Popen(
                 ["taskset", "-c", str(core), *command],
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                # Rank 0 writes its journal there, other ranks nothing that is looked at.
+                stderr=subprocess.DEVNULL if rank else self._journal(name).open("w"),
                 text=True,
                 env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 cwd=PROJECT,
