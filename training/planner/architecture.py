@@ -47,7 +47,6 @@ class Architecture:
     experts: int = 1
     active_experts: int = 1
     extra: int = 0
-    extra_norms: int = 0
     positions: int = 2048
     family: str = ""
 
