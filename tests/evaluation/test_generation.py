@@ -106,6 +106,13 @@ def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
     assert all(5 not in new and 6 not in new for new in theirs)
 
 
+def test_numbers_made_row_by_row_are_those_that_torch_draws() -> None:
+    ours, theirs = (torch.Generator().manual_seed(9) for _ in range(2))
+    shape = generation.ROWS_IN_CACHE * 2 + 3, 4096
+    assert torch.equal(generation.exponential(shape, ours), torch.empty(shape).exponential_(generator=theirs))
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
 def test_a_model_that_counts_or_looks_back_in_its_own_way_is_asked_by_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 
