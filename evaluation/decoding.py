@@ -1,8 +1,8 @@
 """Many answers at once: sequences of different lengths in one batch, which those that have ended leave at once.
 
-Keys and values lie in memory that is allocated once, a slot a sequence. Prompts are read without padding to their left,
-equal ones once, and a slot that is free is given to the next prompt. What is written is, but for rounding, what the
-model would write to each prompt alone.
+Keys and values lie in memory that is allocated once, a slot a sequence (`evaluation/slots.py`). Prompts are read
+without padding to their left, equal ones once, and a slot that is free is given to the next prompt. What is written is,
+but for rounding, what the model would write to each prompt alone.
 
     slot 0   p p p p p a a a . . . .      p a token of the prompt, a one of the answer
     slot 1   p p p a a . . . . . . .      a query sees the places before its own in its own slot
@@ -19,7 +19,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+
+from evaluation.llama_slots import LlamaSlots
+from evaluation.slots import ModelSlots, Slots
 
 Pick = Callable[[Tensor, Sequence[int]], Tensor]
 """The next token (N,) of the prompts with these numbers, from their logits (N, V) in float32."""
@@ -36,53 +39,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """How far logits may lie from those without a cache, as a share of the largest plus one."""
 TRIED_TOKENS, TRIED_STEPS = 12, 2
 
-
-class SlotCache(DynamicCache):
-    """Keys and values (slots, H, width, D) of each layer. The writer says where the next pass puts its own."""
-
-    def __init__(self, slots: int, width: int) -> None:
-        super().__init__()
-        self._slots, self._width = slots, width
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._rows = self._places = torch.zeros(0, dtype=torch.long)
-        self._sources: Tensor | None = None
-        self._reach = 0
-
-    def write_prompts(self, rows: Tensor, sources: Tensor) -> None:
-        """The next pass reads prompts from their start: `sources` (N,) of them go to slots `rows` (N,)."""
-        self._rows, self._sources, self._reach = rows, sources, 0
-
-    def write_tokens(self, rows: Tensor, places: Tensor, reach: int) -> None:
-        """The next pass reads a token for each of the first N slots, `rows`, at its place; it sees `reach` places."""
-        self._rows, self._places, self._sources, self._reach = rows, places, None, reach
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Gives what lies in the first places of one slot to another."""
-        for kept in (*self._keys, *self._values):
-            kept[target, :, :length] = kept[source, :, :length]
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, cache_kwargs: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """As transformers asks: keeps what a layer has computed (N, H, T, D); returns all that it is to see."""
-        if layer_idx == len(self._keys):
-            # Zeros: a masked place must not hold what is no number.
-            for kept, states in ((self._keys, key_states), (self._values, value_states)):
-                kept.append(states.new_zeros(self._slots, states.shape[1], self._width, states.shape[3]))
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        if self._sources is not None:
-            length = key_states.shape[2]
-            keys[self._rows, :, :length] = key_states[self._sources]
-            values[self._rows, :, :length] = value_states[self._sources]
-            return key_states, value_states
-        keys[self._rows, :, self._places] = key_states[:, :, 0]
-        values[self._rows, :, self._places] = value_states[:, :, 0]
-        count = len(self._rows)
-        return keys[:count, :, : self._reach], values[:count, :, : self._reach]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return max(0, self._reach - 1)
+Way = Callable[[Any, int, int], Slots]
+"""What makes slots of a model: how many, and of how many places."""
 
 
 class Decoder:
@@ -108,7 +66,8 @@ class Decoder:
         answers: list[list[int]] = [[] for _ in prompts]
         waiting = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number))
         slots = min(self._slots, len(prompts))
-        cache = SlotCache(slots, max(map(len, prompts), default=0) + max_new_tokens)
+        width = max(map(len, prompts), default=0) + max_new_tokens
+        kept = (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, slots, width)
         rows: list[int] = []  # the prompt in each of the first slots
         lengths: list[int] = []  # tokens of it that the cache holds
         done = 0
@@ -118,12 +77,12 @@ class Decoder:
             if waiting and (not rows or free * REFILL_SHARE >= slots):
                 begun, waiting = waiting[:free], waiting[free:]
                 first = len(rows)
-                logits = self._read(cache, [prompts[number] for number in begun], first)
+                logits = self._read(kept, [prompts[number] for number in begun], first)
                 rows += begun
                 lengths += [len(prompts[number]) for number in begun]
             else:
                 first = 0
-                logits = self._step(cache, [answers[number][-1] for number in rows], lengths)
+                logits = self._step(kept, [answers[number][-1] for number in rows], lengths)
                 lengths = [length + 1 for length in lengths]
             tokens = pick(logits, rows[first:]).tolist()
             over = []
@@ -137,7 +96,7 @@ class Decoder:
             for slot in reversed(over):
                 last = len(rows) - 1
                 if slot != last:
-                    cache.move(last, slot, lengths[last])
+                    kept.move(last, slot, lengths[last])
                     rows[slot], lengths[slot] = rows[last], lengths[last]
                 del rows[last], lengths[last]
         return answers
@@ -155,19 +114,26 @@ class Decoder:
             return False  # positions that depend on the longest sequence of a batch
         if getattr(config, "is_encoder_decoder", False) or not all(prompts):
             return False
-        if self._model not in _USABLE:
-            _USABLE[self._model] = self._tried(prompts)
-        return _USABLE[self._model]
+        if self._model not in _WAYS:
+            ways: list[Way] = [LlamaSlots] if LlamaSlots.fits(self._model) else []
+            _WAYS[self._model] = next((way for way in (*ways, ModelSlots) if self._tried(prompts, way)), None)
+        return _WAYS[self._model] is not None
+
+    @property
+    def has_own_layers(self) -> bool:
+        """Whether `evaluation/llama_slots.py` answers; `usable` has to be asked before."""
+        # Asked again: since it was tried, a model may have been given hooks or adapters.
+        return _WAYS.get(self._model) is LlamaSlots and LlamaSlots.fits(self._model)
 
     @torch.inference_mode()
-    def _tried(self, prompts: Sequence[Sequence[int]]) -> bool:
+    def _tried(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
         ordered = sorted(prompts, key=len)
         short, long = ordered[0][: TRIED_TOKENS // 2], ordered[-1][:TRIED_TOKENS]
         whole = [list(long), list(short)]
-        cache = SlotCache(2, TRIED_TOKENS + TRIED_STEPS)
         bound = TOLERANCE.get(self._model.dtype, 1e-3)
         try:
-            found = self._read(cache, whole, 0)
+            kept = way(self._model, 2, TRIED_TOKENS + TRIED_STEPS)
+            found = self._read(kept, whole, 0)
             lengths = [len(one) for one in whole]
             for _ in range(TRIED_STEPS):
                 for row, ids in zip(found, whole, strict=True):
@@ -176,13 +142,13 @@ class Decoder:
                     if not float((row - wanted).abs().max()) <= bound * (1 + float(wanted.abs().max())):
                         return False
                     ids.append(int(wanted.argmax()))
-                found = self._step(cache, [ids[-1] for ids in whole], lengths)
+                found = self._step(kept, [ids[-1] for ids in whole], lengths)
                 lengths = [length + 1 for length in lengths]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError):
             return False
         return True
 
-    def _read(self, cache: SlotCache, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
+    def _read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
         """The logits (N, V) after each prompt, longest first; they go to the slots from `first` on, equal ones read
         once."""
         device, found = self._model.device, []
@@ -200,34 +166,17 @@ class Decoder:
                 ids[row, : len(prompt)] = torch.tensor(prompt)
             here = ((asked >= start) & (asked < start + len(batch))).nonzero()[:, 0]
             sources = asked[here] - start
-            cache.write_prompts((here + first).to(device), sources.to(device))
-            positions = torch.arange(width, device=device)
-            hidden = self._model.base_model(
-                input_ids=ids.to(device), position_ids=positions[None], cache_position=positions,
-                past_key_values=cache, use_cache=True,
-            ).last_hidden_state  # fmt: skip
-            last = hidden[torch.arange(len(batch), device=device), lengths - 1]
-            found.append((here, self._model.get_output_embeddings()(last).float()[sources.to(device)]))
+            logits = kept.read(ids.to(device), lengths, (here + first).to(device), sources.to(device))
+            found.append((here, logits.float()[sources.to(device)]))
             start += len(batch)
         order = torch.cat([here for here, _ in found]).argsort()
         return torch.cat([logits for _, logits in found])[order.to(device)]
 
-    def _step(self, cache: SlotCache, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    def _step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """The logits (N, V) after one more token of each of the first N slots, of which the cache holds `lengths`."""
         device = self._model.device
         places = torch.tensor(lengths, device=device)
-        reach = max(lengths) + 1
-        cache.write_tokens(torch.arange(len(tokens), device=device), places, reach)
-        unseen = torch.arange(reach, device=device) > places[:, None]
-        mask = torch.zeros(unseen.shape, dtype=self._model.dtype, device=device)
-        mask.masked_fill_(unseen, torch.finfo(self._model.dtype).min)
-        out = self._model(
-            input_ids=torch.tensor(tokens, device=device)[:, None], position_ids=places[:, None],
-            cache_position=torch.tensor([reach - 1], device=device), attention_mask=mask[:, None, None],
-            past_key_values=cache, use_cache=True,
-        )  # fmt: skip
-        logits: Tensor = out.logits[:, -1].float()
-        return logits
+        return kept.step(torch.tensor(tokens, device=device), places, max(lengths) + 1).float()
 
 
 def slots_in_memory(model: PreTrainedModel, length: int) -> int:
@@ -239,4 +188,5 @@ def slots_in_memory(model: PreTrainedModel, length: int) -> int:
     return max(1, int(CACHE_BYTES // of_one))
 
 
-_USABLE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_WAYS: WeakKeyDictionary[PreTrainedModel, Way | None] = WeakKeyDictionary()
+"""By which layers a model that was tried is asked; None where by none."""

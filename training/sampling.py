@@ -2,8 +2,8 @@
 
 An answer's draws follow from the seed and its prompt's number alone, so neither batches nor ranks show in it but by
 rounding. Prompts of a batch that are the same are read once; each answer then goes on from a copy of their keys and
-values. In fp32 on a CPU `evaluation/decoding.py` does it, where the model bears that: keys and values stay in place,
-and the next prompts take the slots of answers that have ended.
+values. On a CPU `evaluation/decoding.py` does it where the model bears that, in fp32 or by layers of its own: keys and
+values stay in place, and the next prompts take the slots of answers that have ended.
 
 Answers that have ended leave the batch, which the proven families (`training/families.py`) are known to bear. Any
 other answers by `evaluation/generation.py`, slower: some of them keep a recurrent state or count positions in their own
@@ -72,15 +72,20 @@ def sample(
 def _in_slots(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, hardware: Hardware
 ) -> bool:
-    """Whether `Decoder` answers these. It was tried in fp32 on CPUs alone."""
-    if not prompts or hardware.device.type != "cpu" or hardware.compute != torch.float32:
+    """Whether `Decoder` answers these: on a CPU, in fp32 or where it has layers of its own.
+
+    Those compute in fp32 and are faster still than transformers' under bf16 autocast, which casts the weights anew for
+    each token.
+    """
+    if not prompts or hardware.device.type != "cpu":
         return False
-    was_training = model.training
+    decoder, was_training = Decoder(model, 1), model.training
     model.eval()
     try:
-        return Decoder(model, 1).usable(prompts, max_new_tokens)
+        usable = decoder.usable(prompts, max_new_tokens)
     finally:
         model.train(was_training)
+    return usable and (hardware.compute == torch.float32 or decoder.has_own_layers)
 
 
 def _by_slots(

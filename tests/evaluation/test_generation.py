@@ -70,6 +70,7 @@ def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
     model, asked = network(kind), prompts(18)
     decoder = Decoder(model, 4)
     assert decoder.usable(asked, 12)
+    assert decoder.has_own_layers == (kind != "gpt2")
     heard: list[int] = []
     found = decoder.answer(
         asked, 12, lambda logits, rows: logits.argmax(-1), lambda row, new: new[-1] in STOPS, heard.append
