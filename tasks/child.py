@@ -37,6 +37,7 @@ from infra.store.lease import Claim
 from infra.workers import Mapper
 from tasks.exits import diagnose_exit, out_of_memory_kills
 from tasks.failures import failure_of
+from tasks.openmp import watch_others
 from tasks.stages import STAGES
 
 JOURNAL = "journal.jsonl"
@@ -245,7 +246,9 @@ def _build(job: Job, run: Run) -> Outcome:
         stage = STAGES[job.stage]
         config = stage.config.model_validate(job.config)
         inputs = {name: Path(folder) for name, folder in job.inputs.items()}
-        result = stage.load()(config, inputs, Path(job.out), run)
+        build = stage.load()
+        watch_others()
+        result = build(config, inputs, Path(job.out), run)
         figures = {name: float(value) for name, value in result.figures.items()}
         return Outcome("built", figures, result.headline, [], _device())
     except StemmaError as error:

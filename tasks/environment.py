@@ -8,6 +8,7 @@ from infra.launch.config import LaunchConfig
 from infra.project import PROJECT
 from infra.servers.credentials import SERVERS_ONLY
 from infra.servers.environment import OFFLINE, QUIET
+from tasks.openmp import wait_policy
 
 # glibc gives memory back to the system and asks for it again at every training step, about a third of its time here,
 # and at every token that a model writes, a third of that.
@@ -20,14 +21,15 @@ def stage_environment(launch: LaunchConfig, keeps_memory: bool) -> dict[str, str
 
     keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
     """
+    threads = launch.threads or os.cpu_count() or 1
     return {
         **{name: value for name, value in os.environ.items() if name not in SERVERS_ONLY},
         **QUIET,
         **OFFLINE,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(launch.threads or os.cpu_count() or 1),
-        # Two stages may share the cores: a thread that waits must not spin.
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": str(threads),
+        # Several ranks share the cores among themselves, and stages of the corpus watch nobody.
+        **wait_policy(threads, watches=keeps_memory and launch.ranks == 1 and launch.cluster == "local"),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEEP_MEMORY if keeps_memory else ""),
     }

@@ -1,0 +1,85 @@
+"""How a stage's threads wait for each other: awake for a moment while nobody else wants the cores, else asleep.
+
+The products of a small model take no longer than it takes to wake a thread, so that threads which stay awake train a
+fifth faster. But where two processes share the cores, a thread that waits awake keeps from its core the one that it
+waits for, and both processes take several times as long.
+
+GNU's OpenMP, which torch computes with, reads once how long threads stay awake (GOMP_SPINCOUNT). Told to be passive
+too, it lets them sleep at once while a process has more threads than there are cores. So while others are busy, a
+second group of threads is there that does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+AWAKE = "GOMP_SPINCOUNT"
+ROUNDS = 20_000
+"""Of waiting, some tenths of a millisecond: more were no faster."""
+LOOK_S = 0.5
+"""Seconds between two looks at who is busy."""
+BUSY, BUSY_A_CORE = 0.2, 0.01
+"""Cores that others keep busy, from which on they count: so much, and so much for each core of the machine, since the
+kernel counts time by ticks."""
+_ENTRIES_A_THREAD = 1 << 16
+"""Of a tensor that is filled by all threads."""
+_MACHINE, _OWN = Path("/proc/stat"), Path("/proc/self/stat")
+
+
+def wait_policy(threads: int, watches: bool) -> dict[str, str]:
+    """The environment of a process with so many threads. watches: whether it calls `watch_others`."""
+    # With fewer threads than cores a second group as large would not be too many.
+    stays_awake = watches and 1 < threads == cores() and _MACHINE.exists()
+    return PASSIVE | ({AWAKE: str(ROUNDS)} if stays_awake else {})
+
+
+def watch_others() -> None:
+    """Where threads of this process stay awake, watches whether they may, until it ends."""
+    if os.environ.pop(AWAKE, None) and "torch" in sys.modules:  # not for what it starts, which watches nobody
+        threading.Thread(target=_watch, name="watch others", daemon=True).start()
+
+
+def cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _watch() -> None:
+    wait, least = threading.Event().wait, BUSY + BUSY_A_CORE * (os.cpu_count() or 1)
+    idle: threading.Event | None = _begin_idle_threads()
+    before = _others_s()
+    while not wait(LOOK_S):
+        now = _others_s()
+        are_busy, before = now - before > least * LOOK_S, now
+        if are_busy and idle is None:
+            idle = _begin_idle_threads()
+        elif not are_busy and idle is not None:
+            idle.set()
+            idle = None
+
+
+def _begin_idle_threads() -> threading.Event:
+    """As many threads as compute, which end when this is set."""
+    import torch
+
+    over, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        torch.zeros(_ENTRIES_A_THREAD * torch.get_num_threads())  # OpenMP makes a group for each thread that asks it
+        begun.set()
+        over.wait()
+
+    threading.Thread(target=work, name="idle", daemon=True).start()
+    begun.wait()
+    return over
+
+
+def _others_s() -> float:
+    """Seconds for which processes other than this one have kept the machine's cores busy."""
+    user, nice, system, _, _, irq, soft_irq, *_ = map(int, _MACHINE.read_text().split("\n", 1)[0].split()[1:])
+    own_user, own_system = map(int, _OWN.read_text().rpartition(")")[2].split()[11:13])
+    return (user + nice + system + irq + soft_irq - own_user - own_system) / os.sysconf("SC_CLK_TCK")
