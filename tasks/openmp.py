@@ -22,8 +22,8 @@ ROUNDS = 20_000
 """Of waiting, some tenths of a millisecond: more were no faster."""
 LOOK_S = 0.5
 """Seconds between two looks at who is busy."""
-BUSY, BUSY_A_CORE = 0.2, 0.01
-"""Cores that others keep busy, from which on they count: so much, and so much for each core of the machine, since the
+BUSY, BUSY_A_CORE = 0.5, 0.01
+"""Cores that others keep busy, from which on they count: more than servers do, and so much for each core, since the
 kernel counts time by ticks."""
 _ENTRIES_A_THREAD = 1 << 16
 """Of a tensor that is filled by all threads."""
