@@ -255,7 +255,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rlhf",
             about="The instruction-tuned model, aligned by PPO, RLOO, GRPO or RAFT against rewards.",
-            version=6,
+            version=5,
             config=RlhfConfig,
             section=True,
             function="training.rlhf:rlhf",
