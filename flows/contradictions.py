@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, SafetyConfig
@@ -25,6 +25,7 @@ from training.config import (
     RlhfConfig,
     SftConfig,
     TrainerConfig,
+    unknown_source,
 )
 from training.duration import parse_duration
 from training.families import sampler_problems
@@ -127,9 +128,9 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
     if isinstance(section, SftConfig):
-        yield from _of_text("sft.text_share", section.text_share, node)
+        yield from _of_text("sft", "text_share", section.text_share, section.text_sources, node, nodes)
     if isinstance(section, RlhfConfig):
-        yield from _of_text("rlhf.text_coef", section.text_coef, node)
+        yield from _of_text("rlhf", "text_coef", section.text_coef, section.text_sources, node, nodes)
         yield from section.missing_functions()
 
 
@@ -168,20 +169,30 @@ def _of_mixture(
     if node.inputs.get("tokenizer") != shards.inputs.get("tokenizer"):
         message = f"expected {shards.inputs.get('tokenizer')}, by which {shards.id} was made"
         yield Problem("other_tokenizer", f"{node.key}.inputs.tokenizer", message, "name that one")
-    read = {name for one in ancestors(nodes, [shards.id]) for name in _sources_of(nodes[one])}
-    if read:
+    if read := _sources_of(shards, nodes):
         yield from mixture.problems(read)
 
 
-def _sources_of(node: Node) -> list[str]:
-    return node.config.names() if isinstance(node.config, IngestConfig) and not node.adopted else []
+def _sources_of(shards: Node, nodes: Graph) -> set[str]:
+    """The sources whose text shards hold; none where that is not known before."""
+    read = [nodes[one] for one in ancestors(nodes, [shards.id])]
+    if any(one.adopted and one.stage.makes in ("documents", "shards") for one in read):
+        return set()
+    return {name for one in read if isinstance(one.config, IngestConfig) for name in one.config.names()}
 
 
-def _of_text(key: str, value: float, node: Node) -> Iterator[Problem]:
+def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: Node, nodes: Graph) -> Iterator[Problem]:
+    """Text that is to be read without shards to read it from, the reverse, and sources that the shards have not."""
+    where = f"{stage}.text_sources"
     if bool(value) != ("shards" in node.inputs):
         message = f"{value:g} and {'no ' if value else ''}shards to read text from were given"
         fix = "add a shard section, or name a step of shards in inputs.shards" if value else "leave the input out"
-        yield Problem("contradiction", key, message, fix)
+        yield Problem("contradiction", f"{stage}.{key}", message, fix)
+    elif not value and sources:
+        yield Problem("contradiction", where, f"{key} is 0, so no text is read", f"set {key}")
+    elif value and (read := _sources_of(nodes[node.inputs["shards"]], nodes)):
+        for name in sources:
+            yield from unknown_source(where, name, read)
 
 
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.run import Run
 from training.chat import Conversation
+from training.config import unknown_source
 from training.language_model import LanguageModel
 from training.loaders import open_in_order, unpacked_bytes
 from training.loss import IGNORE
+from training.packed_text import read_meta
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
 
@@ -76,13 +78,17 @@ def loss_of_text(model: LanguageModel, batch: Mapping[str, Tensor], weight: int)
     return model.loss(model(text), text) * labelled * batch["text_unit"][0] / weight
 
 
-def text_examples(shards: Path, count: int, longest: int, seed: int, run: Run) -> list[Text]:
+def text_examples(
+    shards: Path, count: int, longest: int, seed: int, run: Run, *, sources: Sequence[str] = (), key: str = ""
+) -> list[Text]:
     """Beginnings of `count` documents of the training split, each of at most `longest` tokens: the loss is on every
     token but the first, as in pretraining. Every rank must call, and gets the same.
 
-    Which documents those are follows from `seed`; one comes twice only where there are too few. Raises StageError where
-    no document is long enough.
+    Which documents those are follows from `seed`; one comes twice only where there are too few. sources: of the shards,
+    whose documents alone are taken; (): all. key: where the config names them. Raises StageError: `unknown_source`;
+    `no_documents` where none is long enough.
     """
+    wanted = _numbers(shards, sources, key)
     random = np.random.default_rng(seed)
     examples: list[Text] = []
     limit = run.launch.shard_cache_gb
@@ -90,17 +96,31 @@ def text_examples(shards: Path, count: int, longest: int, seed: int, run: Run) -
         sequences = open_in_order(shards / "train", cache, limit)
         while len(examples) < count:
             before = len(examples)
-            for number in random.permutation(sequences.size)[: count - before]:
+            for number in random.permutation(sequences.size):
                 tokens, starts, _ = sequences[int(number)]
-                documents = [piece for piece in np.split(tokens, starts[1:]) if len(piece) >= _LEAST]
-                if documents:
+                pieces = np.split(tokens, starts[1:])
+                if sources:
+                    of_source = np.isin(sequences.sources(int(number)), wanted)
+                    pieces = [piece for piece, is_wanted in zip(pieces, of_source, strict=True) if is_wanted]
+                if documents := [piece for piece in pieces if len(piece) >= _LEAST]:
                     ids = documents[random.integers(len(documents))][:longest].tolist()
                     examples.append(Text(ids[:1], ids[1:]))
+                if len(examples) == count:
+                    break
             if len(examples) == before:
+                of = f" of {', '.join(sources)}" if sources else ""
                 raise stage_error(
                     "no_documents",
                     str(shards),
-                    f"expected documents of at least {_LEAST} tokens",
+                    f"expected documents{of} with at least {_LEAST} tokens",
                     "give shard more text",
                 )
     return examples
+
+
+def _numbers(shards: Path, sources: Sequence[str], key: str) -> list[int]:
+    """The numbers of these sources in the shards."""
+    known = read_meta(shards).get("sources", {}) if sources else {}
+    if problems := [problem for name in sources for problem in unknown_source(key, name, known)]:
+        raise StageError(*problems)
+    return [known[name]["id"] for name in sources]

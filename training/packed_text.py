@@ -57,7 +57,7 @@ class PackedText:
     def of(cls, config: PretrainConfig, inputs: Mapping[str, Path]) -> PackedText:
         """Raises StageError where the config does not fit the shards, or they hold less than a batch."""
         shards = inputs["shards"]
-        meta = _meta(shards)
+        meta = read_meta(shards)
         length = int(meta["sequence_length"])
         if problems := config.problems(length, int(meta["vocab_size"]), continues="model" in inputs):
             raise StageError(*problems)
@@ -216,7 +216,8 @@ def leave_trained(train: PackedShards, done: Fit, plan: Plan, inputs: Mapping[st
         first, place = batch, place_in(state, train.fingerprint) if state else place
 
 
-def _meta(shards: Path) -> dict[str, Any]:
+def read_meta(shards: Path) -> dict[str, Any]:
+    """What meta.json says of shards. Raises StageError where the folder has none."""
     path = shards / "meta.json"
     if not path.exists():
         raise stage_error(

@@ -141,7 +141,8 @@ def _trained(
         ending.callback(vllm.close)
     beside: dict[str, Any] = {}
     if config.text_coef:
-        text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run)
+        key, sources = "rlhf.text_sources", config.text_sources
+        text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run, sources=sources, key=key)
         beside["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
     rollouts = Rollouts(
         sampler.policy,

@@ -78,8 +78,21 @@ def test_what_does_not_fit_between_steps_has_the_key_of_the_step() -> None:
                 "inputs": {"model": "pretrain", "instructions": "instructions"},
                 "text_share": 0.1,
             },
+            "misread": {
+                "uses": "sft",
+                "inputs": {"model": "pretrain", "instructions": "instructions", "shards": "shard"},
+                "text_share": 0.1,
+                "text_sources": ["docstring"],
+            },
+            "unread": {
+                "uses": "sft",
+                "inputs": {"model": "pretrain", "instructions": "instructions"},
+                "text_sources": ["docstrings"],
+            },
         }
     )
+    assert told["steps.misread.text_sources"] == ("unknown_source", "did you mean docstrings?")
+    assert told["steps.unread.text_sources"] == ("contradiction", "set text_share")
     assert told["steps.textless.text_share"] == (
         "contradiction",
         "add a shard section, or name a step of shards in inputs.shards",

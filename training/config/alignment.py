@@ -78,6 +78,10 @@ class SftConfig(TrainerConfig):
     """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
     learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
     conversation of its batch."""
+    text_sources: tuple[str, ...] = ()
+    """The sources of the shards whose text that is, by the names that `ingest.read` gives them; [] takes all. What
+    shall be unlearnt is better not read again: tuning on clean text alone lowers toxicity by much (Gururangan et al.
+    2020; Gehman et al. 2020, section 5, "DAPT")."""
     start_share: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of the weights that training began with in those of the finished model, the rest is what it learnt: gives
     back much of what was forgotten for less of what was gained (Wortsman et al. 2022, "WiSE-FT", where 0.5 is best
@@ -254,6 +258,8 @@ class RlhfConfig(TrainerConfig):
     keeps what alignment would cost elsewhere. PPO-ptx with 27.8 in InstructGPT, section 3.5 and appendix C.4. A
     minibatch reads as many beginnings of documents as it has answers, each as long as the longest prompt with its
     answer."""
+    text_sources: tuple[str, ...] = ()
+    """The sources of the shards whose text that is, as in `sft`; [] takes all."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4. Of raft answers that were kept."""
     whole_groups: bool = False

@@ -112,11 +112,15 @@ class MixtureConfig(MixtureWeights):
             where = f"phases.{number - 1}.{phase.unit}" if number else phase.unit
             for name in phase.weights:
                 named.add(name)
-                if name not in sources:
-                    near = difflib.get_close_matches(name, sources, 1, 0.6)
-                    fix = f"did you mean {near[0]}?" if near else f"the sources: {', '.join(sorted(sources))}"
-                    path = f"pretrain.mixture.{where}.{name}"
-                    yield Problem("unknown_source", path, "the shards have no source of this name", fix)
+                yield from unknown_source(f"pretrain.mixture.{where}.{name}", name, sources)
         for name in sorted(set(sources) - named):
             message = f"expected a weight for each source of the shards, and {name} has none in any phase"
             yield Problem("unnamed_source", f"pretrain.mixture.{self.unit}", message, f"give it one, or {name}: 0")
+
+
+def unknown_source(path: str, name: str, sources: Collection[str]) -> Iterator[Problem]:
+    """What is wrong with a name that none of the shards' sources has; path: of the config key that says it."""
+    if name not in sources:
+        near = difflib.get_close_matches(name, sources, 1, 0.6)
+        fix = f"did you mean {near[0]}?" if near else f"the sources: {', '.join(sorted(sources))}"
+        yield Problem("unknown_source", path, "the shards have no source of this name", fix)
