@@ -53,7 +53,8 @@ class LlamaLayers:
         scaling = getattr(config, "rope_scaling", None) or {}
         if config.hidden_act != "silu" or scaling.get("rope_type", scaling.get("type")) in {"dynamic", "longrope"}:
             return False
-        modules = list(model.model.modules())
+        # Training measures by a hook of the whole stack; one that changes something there shows when a way is tried.
+        modules = [one for one in model.modules() if one is not model.model]
         linear = [one for one in modules if hasattr(one, "in_features")]
         return (
             all(type(one) is nn.Linear and one.bias is None for one in linear)

@@ -255,7 +255,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rlhf",
             about="The instruction-tuned model, aligned by PPO, RLOO, GRPO or RAFT against rewards.",
-            version=5,
+            version=6,
             config=RlhfConfig,
             section=True,
             function="training.rlhf:rlhf",

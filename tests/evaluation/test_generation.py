@@ -107,6 +107,26 @@ def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
     assert all(5 not in new and 6 not in new for new in theirs)
 
 
+def test_a_hook_that_measures_leaves_the_layers_and_one_that_may_change_them_does_not() -> None:
+    model, asked = network("qwen3"), prompts(6)
+    decoder = Decoder(model, 4)
+    model.model.register_forward_hook(lambda *_: None)
+    assert decoder.usable(asked, 4) and decoder.has_own_layers
+    for module in (model, model.model.layers[0], model.lm_head):
+        hook = module.register_forward_hook(lambda *_: None)
+        assert not decoder.has_own_layers
+        hook.remove()
+
+    def halve(_module: Any, _given: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state / 2
+        return output
+
+    other = network("qwen3")
+    other.model.register_forward_hook(halve)
+    changed = Decoder(other, 4)
+    assert changed.usable(asked, 4) and not changed.has_own_layers
+
+
 def test_numbers_made_row_by_row_are_those_that_torch_draws() -> None:
     ours, theirs = (torch.Generator().manual_seed(9) for _ in range(2))
     shape = generation.ROWS_IN_CACHE * 2 + 3, 4096
