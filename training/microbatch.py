@@ -51,7 +51,8 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
 
     def compute(count: int) -> None:
         model.to(hardware.device)
-        batch = {name: value.to(hardware.device) for name, value in collate(examples[:count]).items()}
+        whole = model.learnt_from(collate(examples[:count]))
+        batch = {name: value.to(hardware.device) for name, value in whole.items()}
         loss = model.loss(model(batch), batch)
         (loss["total"] if isinstance(loss, dict) else loss).backward()
 

@@ -23,7 +23,7 @@ from training.evaluate import measuring
 from training.language_model import LanguageModel
 from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
 from training.preference_pairs import Pair
-from training.train_state import TokenCount, Trainable, TrainState
+from training.train_state import Batch, TokenCount, Trainable, TrainState
 
 _BATCH = 32
 
@@ -68,6 +68,10 @@ class PreferenceTuned(Trainable):
         """Stays in evaluation mode: with dropout the ratio to the reference model would be a matter of luck (so in
         trl's DPOTrainer too)."""
         return super().train(False)
+
+    def learnt_from(self, batch: Batch) -> Batch:
+        """A batch without the mismatched answers, which `Mismatched` looks at before any gradient."""
+        return {name: value if name == "kl" else value[:, :2] for name, value in batch.items()}
 
     def last_stack(self) -> nn.Module | None:
         """The module that gives the last hidden state."""
@@ -120,10 +124,10 @@ class Mismatched(Callback):
 
     def batch_start(self, state: TrainState) -> None:
         batch = state.batch
-        kept = {name: value[:, :2] for name, value in batch.items() if name != "kl"}
         ratios = torch.cat([part.cpu() for part in self._ratios(batch, state.device)])
         total = ranks.all_reduce(torch.tensor([float(ratios.sum()), float(ratios.numel())], dtype=torch.float64))
-        state.batch = {**kept, "kl": torch.full_like(batch["kl"], float(kto_kl(total[:1] / total[1])))}
+        kl = torch.full_like(batch["kl"], float(kto_kl(total[:1] / total[1])))
+        state.batch = {**self._model.learnt_from(batch), "kl": kl}
 
     def _ratios(self, batch: Mapping[str, Tensor], device: torch.device) -> list[Tensor]:
         """log π/π_ref (B, 2) of the mismatched answers, in parts."""

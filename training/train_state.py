@@ -102,6 +102,10 @@ class Trainable(nn.Module, ABC):
         """The mean loss over a batch's labelled tokens, from what `forward` gave; or several by their names, of which
         `total` is the one that is learnt by."""
 
+    def learnt_from(self, batch: Batch) -> Batch:
+        """What is computed with gradients of a batch as its loader gives it: all, unless a callback takes some out."""
+        return batch
+
     def last_stack(self) -> nn.Module | None:
         """The module that gives the last hidden state; None where that is what `forward` gives."""
         return None

@@ -17,7 +17,7 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import train_in_ranks
-from training import ranks
+from training import microbatch, ranks
 from training.chat import Chat
 from training.config import PreferenceTuningConfig
 from training.hardware import prepare
@@ -136,6 +136,28 @@ def test_what_kto_holds_answers_against_is_of_the_whole_batch_over_all_ranks(
     assert expected > 100
     torch.testing.assert_close(state.batch["kl"], torch.full((3,), expected))
     assert state.batch["input_ids"].shape == (3, 2, 9), "the mismatched answers leave the batch"
+
+
+def test_how_many_pairs_fit_is_tried_without_the_answers_that_bear_no_gradient(
+    inputs: dict[str, Path], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where memory is tried; the weights are those of a training that tried nothing."""
+    config = PreferenceTuningConfig.model_validate(SETTINGS | {"loss": "kto", "duration": "2 batches"})
+    preference_tuning(config, inputs, tmp_path / "untried", Run(tmp_path / "other", run.launch))
+    tried = []
+    forward = PreferenceTuned.forward
+
+    def counted(self: PreferenceTuned, batch: dict[str, Tensor]) -> Any:
+        if torch.is_grad_enabled():
+            tried.append(tuple(batch["input_ids"].shape[:2]))
+        return forward(self, batch)
+
+    monkeypatch.setattr(microbatch, "can_be_tried", lambda device: True)
+    monkeypatch.setattr(PreferenceTuned, "forward", counted)
+    preference_tuning(config, inputs, tmp_path / "tried", run)
+    assert tried == [(8, 2)] * 4, "twice before the first batch, then once a batch"
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("tried", "untried"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_answers_stay_whole_and_what_has_no_room_is_counted(base_dir: Path) -> None:
