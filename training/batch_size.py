@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 
@@ -38,7 +39,7 @@ class BatchSizeRampup:
             return self._seen[batches]
         return self._seen[-1] + (batches - len(self._seen) + 1) * self.full
 
-    def batches(self, examples: float) -> int:
+    def batches(self, examples: float | Fraction) -> int:
         """The least number of batches from the first one on that have so many examples."""
         if examples <= self._seen[-1]:
             return bisect_left(self._seen, examples)
@@ -51,8 +52,8 @@ class BatchSizeRampup:
         # What fills no whole batch at the end of the first epoch is left out.
         in_first = len(self._seen) - 1 + (self.epoch - self._seen[-1]) // self.full
         if duration.value <= 1:
-            return min(in_first, self.batches(duration.value * self.epoch))
-        return in_first + math.ceil((duration.value - 1) * (self.epoch // self.full))
+            return min(in_first, self.batches(duration.exact * self.epoch))
+        return in_first + math.ceil((duration.exact - 1) * (self.epoch // self.full))
 
     @cached_property
     def _seen(self) -> list[int]:

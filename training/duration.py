@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -41,6 +42,11 @@ class Duration:
         number = str(int(shown)) if shown.is_integer() else f"{Decimal(repr(shown)):f}"
         return f"{number} %" if self.unit == "percent" else f"{number} {self.unit}"
 
+    @property
+    def exact(self) -> Fraction:
+        """The value as it is written: 7 % of 100 batches are 7, where floats have 7.000000000000001."""
+        return Fraction(repr(self.value))
+
     def batches(self, *, batch_tokens: int, epoch_batches: int, whole: int = 0) -> int:
         """The same length in batches, rounded up; `whole` is what a percentage is taken of."""
         match self.unit:
@@ -49,9 +55,9 @@ class Duration:
             case "tokens":
                 return math.ceil(self.value / batch_tokens)
             case "epochs":
-                return math.ceil(self.value * epoch_batches)
+                return math.ceil(self.exact * epoch_batches)
             case "percent":
-                return math.ceil(self.value / 100 * whole)
+                return math.ceil(self.exact / 100 * whole)
 
 
 def parse_duration(text: str) -> Duration:

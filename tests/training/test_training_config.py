@@ -10,6 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from training.batch_size import BatchSizeRampup
 from training.config import ModelConfig, PretrainConfig, RlhfConfig
 from training.duration import parse_duration
 from training.presets import MIXTURES, PRESETS
@@ -46,6 +47,10 @@ def test_a_duration_in_batches() -> None:
     assert parse_duration("2_000_000 tokens").batches(batch_tokens=16_384, epoch_batches=50) == 123
     assert parse_duration("3 epochs").batches(batch_tokens=16_384, epoch_batches=50) == 150
     assert parse_duration("2 %").batches(batch_tokens=1, epoch_batches=1, whole=120) == 3
+    # As written, where floats have a little more: 0.07 × 100, 1.1 × 110.
+    assert parse_duration("7 %").batches(batch_tokens=1, epoch_batches=1, whole=100) == 7
+    assert parse_duration("1.1 epochs").batches(batch_tokens=1, epoch_batches=110) == 121
+    assert BatchSizeRampup(2, 4, 8, 400).length(parse_duration("1.1 epochs"), 4) == 102 + 10
 
 
 @pytest.mark.parametrize("name", PRESETS)
