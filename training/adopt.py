@@ -39,15 +39,18 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
-    missing = [token for token in CHAT_TOKENS if token not in tokenizer.get_vocab()]
+    known = tokenizer.get_vocab()
+    missing = [token for token in CHAT_TOKENS if token not in known]
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
     tokenizer.add_tokens(missing, special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
-    if len(tokenizer) > model.config.vocab_size:
-        before = model.config.vocab_size
+    before = model.config.vocab_size
+    if len(tokenizer) > before:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-        draw_from_mean(model, range(before, len(tokenizer)), config.seed)
+    # A model may have had rows to spare (151,936 of Qwen's 151,669 tokens), which nothing has trained.
+    added = {number for token, number in tokenizer.get_vocab().items() if token not in known}
+    draw_from_mean(model, {*added, *range(before, len(tokenizer))}, config.seed)
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir)

@@ -52,6 +52,24 @@ def test_chat_tokens_are_added_and_the_old_logits_stay(foreign: Path, tmp_path: 
         torch.testing.assert_close(after(torch.tensor([ids])).logits.isfinite().all(), torch.tensor(True))
 
 
+def test_tokens_that_are_given_rows_to_spare_begin_at_the_mean_of_the_others(
+    foreign: Path, tmp_path: Path, run: Run
+) -> None:
+    """As Qwen's models have them: rows beyond their tokens, up to a multiple of 128."""
+    config = GPT2Config(
+        vocab_size=384, n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=256, bos_token_id=256
+    )
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        model.transformer.wte.weight[:257] += 1
+        model.transformer.wte.weight[257:] = 0
+    model.save_pretrained(foreign)
+    import_model(BaseModelConfig(path=str(foreign)), {}, tmp_path / "out", run)
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out").transformer.wte.weight
+    torch.testing.assert_close(after[:257], model.transformer.wte.weight[:257])
+    assert after.shape == (384, 16) and (after[257:261] > 0.5).all() and (after[261:] == 0).all()
+
+
 def test_the_same_seed_gives_the_same_bytes(foreign: Path, tmp_path: Path, run: Run) -> None:
     for name in ("one", "two"):
         import_model(BaseModelConfig(path=str(foreign)), {}, tmp_path / name, run)
