@@ -116,15 +116,24 @@ def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardwa
 
 
 def kl_of(
-    model: PreTrainedModel, reference: PreTrainedModel, answers: Completions, chat: Chat, hardware: Hardware
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    answers: Completions,
+    chat: Chat,
+    hardware: Hardware,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """KL(model ‖ reference) summed over each answer's tokens (B,), from whole distributions, and the token counts."""
+    """KL(model ‖ reference) summed over each answer's tokens (B,), from whole distributions, and the token counts.
+
+    temperature: that the answers were drawn at, and so of both distributions: the mean over answers is the KL
+    divergence of what is sampled.
+    """
     batch = Batch.of(answers, chat.pad)
     sums = []
     with measuring(model), measuring(reference):
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
             ids, places, mask = (value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask))
-            ours, theirs = (answer_logits(one, ids, places, mask, hardware) for one in (model, reference))
+            ours, theirs = (answer_logits(one, ids, places, mask, hardware, temperature) for one in (model, reference))
             each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(ours, theirs))
             sums.append(each.sum(1).cpu())
     return torch.cat(sums), batch.mask.sum(1)

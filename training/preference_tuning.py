@@ -276,7 +276,8 @@ def _answers(
     for name, model in (("reference", reference), ("policy", policy)):
         run.stop_if_cancelled()
         answers[name] = generate(model, prompts, chat, config, hardware, config.seed)
-    kl, tokens = (one.double().numpy() for one in kl_of(policy, reference, answers["policy"], chat, hardware))
+    apart_by = kl_of(policy, reference, answers["policy"], chat, hardware, config.temperature)
+    kl, tokens = (one.double().numpy() for one in apart_by)
     figures = {
         **bootstrap(kl, seed=config.seed).as_figures("kl_to_reference"),
         "kl_per_token": bootstrap_ratio(kl, tokens, config.seed).value,

@@ -55,7 +55,8 @@ class Heldout:
         judge = self._rewards.judge
         judged = raw_scores(judge, answers, chat, hardware) if judge else {}
         best = self._best_of(sft) if config.best_of > 1 else {}
-        kl, lengths = (one.double().numpy() for one in kl_of(policy, sft, answers["rlhf"], chat, hardware))
+        apart_by = kl_of(policy, sft, answers["rlhf"], chat, hardware, config.temperature)
+        kl, lengths = (one.double().numpy() for one in apart_by)
         right = {name: self._right(side, self._each).numpy() for name, side in answers.items()}
         self._write(samples, answers, scores, judged, right)
 

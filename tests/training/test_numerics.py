@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation.statistics import bootstrap, gain_at_equal_length, wilson
+from infra.launch.config import LaunchConfig
 from training.answer_logprobs import token_logprobs
+from training.completions import Completions, kl_of
+from training.hardware import prepare
 from training.loss import IGNORE, chunked_cross_entropy
 from training.ngram import Bigram, Unigram
 from training.ppo import (
@@ -138,6 +145,39 @@ def test_kl_estimates_agree_with_the_exact_divergence() -> None:
     drawn = torch.multinomial(ours.softmax(-1), 200_000, replacement=True, generator=generator)
     logp, logq = ours.log_softmax(-1)[drawn], theirs.log_softmax(-1)[drawn]
     assert float(kl_k1(logp, logq).mean()) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_divergences_of_answers_come_to_that_of_what_is_sampled(temperature: float) -> None:
+    """Over all answers of two tokens, each as likely as it is drawn."""
+    torch.manual_seed(3)
+    policy, reference = (_tiny(spread=0.5) for _ in range(2))
+    answers = list(product(range(8), repeat=2))
+    whole = Completions([[1, 2]] * 64, [list(one) for one in answers], torch.zeros(64))
+    chat: Any = SimpleNamespace(pad=0)
+    found, tokens = kl_of(
+        policy, reference, whole, chat, prepare(LaunchConfig(device="cpu", precision="fp32")), temperature
+    )
+
+    def logprobs(model: LlamaForCausalLM) -> torch.Tensor:
+        ids = t([[1, 2, *one] for one in answers])
+        with torch.no_grad():
+            each = (model(ids).logits[:, 1:3].double() / temperature).log_softmax(-1)
+        return each.gather(-1, ids[:, 2:, None])[..., 0].sum(1)
+
+    ours, theirs = logprobs(policy), logprobs(reference)
+    expected = (ours.exp() * (ours - theirs)).sum()
+    assert float(expected) > 0.1 and (tokens == 2).all()
+    torch.testing.assert_close((ours.exp() * found).sum(), expected, rtol=1e-4, atol=1e-5)
+
+
+def _tiny(spread: float) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=8, initializer_range=spread,
+        )
+    ).eval()  # fmt: skip
 
 
 def test_whitened_values_have_mean_zero_and_variance_one_over_the_mask() -> None:
