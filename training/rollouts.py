@@ -157,6 +157,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         parts = [part for _ in range(config.epochs) for part in minibatches(config, random)]
         if self._rows is None:
             self._rows = self._sampled(prompts, seed)
+        elif len(self._rows["ids"]) != config.learnt_answers:
+            parts = []  # a training that this one goes on from had rounds of another size, and this was its last
         first, self._read = self._read // config.minibatch_answers, 0
         for number, part in list(enumerate(parts))[first:]:
             whole = _without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})

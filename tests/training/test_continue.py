@@ -17,8 +17,9 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
 from infra.store.states import kept_states
-from training.config import PretrainConfig, SftConfig
+from training.config import PretrainConfig, RlhfConfig, SftConfig
 from training.pretrain import pretrain
+from training.rlhf import rlhf
 from training.sft import sft
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -194,3 +195,28 @@ def test_what_cannot_go_on_is_refused_by_name(
         _pretrain(tmp_path / "refused", inputs | {"state": first}, **given)
     problem = refused.value.problems[0]
     assert problem.code == code and said in problem.message
+
+
+def test_rlhf_goes_on_with_rounds_of_another_size(base_dir: Path, instructions_dir: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "algorithm": "rloo",
+        "answers_per_prompt": 2,
+        "rollout_prompts": 8,
+        "minibatch_answers": 4,
+        "answer_max_tokens": 4,
+        "heldout_prompts": 2,
+        "reward_functions": {"tests.training.test_grading:brevity": 1.0},
+        "rollouts": 2,
+    }
+
+    def trained(name: str, more: Mapping[str, Path], **extra: Any) -> Any:
+        out = tmp_path / name
+        out.mkdir()
+        given = {"model": base_dir, "prompts": instructions_dir, **more}
+        run = Run(tmp_path / f"{name}.work", LAUNCH)
+        return rlhf(RlhfConfig.model_validate(settings | extra), given, out, run).figures
+
+    assert trained("one", {})["batches"] == 4
+    on: dict[str, Any] = {"more": {"state": tmp_path / "one"}, "continues": {"step": "one"}}
+    assert trained("larger", **on, rollout_prompts=16)["batches"] == 8
+    assert trained("smaller", **on, rollout_prompts=4, rollouts=6)["batches"] == 6
