@@ -21,13 +21,15 @@ TIMEOUT_S = 10.0
 MEMORY_BYTES = 2**30
 """Address space of the process: enough for numpy."""
 _PROGRAM = Path(__file__).with_name("unit_tests_process.py")
-_FENCED = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+_FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "python", "py", "python3")
+"""What may stand behind the backticks that open a block."""
 
 
 def code_in(answer: str) -> str:
-    """The first block between lines of three backticks, or all of it where there is none."""
-    found = _FENCED.search(answer)
-    return found[1] if found else answer
+    """The first block of Python between lines of three backticks, or all of it where there is none."""
+    blocks = _FENCED.finditer(answer)
+    return next((one[2] for one in blocks if one[1].strip().lower() in _PYTHON), answer)
 
 
 def passes(answer: str, assertions: str, timeout_s: float = TIMEOUT_S) -> bool:
