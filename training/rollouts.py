@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel
 
-from infra.errors import Cancelled
 from infra.run import Run
 from training import ranks
 from training.algorithms import Algorithm, Sampled
@@ -198,8 +197,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         if self._vllm is not None:
             self._vllm.update(step)
         answers = self.times.generate(lambda: self._answers(ids, seed), step)
-        if ranks.any_rank(self._run.cancelled):
-            raise Cancelled
+        # A run that was told to stop meanwhile stops after the first batch: its checkpoint holds these answers.
         return self._experience(answers, prompts, self._round)
 
     def _answers(self, prompts: Sequence[list[int]], seed: int) -> Completions:

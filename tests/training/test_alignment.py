@@ -534,6 +534,25 @@ def test_a_stopped_ppo_run_continues_within_a_round_with_the_same_weights(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_run_that_is_told_to_stop_while_answers_are_written_keeps_them_in_a_checkpoint(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
+) -> None:
+    config = RlhfConfig.model_validate(RLHF | {"rollouts": 3, "checkpoint_every": "50 batches"})
+    rlhf(config, prompts, tmp_path / "unbroken", Run(tmp_path / "other", run.launch))
+
+    def is_cancelled() -> bool:
+        return len(journal.metric("rlhf/generated_tokens_per_s")) == 2
+
+    stopped = Run(run.work_dir, run.launch, is_cancelled=is_cancelled, journal=journal)
+    with pytest.raises(Cancelled):
+        rlhf(config, prompts, tmp_path / "stopped", stopped)
+    rlhf(config, prompts, tmp_path / "continued", run)
+    assert any(message.startswith("continuing rlhf at batch 5 of") for message in journal.events())
+    assert len(journal.metric("rlhf/generated_tokens_per_s")) == 3, "no round was written twice"
+    ours, theirs = weights(tmp_path / "continued"), weights(tmp_path / "unbroken")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_parts_of_a_minibatch_come_to_the_loss_of_all_its_text(base_dir: Path) -> None:
     model = LanguageModel(load(base_dir), prepare(LaunchConfig()))
     texts = [Text([5 + n], list(range(6, 9 + 3 * n))) for n in range(4)]
