@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from training.batch_size import BatchSizeRampup
-from training.config import ModelConfig, PretrainConfig, RlhfConfig
+from training.config import ModelConfig, PretrainConfig, RlhfConfig, SftConfig
 from training.duration import parse_duration
 from training.presets import MIXTURES, PRESETS
 from training.recipes import RECIPES
@@ -111,6 +111,14 @@ def test_batch_positions_and_vocabulary_are_held_against_the_shards() -> None:
 def test_minibatches_divide_a_rollout() -> None:
     with pytest.raises(ValidationError, match="minibatch_answers to divide rollout_prompts"):
         RlhfConfig(rollout_prompts=100, minibatch_answers=64)
+
+
+def test_what_a_group_leaves_out_is_as_its_stage_has_it() -> None:
+    sft = SftConfig.model_validate({"optimizer": {"gradient_clip": 0.5}, "schedule": {"decay": "wsd"}})
+    assert (sft.optimizer.learning_rate, sft.optimizer.weight_decay) == (1.0e-5, 0.0)
+    assert (sft.schedule.warmup, sft.schedule.final_share) == ("3 %", 0.0)
+    ppo = RlhfConfig.model_validate({"schedule": {"warmup": "5 %"}, "guard": {"window": 50}})
+    assert ppo.schedule.decay == "constant" and not ppo.guard.enabled
 
 
 def test_configs_import_nothing_heavy() -> None:

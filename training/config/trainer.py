@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -150,6 +151,21 @@ class TrainerConfig(StageConfig):
     continues: Continues | None = outside_identity(None)
     """Goes on from a kept state of another step instead of from the beginning. `duration` and `schedule` count from the
     beginning of the first training. The state's digest is part of the identity, its place in the pipeline is not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _groups_begin_at_the_stage_s_own(cls, given: Any) -> Any:
+        """What a group that is written in part leaves out is as this stage has it, not as the group's class has."""
+        if not isinstance(given, Mapping):
+            return given
+        filled = dict(given)
+        for name in ("optimizer", "schedule", "guard"):
+            own, part = cls.model_fields[name].default, given.get(name)
+            if isinstance(part, Mapping):
+                # How far the rate falls belongs to how it does.
+                kept = own.model_fields_set - ({"final_share"} if "decay" in part else set())
+                filled[name] = {**{key: getattr(own, key) for key in kept}, **part}
+        return filled
 
 
 def batches(
