@@ -188,7 +188,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "base_model",
             about="The base model, taken from a Hugging Face folder instead of pretraining.",
-            version=1,
+            version=2,
             config=BaseModelConfig,
             section=True,
             function="training.adopt:import_model",
@@ -239,7 +239,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preference_tuning",
             about="A model, aligned on preference pairs themselves by DPO, IPO, KTO or ORPO.",
-            version=1,
+            version=2,
             config=PreferenceTuningConfig,
             function="training.preference_tuning:preference_tuning",
             inputs=(

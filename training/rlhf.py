@@ -236,6 +236,20 @@ def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: boo
             "expected the inputs reward_model and judge, whose scores it compares",
             "give a judge: a reward model of another seed or of other pairs, or set it to null",
         )
+    if config.stop_on_divergence and all(one.rule is not None for one in prompts):
+        raise stage_error(
+            "no_judge",
+            "rlhf.stop_on_divergence",
+            "expected prompts whose answers the reward model judges: a rule judges those of all",
+            "set it to null",
+        )
+    if config.best_of > 1 and not has_model and all(one.rule is None for one in prompts):
+        raise stage_error(
+            "no_reward",
+            "rlhf.best_of",
+            "expected a reward model or a rule to choose the best answer by: there are functions alone",
+            "set it to 1",
+        )
 
 
 def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Prompt]:

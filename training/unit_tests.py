@@ -27,9 +27,10 @@ _PYTHON = ("", "python", "py", "python3")
 
 
 def code_in(answer: str) -> str:
-    """The first block of Python between lines of three backticks, or all of it where there is none."""
-    blocks = _FENCED.finditer(answer)
-    return next((one[2] for one in blocks if one[1].strip().lower() in _PYTHON), answer)
+    """The first block of Python between lines of three backticks, else the first block, or all where there is none."""
+    blocks = list(_FENCED.finditer(answer))
+    python = [one for one in blocks if one[1].strip().lower() in _PYTHON]
+    return next((one[2] for one in [*python, *blocks]), answer)
 
 
 def passes(answer: str, assertions: str, timeout_s: float = TIMEOUT_S) -> bool:

@@ -428,6 +428,9 @@ def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     assert not graders
     with pytest.raises(StageError, match="expected the input reward_model for ppo"):
         rlhf(RlhfConfig.model_validate(RLHF), inputs, tmp_path / "ppo", Run(tmp_path / "w", run.launch))
+    with pytest.raises(StageError, match=r"rlhf\.best_of.*to choose the best answer by"):
+        unchosen = RlhfConfig.model_validate(RLHF | settings | {"best_of": 4})
+        rlhf(unchosen, inputs, tmp_path / "unchosen", Run(tmp_path / "u", run.launch))
     config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "best_of": 4})
     best = rlhf(config, prompts, tmp_path / "best", Run(tmp_path / "v", run.launch)).figures
     rewards = [best[f"best_of_{n}_reward"] for n in (1, 2, 4)]

@@ -78,6 +78,7 @@ CODE, TESTS = "def twice(x):\n    return 2 * x\n", "assert twice(2) == 4\nassert
         (f"Here it is:\n```python\n{CODE}```\nIt doubles.", True),
         (f"Here it is:\n```python3\n{CODE}```\nIt doubles:\n```\ntwice(2)\n```", True),
         (f"Run this:\n```bash\npython twice.py\n```\nof\n```Python\n{CODE}```", True),
+        (f"```py3\n{CODE}```", True),
         ("def twice(x):\n    return x + 2\n", False),
         ("import sys\nsys.exit(0)", False),
         ("import os\nos._exit(0)", False),
