@@ -97,12 +97,14 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
     asset = context.data_sources.add_pandas("data").add_dataframe_asset("rows")
     batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": rows})
     validated = batch.validate(
-        gx.ExpectationSuite(name=suite.name, expectations=[check.expectation() for check in suite.checks]),
+        gx.ExpectationSuite(
+            name=suite.name, expectations=[check.expectation(number) for number, check in enumerate(suite.checks)]
+        ),
         result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_SHOWN},
     )
-    # The results come in an order of their own.
-    by_sentence = {_config(found).meta["sentence"]: found for found in validated.results}
-    return [_outcome(check.sentence, by_sentence[check.sentence]) for check in suite.checks]
+    # The results come in an order of their own, and two expectations may have one sentence.
+    by_number = {_config(found).meta["number"]: found for found in validated.results}
+    return [_outcome(check.sentence, by_number[number]) for number, check in enumerate(suite.checks)]
 
 
 def _outcome(sentence: str, found: ExpectationValidationResult) -> dict[str, Any]:

@@ -22,15 +22,18 @@ class Check:
     kwargs: Mapping[str, Any]
     sentence: str
 
-    def expectation(self) -> Expectation:
-        """Raises StageError `bad_suite` where Great Expectations has no such expectation or refuses its arguments."""
+    def expectation(self, number: int) -> Expectation:
+        """number: by which its result is known.
+
+        Raises StageError `bad_suite` where Great Expectations has no such expectation or refuses its arguments.
+        """
         import great_expectations.expectations as gxe
 
         found = getattr(gxe, "".join(word.capitalize() for word in self.type.split("_")), None)
         if found is None:
             raise stage_error("bad_suite", self.type, "Great Expectations has no such expectation")
         try:
-            made: Expectation = found(**self.kwargs, meta={"sentence": self.sentence})
+            made: Expectation = found(**self.kwargs, meta={"number": number})
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise stage_error("bad_suite", self.type, f"Great Expectations refuses its arguments: {reason}") from None

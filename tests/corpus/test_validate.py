@@ -248,6 +248,21 @@ def test_a_suite_of_ones_own_takes_the_place_of_ours(documents_of, tmp_path):
     assert "expect column distinct values to be in set (column = source, value_set = ['there'])" in message
 
 
+def test_expectations_of_one_sentence_have_each_an_outcome_of_its_own(documents_of, tmp_path):
+    suite = tmp_path / "mine.json"
+    lengths = [
+        {
+            "type": "expect_column_value_lengths_to_be_between",
+            "kwargs": {"column": column, "min_value": 16},
+            "meta": {"sentence": "nothing is short"},
+        }
+        for column in ("text", "id", "id")
+    ]
+    suite.write_text(json.dumps({"name": "mine", "expectations": lengths}))
+    message = refused(documents_of(["short"]), tmp_path, ValidateConfig(documents={"suite": str(suite)}))
+    assert "1 of 3 expectations of the suite mine failed: expected: nothing is short" in message
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
