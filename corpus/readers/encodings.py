@@ -33,8 +33,12 @@ def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> 
     Raises UnicodeDecodeError where a configured encoding does not fit.
     """
     if encoding != AUTO:
-        unmarked = wide_without_mark(data[:PROBE_BYTES]) if is_wide(encoding) else ""
-        return data.decode(unmarked if unmarked.startswith(encoding.lower()) else python_name(encoding)), False
+        name = python_name(encoding)
+        if not is_wide(name):
+            return data.decode(name), False
+        unmarked = "" if encoding_mark(data[:4]) else wide_without_mark(data[:PROBE_BYTES])
+        # Of utf-16-le and the like Python takes the mark for text.
+        return data.decode(unmarked if unmarked.startswith(name) else name).removeprefix("\ufeff"), False
     for candidate in (encoding_mark(data[:4]) or wide_without_mark(data[:PROBE_BYTES]), declared, "utf-8", likely):
         if candidate:
             try:

@@ -158,7 +158,7 @@ def _fault(field: str, value: object) -> str:
 def _items(place: Place, encoding: str, span: Span | None, max_line_bytes: int | None) -> Iterator[Record | Rejected]:
     with opened(place) as raw:
         refuse_binary(raw, place, encoding)
-        stream = in_utf8_lines(raw, encoding)
+        stream, encoding = in_utf8_lines(raw, encoding)
         if not (span and span.start) and _opens_list(stream):
             yield from _list(place, stream, encoding, max_line_bytes or MAX_ITEM_BYTES)
             return

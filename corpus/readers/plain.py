@@ -39,7 +39,7 @@ def read_lines(place: Place, encoding: str, span: Span | None, max_bytes: int) -
     is_empty = True
     with opened(place) as raw:
         refuse_binary(raw, place, encoding)
-        stream = in_utf8_lines(raw, encoding)
+        stream, encoding = in_utf8_lines(raw, encoding)
         likely = likely_encoding(stream, encoding)
         for number, line in lines_of(stream, span, max_bytes):
             if isinstance(line, TooLong):
@@ -63,7 +63,7 @@ def read_paragraphs(place: Place, encoding: str, cut_characters: int, max_charac
     is_empty = True
     with opened(place) as stream:
         refuse_binary(stream, place, encoding)
-        lines = _decoded_lines(in_utf8_lines(stream, encoding), encoding, max_characters)
+        lines = _decoded_lines(*in_utf8_lines(stream, encoding), max_characters)
         try:
             for number, text in cut(lines, cut_characters, max_characters):
                 if not text:

@@ -10,7 +10,7 @@ from corpus.readers.config import TextOptions
 from corpus.readers.json_lines import is_list
 from corpus.readers.lines import Span
 from corpus.readers.record import by_name
-from corpus.readers.streams import compression, encoding_mark, is_wide
+from corpus.readers.streams import compression, opened, wide_encoding
 from corpus.readers.table_process import group_bytes
 from infra.errors import StageError
 from infra.sources import Place, open_place, size_of
@@ -91,7 +91,10 @@ def _pieces(source: TextOptions, place: Place) -> Iterator[Piece]:
 
 def _splits_at_bytes(source: TextOptions, place: Place, kind: str) -> bool:
     with open_place(place) as file:
-        if compression(file) or is_wide(source.encoding) or is_wide(encoding_mark(file.read(4))):
+        if compression(file):
+            return False
+    with opened(place) as stream:
+        if wide_encoding(stream, source.encoding):
             return False
     return not (kind == "jsonl" and is_list(place))
 

@@ -71,8 +71,11 @@ def wide_without_mark(start: bytes) -> str:
 
 
 def is_wide(encoding: str) -> bool:
-    """Whether a line end is more than one byte in this encoding."""
-    return encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
+    """Whether a line end is more than one byte in this encoding, by whichever of its names."""
+    try:
+        return codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    except LookupError:  # none, or one that is to be found out
+        return False
 
 
 def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> None:
@@ -88,17 +91,26 @@ def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> Non
         )
 
 
-def in_utf8_lines(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
-    """The same text with lines that end in one byte: UTF-16 and UTF-32 are turned into UTF-8 on the way."""
+def wide_encoding(stream: io.BufferedReader, encoding: str) -> str:
+    """The encoding of a stream in which a line end is more than one byte, as configured or seen from its start; "" for
+    all others."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
     mark = encoding_mark(probe)
     declared = encoding if is_wide(encoding) else mark or (wide_without_mark(probe) if encoding == "auto" else "")
     if not is_wide(declared):
-        return stream
-    if declared.lower().replace("_", "-") in ("utf-16", "utf-32") and not is_wide(mark):
+        return ""
+    declared = codecs.lookup(declared).name
+    if declared in ("utf-16", "utf-32") and not is_wide(mark):
         # Python's own decoder refuses a stream without the mark; most such files come from Windows.
-        declared = wide_without_mark(probe) or f"{declared}-le"
-    return io.BufferedReader(_Transcoder(stream, declared), BUFFER_BYTES)
+        return wide_without_mark(probe) or f"{declared}-le"
+    return declared
+
+
+def in_utf8_lines(stream: io.BufferedReader, encoding: str) -> tuple[io.BufferedReader, str]:
+    """The same text with lines that end in one byte, and what it is in then: UTF-16 and UTF-32 are turned into UTF-8 on
+    the way."""
+    wide = wide_encoding(stream, encoding)
+    return (io.BufferedReader(_Transcoder(stream, wide), BUFFER_BYTES), "utf-8") if wide else (stream, encoding)
 
 
 class _Transcoder(io.RawIOBase):

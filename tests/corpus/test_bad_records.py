@@ -159,6 +159,29 @@ def test_utf_16_without_a_byte_order_mark(build, write, encoding, configured):
     assert [d.text for d in read_documents(out)] == ["Die Mühle am Fluß", "Grüße", "vom Fluß"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf16", "UTF_16LE", "u32"])
+def test_a_configured_wide_encoding_is_that_of_files_lines_and_lists(build, write, encoding):
+    lines = ["Die Mühle am Fluß", "ist alt.", "Grüße!"]
+    text = write("a.txt", "\n".join(lines).encode(encoding))
+    # One of the lists is of an even number of characters, the other of an odd one.
+    items = json.dumps([{"text": line} for line in lines])
+    even = write("even.json", f"{items}\n".encode(encoding))
+    odd = write("odd.json", items.encode(encoding))
+    rows = write("b.jsonl", "".join(json.dumps({"text": line}) + "\n" for line in lines).encode(encoding))
+    for unit, expected in (("file", ["\n".join(lines)]), ("line", lines), ("paragraph", ["\n".join(lines)])):
+        out = build(ingest, config(text, even, odd, rows, encoding=encoding, text_unit=unit))
+        assert [d.text for d in read_documents(out)] == [*expected, *lines, *lines, *lines]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_utf_16_without_a_byte_order_mark_is_not_read_in_parts(build, write, monkeypatch, name):
+    monkeypatch.setattr("corpus.readers.plan.PARTITION_BYTES", 2000)
+    texts = [f"line {number} of the text" for number in range(200)]
+    rows = texts if name == "a.txt" else [json.dumps({"text": text}) for text in texts]
+    path = write(name, "".join(f"{row}\n" for row in rows).encode("utf-16-le"))
+    assert [d.text for d in read_documents(build(ingest, config(path, text_unit="line")))] == texts
+
+
 @pytest.mark.parametrize("encoding", ["hex", "rot13", "zlib", "idna", "undefined", "no-such"])
 def test_an_encoding_that_is_none_of_text_is_refused_in_the_config(encoding):
     with pytest.raises(ValidationError, match="expected one of text that Python knows"):
