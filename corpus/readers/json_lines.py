@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from corpus.quarantine import EMPTY, Rejected
-from corpus.readers.encodings import AUTO, decode, python_name
+from corpus.readers.encodings import AUTO, decode, python_name, whole_characters
 from corpus.readers.lines import Span, TooLong, lines_of
 from corpus.readers.record import MISSING, Record, field_fix, field_names, longest_text, pick, text_fields
 from corpus.readers.streams import PROBE_BYTES, in_utf8_lines, is_wide, opened, refuse_binary
@@ -188,7 +188,9 @@ def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | R
         # orjson is stricter: no other encodings, half surrogate pairs, NaN, or integers of over 64 bits.
         try:
             text, is_repaired = decode(line, encoding)
-            value = json.loads(text)
+            read = json.loads(text)
+            value = _whole(read)
+            is_repaired |= value != read
         except UnicodeDecodeError:
             return Rejected(str(place), number, f"not valid {encoding}")
         except (ValueError, RecursionError) as error:
@@ -198,6 +200,15 @@ def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | R
     return Record(place, number, value, is_repaired)
 
 
+def _whole(value: Any) -> Any:
+    """The value with halves of surrogate pairs, which JSON can escape, joined or replaced in all of its texts."""
+    if isinstance(value, str):
+        return whole_characters(value)
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return {_whole(key): _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
 def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int) -> Iterator[Record | Rejected]:
     """The objects of one JSON list: read at once where it is small and whole, else one by one."""
     content = stream.read(LIST_AT_ONCE_BYTES)
@@ -205,7 +216,8 @@ def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int
     if len(content) < LIST_AT_ONCE_BYTES:
         try:
             text, is_repaired = decode(content, encoding)
-            items = json.loads(text)
+            read = json.loads(text)
+            items = _whole(read) if "\\ud" in text.lower() else read
         except UnicodeDecodeError:
             raise wrong_encoding(place, encoding) from None
         except (ValueError, RecursionError) as error:
@@ -215,7 +227,7 @@ def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int
                 yield Rejected(str(place), 0, EMPTY)
             for number, value in enumerate(items, 1):
                 if isinstance(value, dict):
-                    yield Record(place, number, value, is_repaired)
+                    yield Record(place, number, value, is_repaired or value != read[number - 1])
                 else:
                     yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
             return

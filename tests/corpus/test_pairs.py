@@ -140,6 +140,17 @@ def test_alpaca_files_join_instruction_and_input(build, write, lines_of):
     assert found["Add 2."] == "2" and found["Add 3.\n\n1"] == "3" and len(found) == 100
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_half_characters_are_mended(name, build, write, lines_of):
+    rows = [json.dumps({"instruction": f"Add {i}.", "output": f"{i} \ud83d"}) for i in range(100)]
+    content = f"[{','.join(rows)}]" if name == "a.json" else "\n".join(rows)
+    config = InstructionsConfig(read=[{"kind": "files", "paths": [write(name, content)]}])
+    out = build(instructions, config)
+    assert sorted(pair["response"] for side in ("train", "heldout") for pair in lines_of(out / f"{side}.jsonl")) == (
+        sorted(f"{i} \ufffd" for i in range(100))
+    )
+
+
 @pytest.mark.parametrize(
     ("signature", "shown", "parameters"),
     [
