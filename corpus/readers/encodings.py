@@ -72,7 +72,8 @@ def mend(text: str) -> tuple[str, bool]:
         from ftfy.badness import is_bad
 
         if is_bad(mended):
-            mended = ftfy.fix_encoding(mended)
+            # Mojibake may stand for NULs too, as Java writes them.
+            mended = ftfy.fix_encoding(mended).replace("\0", "")
     return mended, mended != text
 
 

@@ -150,6 +150,11 @@ def test_half_characters_in_metadata_and_names_are_mended(build, write, tmp_path
     assert document.source.startswith("files/a\ufffd")
 
 
+def test_mojibake_of_nuls_leaves_none(build, write):
+    out = build(ingest, config(write("a.txt", "he said â\x80\x9cyes\xc0\x80â\x80\x9d")))
+    assert [document.text for document in read_documents(out)] == ["he said “yes”"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("configured", ["auto", "utf-16"])
 def test_utf_16_without_a_byte_order_mark(build, write, encoding, configured):
