@@ -61,8 +61,9 @@ def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Reject
             yield from read_warc(place, encoding, max_bytes)
         case _ if source.text_unit == "line":
             yield from read_lines(place, encoding, piece.span, max_bytes)
-        case _ if source.text_unit == "paragraph" or source.cut_characters:
-            yield from read_paragraphs(place, encoding, source.cut_characters or 0, max_bytes)
+        case _ if source.text_unit == "paragraph" or (source.cut_characters and source.content == "plain"):
+            cut_characters = (source.cut_characters or 0) if source.content == "plain" else 0
+            yield from read_paragraphs(place, encoding, cut_characters, max_bytes)
         case _:
             yield from read_whole(place, encoding, max_bytes)
 
@@ -101,7 +102,8 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
         return
     metadata = _metadata(item.metadata, source.metadata_fields) if source.metadata_fields else None
     repaired = item.is_repaired or was_mended
-    is_cut_already = item.metadata is None
+    # A plain file is cut as it is read; a page or an e-mail only once its text is out of it.
+    is_cut_already = item.metadata is None and source.content == "plain"
     if source.cut_characters is None or is_cut_already:
         yield Text(item.file, item.line, text, metadata, repaired)
     else:

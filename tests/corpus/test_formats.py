@@ -154,6 +154,19 @@ def test_pages_and_mails_in_records_give_their_text(build, write):
     assert document.text.count(GOOD[0]) == 3 and "lamps" not in document.text
 
 
+@pytest.mark.parametrize("name", ["mail.txt", "mail.jsonl"])
+def test_a_mail_is_cut_once_its_text_is_out_of_it(build, write, name):
+    paragraphs = [f"Paragraph {number} of the mail" + ", and on" * 12 for number in range(4)]
+    body = "\n\n".join(paragraphs)
+    mail = (
+        "Subject: The lamp\nMIME-Version: 1.0\nContent-Type: multipart/alternative; boundary=B\n\n"
+        f"--B\nContent-Type: text/plain\n\n{body}\n--B\nContent-Type: text/html\n\n<p>colour\n--B--\n"
+    )
+    path = write(name, mail if name == "mail.txt" else json.dumps({"text": mail}) + "\n")
+    found = [d.text for d in read_documents(build(ingest, config(path, content="email", cut_characters=200)))]
+    assert len(found) > 1 and "\n\n".join(found) == "\n\n".join(["The lamp", *paragraphs])
+
+
 def test_text_and_metadata_are_found_inside_other_fields(build, write, tmp_path):
     row = {"page": {"body": GOOD[0], "meta": {"year": 1901}}, "a.b": "dots", "url": "http://a"}
     keys = {"text_field": "page.body", "metadata_fields": ["page.meta.year", "a.b", "url", "gone"]}
