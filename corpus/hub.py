@@ -82,10 +82,16 @@ def _listed(folder: Path, subset: str | None) -> dict[str, list[str]]:
     if not front:
         return {}
     try:
-        configs = (yaml.safe_load(front.group(1)) or {}).get("configs") or []
+        facts = yaml.safe_load(front.group(1))
     except yaml.YAMLError:
         return {}
-    chosen = [row for row in configs if row.get("config_name") == subset] if subset else configs[:1]
+    listed = facts.get("configs") if isinstance(facts, dict) else None
+    configs = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    if subset:
+        chosen = [row for row in configs if row.get("config_name") == subset]
+    else:
+        # As on the hub: the one that is marked, the one of that name, else the first.
+        chosen = sorted(configs, key=lambda row: (row.get("default") is not True, row.get("config_name") != "default"))
     return _patterns(chosen[0].get("data_files")) if chosen else {}
 
 
@@ -96,9 +102,9 @@ def _patterns(data_files: Any) -> dict[str, list[str]]:
     for row in data_files or []:
         if isinstance(row, str):
             found.setdefault("train", []).append(row)
-        else:
+        elif isinstance(row, dict) and "path" in row:
             paths = row["path"]
-            found.setdefault(row["split"], []).extend([paths] if isinstance(paths, str) else paths)
+            found.setdefault(row.get("split", "train"), []).extend([paths] if isinstance(paths, str) else paths)
     return found
 
 

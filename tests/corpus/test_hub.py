@@ -67,6 +67,28 @@ def test_the_readme_says_which_files_a_subset_has(build, dataset, tmp_path):
     assert texts(build(ingest, config(tmp_path, subset="de"))) == TEXTS["test"]
 
 
+DE = {"config_name": "de", "data_files": [{"path": "test.parquet"}]}
+EN = {"config_name": "en", "data_files": "train.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("configs", "split"),
+    [
+        ([EN, DE], "train"),
+        ([DE, EN], "test"),
+        ([DE, {**EN, "config_name": "default"}], "train"),
+        ([DE, {**EN, "default": True}], "train"),
+        (["en", "de"], "train"),
+        ("none", "train"),
+    ],
+)
+def test_without_a_subset_the_readme_says_which_is_meant(configs, split, build, dataset, tmp_path):
+    for name in TEXTS:
+        dataset[name].to_parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    assert texts(build(ingest, config(tmp_path))) == TEXTS[split]
+
+
 def test_hub_names_are_read_from_the_cache_or_said_to_be_missing(build, dataset, tmp_path, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = tmp_path / "datasets--owner--letters"
