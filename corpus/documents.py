@@ -25,8 +25,11 @@ from infra.files import link_or_copy
 
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "source", "group", "language", "metadata")])
 BATCH_BYTES = 4_000_000
+BATCH_DOCUMENTS = 65_536
+"""Texts may be empty."""
 PART_BYTES = 16_000_000
-"""Text in a part. A part is also a partition of the stages that follow: small enough for memory several times over."""
+"""Text and metadata in a part. A part is also a partition of the stages that follow: small enough for memory several
+times over."""
 READ_ROWS = 256
 
 
@@ -56,7 +59,8 @@ def make_document(text: str, source: str, group: str | None = None, language: st
 
 
 class DocumentWriter:
-    """Writes `folder`/part-NNNNN.parquet; the same documents give the same bytes. Holds some 4 MB of text at a time."""
+    """Writes `folder`/part-NNNNN.parquet; the same documents give the same bytes. Holds some 4 MB of text and metadata
+    at a time, of at most BATCH_DOCUMENTS documents."""
 
     def __init__(self, folder: Path, part_bytes: int = PART_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,8 +79,8 @@ class DocumentWriter:
         self.documents += 1
         self.text_bytes += size
         self._batch.append(document)
-        self._bytes_in_batch += size
-        if self._bytes_in_batch >= BATCH_BYTES:
+        self._bytes_in_batch += size + len(document.metadata)
+        if self._bytes_in_batch >= BATCH_BYTES or len(self._batch) == BATCH_DOCUMENTS:
             self._flush()
 
     def __enter__(self) -> DocumentWriter:

@@ -33,6 +33,19 @@ def test_what_is_written_is_read_again(tmp_path):
     assert document.group == document.id
 
 
+def test_a_part_is_full_of_metadata_too_and_texts_may_be_empty(tmp_path, monkeypatch):
+    with DocumentWriter(tmp_path / "metadata" / "documents", part_bytes=4_000_000) as writer:
+        for index in range(20):
+            writer.write(make_document(f"{index}", "here", metadata=f'{{"page": "{"x" * 1_000_000}"}}'))
+    assert [pq.read_metadata(part).num_rows for part in document_parts(tmp_path / "metadata")] == [4] * 5
+    monkeypatch.setattr("corpus.documents.BATCH_DOCUMENTS", 10)
+    with DocumentWriter(tmp_path / "empty" / "documents") as writer:
+        for _ in range(30):
+            writer.write(make_document("", "here"))
+    [part] = document_parts(tmp_path / "empty")
+    assert pq.read_metadata(part).num_row_groups == 3
+
+
 def test_a_part_is_closed_when_it_is_full(tmp_path):
     with DocumentWriter(tmp_path / "documents", part_bytes=4_000_000) as writer:
         for index in range(90):
