@@ -45,7 +45,8 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
         _write_json(out_dir / "special_tokens_map.json", {key: settings[key] for key in settings if key in _ROLE_KEYS})
         size, message = trained.get_vocab_size(), config.kind
     if config.compare and (config.kind != "bpe" or config.pretrained is not None):
-        compared[GPT2_STYLE] = train("bpe", config.model_copy(update={"vocab_size": size}), documents, run)
+        asked = config.model_copy(update={"vocab_size": size})
+        compared[GPT2_STYLE] = train("bpe", asked, documents, run, or_fewer=True)
     sample = heldout_sample(documents, config.heldout_share)
     found = report({OURS: load_tokenizer(out_dir), **compared}, sample)
     _write_json(out_dir / "aux" / "compression.json", found)

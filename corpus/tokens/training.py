@@ -38,9 +38,10 @@ def special_tokens(kind: str) -> list[str]:
     return [*SPECIAL_TOKENS, *([] if kind == "bpe" else [UNKNOWN])]
 
 
-def train(kind: str, config: TokenizerConfig, documents: Path, run: Run) -> Tokenizer:
+def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_fewer: bool = False) -> Tokenizer:
     """A tokenizer of a kind, of `config.vocab_size` entries, that any text comes back whole from.
 
+    or_fewer: takes as many entries as the text gives where that is fewer.
     The same documents in any order give the same tokenizer. Raises StageError `no_training_text`, `vocab_too_large`.
     """
     counted = _Counted()
@@ -48,7 +49,7 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run) -> Toke
         tokenizer = _trained(kind, config, _training_texts(config, documents, run, pace, counted))
     if not counted.characters:
         raise stage_error("no_training_text", "tokenizer", "expected documents that are not held out, found none")
-    if tokenizer.get_vocab_size() < config.vocab_size:
+    if tokenizer.get_vocab_size() < config.vocab_size and not or_fewer:
         raise stage_error(
             "vocab_too_large",
             "tokenizer.vocab_size",

@@ -177,6 +177,14 @@ def test_a_finished_tokenizer_is_taken_over_with_our_tokens_added(build, documen
     foreign.train_from_iterator(
         ["some words"], trainers.BpeTrainer(vocab_size=260, special_tokens=["<s>", "<unk>"], initial_alphabet=alphabet)
     )
+def test_a_finished_tokenizer_is_taken_over_for_a_text_too_small_to_train_one_like_it(build, trained_tokenizer, write):
+    rows = "".join(json.dumps({"text": f"sentence number {number}"}) + "\n" for number in range(300))
+    words = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("a.jsonl", rows)]}]))
+    out = build(tokenizer, TokenizerConfig(pretrained=str(trained_tokenizer)), documents=words)
+    found = json.loads((out / "aux" / "compression.json").read_text())
+    assert found["GPT-2-style BPE"]["vocab_size"] < found["this tokenizer"]["vocab_size"] == 600
+
+
     folder = tmp_path / "foreign"
     PreTrainedTokenizerFast(tokenizer_object=foreign, eos_token="<s>", unk_token="<unk>").save_pretrained(folder)
 
