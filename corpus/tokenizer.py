@@ -6,7 +6,7 @@ python -m corpus.tokenizer --config tokenizer.yaml --input documents=DIR --out D
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
     `unsafe_file` if it brings code along or leads out of itself.
     """
     documents = inputs["documents"]
-    compared = {f"{Path(folder).name}": _adopted(Path(folder)).backend_tokenizer for folder in config.baselines}
+    labels = _labels([Path(folder) for folder in config.baselines])
+    compared = {label: _adopted(folder).backend_tokenizer for folder, label in labels.items()}
     if config.pretrained is not None:
         size, message = _take_over(Path(config.pretrained), out_dir), "taken over"
     else:
@@ -52,6 +53,19 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
     _write_json(out_dir / "aux" / "compression.json", found)
     figures = {"vocab_size": size, **{name: found[OURS]["all"][name] for name in _FIGURES}}
     return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes a token")
+
+
+def _labels(folders: Sequence[Path]) -> dict[Path, str]:
+    """The name of each folder, of those of one name with as many folders around it as tell them apart."""
+    labels = {}
+    for folder in folders:
+        others = [other for other in folders if other != folder]
+        tails = (folder.parts[-count:] for count in range(1, len(folder.parts) + 1))
+        tail = next(
+            (tail for tail in tails if all(other.parts[-len(tail) :] != tail for other in others)), folder.parts
+        )
+        labels[folder] = str(Path(*tail))
+    return labels
 
 
 _FIGURES = ("bytes_per_token", "fertility", "unknown_share")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -148,6 +149,15 @@ def test_baselines_are_measured_beside(build, documents, trained_tokenizer):
     assert baseline["all"]["bytes_per_token"] > ours["all"]["bytes_per_token"] > 1
 
 
+def test_baselines_of_one_name_are_told_apart_by_their_folders(build, documents, trained_tokenizer, tmp_path):
+    for name in ("one", "other"):
+        shutil.copytree(trained_tokenizer, tmp_path / name / "tokenizer")
+    folders = [str(tmp_path / name / "tokenizer") for name in ("one", "other")]
+    out = build(tokenizer, TokenizerConfig(vocab_size=400, baselines=folders), documents=documents)
+    found = json.loads((out / "aux" / "compression.json").read_text())
+    assert list(found) == ["this tokenizer", "one/tokenizer", "other/tokenizer"]
+
+
 def test_held_out_text_leaves_no_trace(build, write):
     texts = [f"sentence number {i} about ordinary things" for i in range(300)]
     path = write("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -167,6 +177,14 @@ def test_a_vocabulary_too_large_for_the_text_says_how_large_it_can_be(build, wri
         build(tokenizer, TokenizerConfig(), documents=words)
 
 
+def test_a_finished_tokenizer_is_taken_over_for_a_text_too_small_to_train_one_like_it(build, trained_tokenizer, write):
+    rows = "".join(json.dumps({"text": f"sentence number {number}"}) + "\n" for number in range(300))
+    words = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("a.jsonl", rows)]}]))
+    out = build(tokenizer, TokenizerConfig(pretrained=str(trained_tokenizer)), documents=words)
+    found = json.loads((out / "aux" / "compression.json").read_text())
+    assert found["GPT-2-style BPE"]["vocab_size"] < found["this tokenizer"]["vocab_size"] == 600
+
+
 def test_a_finished_tokenizer_is_taken_over_with_our_tokens_added(build, documents, tmp_path):
     from tokenizers import models, pre_tokenizers, trainers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -177,14 +195,6 @@ def test_a_finished_tokenizer_is_taken_over_with_our_tokens_added(build, documen
     foreign.train_from_iterator(
         ["some words"], trainers.BpeTrainer(vocab_size=260, special_tokens=["<s>", "<unk>"], initial_alphabet=alphabet)
     )
-def test_a_finished_tokenizer_is_taken_over_for_a_text_too_small_to_train_one_like_it(build, trained_tokenizer, write):
-    rows = "".join(json.dumps({"text": f"sentence number {number}"}) + "\n" for number in range(300))
-    words = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("a.jsonl", rows)]}]))
-    out = build(tokenizer, TokenizerConfig(pretrained=str(trained_tokenizer)), documents=words)
-    found = json.loads((out / "aux" / "compression.json").read_text())
-    assert found["GPT-2-style BPE"]["vocab_size"] < found["this tokenizer"]["vocab_size"] == 600
-
-
     folder = tmp_path / "foreign"
     PreTrainedTokenizerFast(tokenizer_object=foreign, eos_token="<s>", unk_token="<unk>").save_pretrained(folder)
 
