@@ -132,7 +132,8 @@ class Judged(NamedTuple):
 
 
 def by_annotators(judged: Iterable[Judged]) -> Iterator[Pair | tuple[Record, str]]:
-    """Each pair once, with the votes of all who judged it; the answer with more votes is the chosen one.
+    """Each pair once, with the votes of all who judged it; the answer with more votes is the chosen one. Who found the
+    two on a par has half a vote for either.
 
     A judgement is given back with a reason where the same person judged the pair before.
     """
@@ -145,8 +146,16 @@ def by_annotators(judged: Iterable[Judged]) -> Iterator[Pair | tuple[Record, str
             continue
         votes[key][annotator] = pair
     for said in votes.values():
-        sides: dict[str, list[Pair]] = {}
+        found: dict[str, float] = {}
         for pair in said.values():
-            sides.setdefault(pair.fields["chosen"], []).append(pair)
-        most = max(sides.values(), key=len)
-        yield most[0]._replace(votes=(float(len(most)), float(len(said) - len(most))))
+            shares = TIE if _is_tie(pair) else (1.0, 0.0)
+            for side, share in zip(("chosen", "rejected"), shares, strict=True):
+                found[pair.fields[side]] = found.get(pair.fields[side], 0.0) + share
+        best = max(found, key=found.__getitem__)
+        # Of those who prefer it, where there is any: what else they say of the pair is said of this order.
+        pair = min((one for one in said.values() if one.fields["chosen"] == best), key=_is_tie)
+        yield pair._replace(votes=(found[best], len(said) - found[best]))
+
+
+def _is_tie(pair: Pair) -> bool:
+    return pair.votes is not None and pair.votes[0] == pair.votes[1]

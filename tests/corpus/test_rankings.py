@@ -7,7 +7,8 @@ import json
 import pytest
 
 from corpus.config import PreferencesConfig
-from corpus.preferences import preferences
+from corpus.preferences import file_pairs, preferences
+from corpus.readers.config import FilePreferences
 
 ORDER = [("A", "B"), ("A", "C"), ("B", "C")]
 
@@ -97,6 +98,16 @@ def test_judgements_of_several_people_become_one_pair_with_its_votes(build, writ
     assert _asked("1", lines)[0]["votes"] == [1.0, 1.0] and len(lines) == 9
     reasons = [line["reason"] for line in lines_of(out / "aux" / "quarantine.jsonl")]
     assert sorted(reasons) == ["a second judgement of a pair by ann", "no annotator: there is no who"]
+
+
+def test_who_finds_two_answers_on_a_par_has_half_a_vote_for_either(write):
+    ranks = {"ann": [1, 1, 2], "bob": [2, 1, 3], "eve": [2, 2, 1]}
+    rows = [{"prompt": "0", "answers": ["A", "B", "C"], "ranks": some, "who": who} for who, some in ranks.items()]
+    path = write("judged.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    source = FilePreferences(paths=[path], annotator_field="who")
+    pairs = file_pairs(source, source.places(), "preferences.read.0")
+    found = {(pair.fields["chosen"], pair.fields["rejected"]): pair.votes for pair in pairs}
+    assert found == {("B", "A"): (2.0, 1.0), ("A", "C"): (2.0, 1.0), ("B", "C"): (2.0, 1.0)}
 
 
 def test_votes_and_margins_are_read_where_their_fields_are_named(build, write, lines_of):
