@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -127,13 +128,14 @@ def find_personal_data(text: str, kinds: frozenset[str], phone_regions: tuple[st
     for kind in KINDS:
         if kind in kinds:
             for start, end in finders[kind]():
-                if not _overlaps(start, end, found):
-                    found.append(Found(start, end, kind))
-    return sorted(found)
+                place = bisect_left(found, (start,))
+                if not _overlaps(start, end, found[max(0, place - 1) : place + 1]):
+                    found.insert(place, Found(start, end, kind))
+    return found
 
 
-def _overlaps(start: int, end: int, found: list[Found]) -> bool:
-    return any(start < other.end and other.start < end for other in found)
+def _overlaps(start: int, end: int, neighbours: list[Found]) -> bool:
+    return any(start < other.end and other.start < end for other in neighbours)
 
 
 def _emails(text: str) -> Iterator[tuple[int, int]]:
