@@ -8,11 +8,13 @@ A training stage takes `--launch processes=2 --launch sharding=fsdp` and the lik
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +22,7 @@ from pydantic import ValidationError
 
 from infra.config import StageConfig
 from infra.errors import StemmaError, stage_error
+from infra.identity import canonical_json
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import own_process_group
 from infra.launch.training import run_ranks
@@ -44,17 +47,19 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
     inputs, settings = (_pairs(parser, texts) for texts in (options.input, options.launch))
     is_cancelled, listen = _on_sigterm()
     try:
+        work = _work(options.out)
         launch = LaunchConfig(**{key: read_plain(value) for key, value in settings.items()})
         if launch.cluster != "local":
             parser.error("launch.cluster is for pipelines: by hand, start this on each node, as srun does")
         if launch.checkpoint_remote is not None:
             parser.error("launch.checkpoint_remote is for pipelines: their fingerprints tell checkpoints apart")
-        if launch.ranks > 1 and "RANK" not in os.environ:
-            sys.exit(_all_ranks(launch, _work(options.out), is_cancelled))
         section = read_plain(read_text(options.config)) if options.config else {}
         config = config_class.model_validate(section or {})
+        if rank == 0:
+            _claim(work, config, {name: Path(folder) for name, folder in inputs.items()})
+        if launch.ranks > 1 and "RANK" not in os.environ:
+            sys.exit(_all_ranks(launch, work, is_cancelled))
         die_with_parent()
-        work = _work(options.out)
         out = options.out if rank == 0 else work / f"rank{rank}.out"
         out.mkdir(parents=True, exist_ok=True)
         journal = sys.stderr if rank == 0 else None
@@ -105,6 +110,38 @@ def _on_sigterm() -> tuple[Callable[[], bool], Callable[[], None]]:
 
 def _work(out: Path) -> Path:
     return out.parent / f"{out.name}.work"
+
+
+def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
+    """Notes what a work folder is for, by which a stage that was interrupted goes on there. Raises StageError
+    `other_work` for one that is for another config or other inputs: what lies in it would be taken for theirs."""
+    sources = config.sources() if hasattr(config, "sources") else []
+    asked: dict[str, Any] = {
+        "config": canonical_json(config),
+        **{f"input {name}": _listing([folder]) for name, folder in inputs.items()},
+        **{source.key: [*_listing(source.paths), *(one.content_tag for one in source.objects)] for source in sources},
+    }
+    asked = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in asked.items()}
+    note = work / "asked.json"
+    before = json.loads(note.read_text(encoding="utf8")) if note.exists() else {}
+    if other := [name for name in asked if before and before.get(name) != asked[name]]:
+        raise stage_error(
+            "other_work",
+            str(work),
+            f"it holds the work of a run with another {', '.join(other)}",
+            "remove it, or name another --out",
+        )
+    work.mkdir(parents=True, exist_ok=True)
+    fresh = note.with_suffix(".fresh")
+    fresh.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf8")
+    fresh.replace(note)
+
+
+def _listing(paths: Iterable[Path]) -> list[str]:
+    """Names, sizes and times of files, those of folders too: they change when a file is written anew."""
+    files = ((path, file) for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
+    found = [(file.relative_to(path), file.stat()) for path, file in files if file.is_file()]
+    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
 
 
 def _all_ranks(launch: LaunchConfig, work: Path, is_cancelled: Callable[[], bool]) -> int:
