@@ -8,7 +8,9 @@ error with a name.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,7 +81,7 @@ def note_failure(local: Path, error: Exception) -> StageError:
     raise it there."""
     if not isinstance(error, StageError):
         error = stage_error("bad_shards", str(local), f"{type(error).__name__}: {error}")
-    aside = local / f"{_FAILURE}.{ranks.rank()}.tmp"
+    aside = local / f"{_FAILURE}.{os.getpid()}.{threading.get_ident()}.tmp"
     aside.write_text(json.dumps([problem.as_json() for problem in error.problems]), encoding="utf8")
     aside.replace(local / _FAILURE)
     return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests import object_store
 from tests.object_store import cut_off, flips_a_bit, stalls, unavailable
 from training.config import PretrainConfig
 from training.pretrain import pretrain
+from training.remote import note_failure, noted_failure
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 LENGTH = 32
@@ -174,3 +176,15 @@ def test_a_local_file_that_cannot_be_unpacked_is_an_error_and_no_early_end_of_th
     with pytest.raises(StageError) as error:
         _train(tmp_path / "trained", shards, tokenizer_dir)
     assert [one.code for one in error.value.problems] == ["bad_shards"]
+
+
+def test_threads_that_fail_at_once_leave_one_whole_failure(tmp_path: Path) -> None:
+    def fail(number: int) -> None:
+        for _ in range(100):
+            note_failure(tmp_path, ValueError(f"shard {number}"))
+            found = noted_failure(tmp_path)
+            assert found is not None and "ValueError: shard" in str(found)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(fail, range(3)))
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
