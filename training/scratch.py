@@ -63,7 +63,11 @@ def _make(parent: Path) -> tuple[Path, TextIO]:
     with (parent / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in parent.glob(f"{start}*"):
-            with (left / _LOCK).open("w") as lock:
+            try:
+                found = (left / _LOCK).open("w")
+            except FileNotFoundError:  # its training has just ended
+                continue
+            with found as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
