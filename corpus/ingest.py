@@ -21,7 +21,7 @@ from corpus.documents import Document, DocumentWriter, link_parts, make_document
 from corpus.quarantine import Rejected, Tally
 from corpus.readers.encodings import whole_characters
 from corpus.readers.plan import Piece, partitions_of
-from corpus.readers.record import too_long
+from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.texts import read_texts
 from corpus.sources import SourceCounts, SourceFacts, write_sources
 from infra.pace import report
@@ -127,18 +127,30 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
                 yield _Item(text, number)
                 continue
             try:
-                metadata = json.dumps(text.metadata, ensure_ascii=False, default=str) if text.metadata else ""
-            except (ValueError, RecursionError) as error:
-                yield _Item(Rejected(str(text.file), text.line, f"metadata that are no JSON: {error}"), number)
+                metadata = whole_characters(_metadata_of(text, int(source.max_document_mb * 1e6)))
+            except Unreadable as error:
+                if text.part == 0:  # of the pieces of one record the first tells it
+                    yield _Item(Rejected(str(text.file), text.line, str(error)), number)
                 continue
-            if len(metadata) > source.max_document_mb * 1e6:
-                yield _Item(
-                    Rejected(str(text.file), text.line, too_long(int(source.max_document_mb * 1e6), "metadata")), number
-                )
-                continue
-            metadata = whole_characters(metadata)
             document = make_document(text.text, f"{name}/{origin}", None, source.language, metadata)
             yield _Item(document, number, origin, text.part == 0, text.is_repaired)
+
+
+def _metadata_of(text: Text, max_characters: int) -> str:
+    """What else was asked for of a record, as JSON; numbers that JSON does not have, such as NaN, are null. Raises
+    Unreadable."""
+    if not text.metadata:
+        return ""
+    try:
+        metadata = json.dumps(text.metadata, ensure_ascii=False, default=str)
+        if "NaN" in metadata or "Infinity" in metadata:
+            found = json.loads(metadata, parse_constant=lambda _: None)
+            metadata = json.dumps(found, ensure_ascii=False)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"metadata that are no JSON: {error}") from None
+    if len(metadata) > max_characters:
+        raise Unreadable(too_long(max_characters, "metadata"))
+    return metadata
 
 
 def _of_packages(source: DocstringDocuments | CommentDocuments, name: str) -> Iterator[_Item]:

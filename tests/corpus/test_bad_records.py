@@ -150,6 +150,19 @@ def test_half_characters_in_metadata_and_names_are_mended(build, write, tmp_path
     assert document.source.startswith("files/a\ufffd")
 
 
+def test_metadata_are_json_and_cost_a_record_once(build, write, lines_of):
+    long = {"text": "\n\n".join("word " * 30 for _ in range(5)), "m": "x" * 2_000}
+    rows = f'{{"text": "good", "m": [NaN, 1.5, -Infinity, "NaN"]}}\n{json.dumps(long)}\n'
+    keys = {"metadata_fields": ["m"], "cut_characters": 100, "max_document_mb": 0.001}
+    out = build(ingest, config(write("a.jsonl", rows), share=0.7, **keys))
+    [document] = read_documents(out)
+    assert document.metadata == '{"m": [null, 1.5, null, "NaN"]}'
+    [row] = json.loads((out / "aux" / "sources.json").read_text())
+    assert (row["records"], row["quarantined"]) == (1, 1)
+    [aside] = lines_of(out / "aux" / "quarantine.jsonl")
+    assert aside["line"] == 2 and "metadata" in aside["reason"]
+
+
 def test_mojibake_of_nuls_leaves_none(build, write):
     out = build(ingest, config(write("a.txt", "he said â\x80\x9cyes\xc0\x80â\x80\x9d")))
     assert [document.text for document in read_documents(out)] == ["he said “yes”"]
