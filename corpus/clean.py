@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from corpus.documents import concatenate, document_parts, link_parts, read_docum
 from corpus.dropped import SCHEMA as DROPPED
 from corpus.dropped import tell_of_vanished, warning
 from corpus.passes import write_json
+from corpus.source_names import unknown_source
 from corpus.sources import SourceCounts, read_sources, write_sources
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
 
@@ -32,8 +33,11 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
 
     aux/dropped.parquet has every dropped text with its rule, the value measured and its limits, aux/changed.parquet the
     ids of those that were changed; aux/counts.json counts by rule, aux/samples.json shows some of each kind.
-    Raises StageError `nothing_left`, naming the rule that took most, if no document is kept.
+    Raises StageError: `unknown_source` for a name that no source of the documents has; `nothing_left`, naming the rule
+    that took most, if no document is kept.
     """
+    given = read_sources(inputs["documents"])
+    _check_sources(config, given)
     parts = document_parts(inputs["documents"])
     classifier, learned = _learn(config, inputs["documents"], run)
     # Here, so that native code is compiled once and not by every worker.
@@ -63,7 +67,6 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     if classifier:
         shutil.copytree(classifier, out_dir / "classifier")
     kept = SourceCounts.sum(summary["sources"] for summary in summaries)
-    given = read_sources(inputs["documents"])
     write_sources(out_dir, given, kept)
     concatenate([folder / "dropped.parquet" for folder in folders], out_dir / "aux" / "dropped.parquet", DROPPED)
     concatenate([folder / "changed.parquet" for folder in folders], out_dir / "aux" / "changed.parquet", CHANGED)
@@ -86,6 +89,20 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     write_json(out_dir / "aux" / "samples.json", merge_samples(summaries))
     headline = f"kept {documents:,} of {total:,} documents, {size / 1e6:.1f} MB{warning(vanished)}"
     return Result(figures | learned | {f"dropped_{name}": count for name, count in by_rule.items()}, headline)
+
+
+def _check_sources(config: CleanConfig, known: Collection[str]) -> None:
+    """Raises StageError for sources that the config speaks of and that are not there, as far as any are known."""
+    asked: dict[str, Collection[str]] = {}
+    if config.language:
+        asked["language.keep_by_source"] = config.language.keep_by_source
+    if classifier := config.classifier:
+        asked |= {f"classifier.{key}": getattr(classifier, key) or () for key in ("good", "bad", "apply_to")}
+    found = [
+        one for key, names in asked.items() for name in names for one in unknown_source(f"clean.{key}", name, known)
+    ]
+    if known and found:
+        raise StageError(*found)
 
 
 def _learn(config: CleanConfig, documents: Path, run: Run) -> tuple[Path | None, dict[str, float]]:

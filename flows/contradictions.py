@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
+from corpus.source_names import unknown_source
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, SafetyConfig
 from flows.graph import Graph, ancestors, first_model, items_to_clear
 from flows.pipeline_config import PipelineConfig, dump, section_classes
@@ -25,7 +26,6 @@ from training.config import (
     RlhfConfig,
     SftConfig,
     TrainerConfig,
-    unknown_source,
 )
 from training.duration import parse_duration
 from training.families import sampler_problems

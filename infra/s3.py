@@ -97,7 +97,7 @@ def list_objects(url: str) -> list[S3Object]:
     literal = _before_wildcard(pattern)
     found = [item for item in persistently(url, lambda: _list(bucket, literal)) if not item.key.endswith("/")]
     if literal != pattern:
-        return [item for item in found if fnmatch.fnmatchcase(item.key, pattern)]
+        return [item for item in found if _matches(item.key.split("/"), pattern.split("/"))]
     folder = f"{pattern.rstrip('/')}/" if pattern else ""
     return [item for item in found if item.key == pattern or item.key.startswith(folder)]
 
@@ -225,6 +225,18 @@ class _ObjectReader(io.RawIOBase):
             with suppress(Exception):
                 self._body.close()
             self._body = None
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether a key is what a glob means among files: * ends at a slash, ** not, neither takes hidden ones."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**":
+        here = _matches(names, patterns[1:]) if len(patterns) > 1 else not names
+        return here or (bool(names) and not names[0].startswith(".") and _matches(names[1:], patterns))
+    if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
 
 
 def _before_wildcard(pattern: str) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corpus.source_names import unknown_source
 from infra.errors import StageError, stage_error
 from infra.run import Run
 from training.chat import Conversation
-from training.config import unknown_source
 from training.language_model import LanguageModel
 from training.loaders import open_in_order, unpacked_bytes
 from training.loss import IGNORE

@@ -19,8 +19,9 @@ from corpus.mix.config import MixConfig
 from corpus.mix.sample import BINS, CountBins, Epoch, WriteSample, choose_dose
 from corpus.passes import Passes, write_json
 from corpus.selection import link_selections
+from corpus.source_names import unknown_source
 from corpus.sources import SourceCounts, SourceFacts, read_sources, write_sources
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.partitions import Summary, map_partitions, partition_folder
 from infra.run import Result, Run
 
@@ -54,12 +55,10 @@ def asked_shares(
 
     Raises StageError: `unknown_source` for a name that no source has; `bad_shares` if there is nothing to take.
     """
-    for key in ("shares", "weights"):
-        if unknown := sorted(set(getattr(config, key)) - set(available) - set(facts)):
-            names = ", ".join(available)
-            raise stage_error(
-                "unknown_source", f"mix.{key}.{unknown[0]}", f"no source has this name; expected of: {names}"
-            )
+    known = [*dict.fromkeys([*facts, *available])]
+    asked = [(key, name) for key in ("shares", "weights") for name in getattr(config, key)]
+    if problems := [one for key, name in asked for one in unknown_source(f"mix.{key}.{name}", name, known)]:
+        raise StageError(*problems)
     weights = {name: config.weights.get(name, facts.get(name, SourceFacts()).weight) for name in available}
     natural = {name: weights[name] * available[name].all for name in available if name not in config.shares}
     named = {name: config.shares[name] for name in available if name in config.shares}

@@ -13,6 +13,7 @@ from corpus.cleaning.config import CleanConfig, LanguageConfig
 from corpus.config import IngestConfig
 from corpus.documents import read_documents
 from corpus.ingest import ingest
+from infra.errors import StageError
 
 OFF = {"min_characters": None, "gopher_quality": None, "gopher_repetition": None, "personal_data": None}
 ENGLISH = "The committee met on Monday to discuss the new bridge, and heard from those who live beside the river."
@@ -57,6 +58,9 @@ def test_a_source_can_have_languages_of_its_own(build, ingested):
     config = CleanConfig(**OFF, language={"keep": ["en"], "keep_by_source": {"source-1": ["de"]}})
     kept = {d.text for d in read_documents(build(clean, config, documents=documents))}
     assert kept == {ENGLISH, GERMAN + " Nochmals."}
+    misspelled = CleanConfig(**OFF, language={"keep": ["en"], "keep_by_source": {"sorce-1": ["de"]}})
+    with pytest.raises(StageError, match=r"clean\.language\.keep_by_source.*did you mean source-1"):
+        build(clean, misspelled, documents=documents)
 
 
 def test_languages_of_real_text(real_data):

@@ -19,7 +19,7 @@ from corpus.ingest import ingest
 from infra import s3
 from infra.errors import StageError
 from infra.hashing import HashBook
-from infra.sources import open_place
+from infra.sources import expand, open_place
 from tests.command import write_config
 from tests.object_store import bucket, cut_off, silent, unavailable
 
@@ -65,6 +65,17 @@ def test_objects_folders_and_globs_give_what_the_same_files_give(build, put, wri
     assert payload(build(ingest, config("s3://letters/crawl/"))) == local
     assert payload(build(ingest, config("s3://letters/crawl/*.*"))) == local
     assert payload(build(ingest, config(*(f"s3://letters/crawl/{name}" for name in contents)))) == local
+
+
+def test_a_glob_takes_the_objects_that_it_would_take_of_files(put, tmp_path):
+    names = ["raw/a.txt", "raw/b.jsonl", "raw/.hidden.txt", "raw/old/x.txt", "raw/old/deep/y.txt", "rawer/z.txt"]
+    for name in names:
+        put(name, b"text")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"text")
+    for pattern in ("raw/*.txt", "raw/*", "raw*/*.txt", "raw/**/*.txt", "raw/**", "**/x.txt", "raw/*/*", "r?w/[ab].*"):
+        files = {path.relative_to(tmp_path).as_posix() for path in expand([str(tmp_path / pattern)]) if path.is_file()}
+        assert {item.key for item in s3.list_objects(f"s3://letters/{pattern}")} == files, pattern
 
 
 def test_a_large_object_is_read_in_parts(build, put, monkeypatch):

@@ -1,7 +1,7 @@
 """What a person may set for the training stages."""
 
 from training.config.alignment import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
-from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem, unknown_source
+from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
 from training.config.trainer import (
@@ -35,5 +35,4 @@ __all__ = [
     "TrainerConfig",
     "batches",
     "phase_problem",
-    "unknown_source",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from corpus.source_names import unknown_source
 from infra.config import Config
 from infra.errors import Problem
 from training.duration import LengthOrShare, parse_duration
@@ -116,11 +116,3 @@ class MixtureConfig(MixtureWeights):
         for name in sorted(set(sources) - named):
             message = f"expected a weight for each source of the shards, and {name} has none in any phase"
             yield Problem("unnamed_source", f"pretrain.mixture.{self.unit}", message, f"give it one, or {name}: 0")
-
-
-def unknown_source(path: str, name: str, sources: Collection[str]) -> Iterator[Problem]:
-    """What is wrong with a name that none of the shards' sources has; path: of the config key that says it."""
-    if name not in sources:
-        near = difflib.get_close_matches(name, sources, 1, 0.6)
-        fix = f"did you mean {near[0]}?" if near else f"the sources: {', '.join(sorted(sources))}"
-        yield Problem("unknown_source", path, "the shards have no source of this name", fix)
