@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evaluation.vllm_model import VllmLM
 
 SHARES = {"acc", "acc_norm", "exact_match"}
-"""Metrics that are a share of items got right, each item 0 or 1."""
+"""Metrics that are a share of items got right, each item 0 or 1 in all tasks but a few; see `right_items`."""
 GROUP_FIELDS = ("phenomenon", "topic", "category")
 """Fields of an item by which accuracy is also told in parts."""
 FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
@@ -112,7 +112,7 @@ def task_metrics(found: Mapping[str, Any], name: str, confidence: float) -> dict
     """
     row = found["results"][name]
     samples = found.get("samples", {}).get(name, [])
-    n = len(samples) or _group_size(found, name)
+    n = _items(found, name)
     metrics = {}
     for key, value in sorted(row.items()):
         metric, _, part = key.partition(",")
@@ -121,17 +121,26 @@ def task_metrics(found: Mapping[str, Any], name: str, confidence: float) -> dict
         stderr = row.get(f"{metric}_stderr,{part}")
         stderr = float(stderr) if isinstance(stderr, (int, float)) else math.nan
         entry = {"value": float(value), "stderr": stderr, "n": n}
-        if metric in SHARES and samples:
-            interval = wilson(round(value * n), n, confidence)
+        right = right_items(metric, value, n) if samples else None
+        if right is not None:
+            interval = wilson(right, n, confidence)
             entry |= {"low": interval.low, "high": interval.high}
         elif not math.isnan(stderr):
             interval = from_standard_error(value, stderr, confidence)
             entry |= {"low": interval.low, "high": interval.high}
-        if metric in {"acc", "acc_norm"} and (chance := chance_level(found, name)) is not None:
+        if right is not None and metric != "exact_match" and (chance := chance_level(found, name)) is not None:
             entry["chance"] = chance
         label = metric if part == "none" else f"{metric}_{part}"
         metrics[label] = {field: round(number, 6) for field, number in entry.items() if not math.isnan(number)}
     return metrics
+
+
+def right_items(metric: str, value: float, n: int) -> int | None:
+    """How many of n items are right; None of a metric that is no share of right items, as truthfulqa_mc2's acc, a mean
+    of shares of likelihood."""
+    right = value * n
+    whole = metric in SHARES and math.isclose(right, round(right), abs_tol=1e-6)
+    return round(right) if whole else None
 
 
 def chance_level(found: Mapping[str, Any], name: str) -> float | None:
@@ -146,7 +155,7 @@ def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[s
     """Accuracy by the items' phenomenon, topic or category, where they name one."""
     samples = [s for s in found.get("samples", {}).get(name, []) if "acc" in s]
     field = next((f for f in GROUP_FIELDS if samples and all(f in s["doc"] for s in samples)), None)
-    if field is None:
+    if field is None or any(sample["acc"] not in (0, 1) for sample in samples):
         return {}
     parts = {}
     for part in sorted({str(sample["doc"][field]) for sample in samples}):
@@ -168,10 +177,11 @@ def text_domains(
     return parts
 
 
-def _group_size(found: Mapping[str, Any], name: str) -> int:
-    """The items in all tasks of a group."""
+def _items(found: Mapping[str, Any], name: str) -> int:
+    """The items of a task, of which lm-eval gives a record for each of its filters, or of all tasks of a group."""
+    own = {sample["doc_id"] for sample in found.get("samples", {}).get(name, [])}
     members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
-    return sum(len(found.get("samples", {}).get(member, [])) or _group_size(found, member) for member in members)
+    return len(own) or sum(_items(found, member) for member in members)
 
 
 def brief(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,11 @@ def calibration(
     samples: lm-eval's records of a multiple-choice task, whose `filtered_resps` are (log-likelihood, greedy) a choice
     and whose `target` is the right one's number. A choice's probability is its share of exp(log-likelihood), as where
     acc is taken. ECE is in [0, 1], 0 is calibrated; with few items it is biased upwards. Brier is the mean of the
-    squared distances to (0, …, 1, …, 0), in [0, 2]. None where there are no such items.
+    squared distances to (0, …, 1, …, 0), in [0, 2]. None where there are no such items, and where several choices are
+    right, so that `acc` is a share of likelihood (truthfulqa_mc2).
     """
+    if any(sample.get("acc", 0) not in (0, 1) for sample in samples):
+        return None
     right, sure, brier = [], [], []
     for sample in samples:
         scores = [one[0] if isinstance(one, list | tuple) else None for one in sample.get("filtered_resps", [])]

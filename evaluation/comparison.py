@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluation.artifacts import Artifact
+from evaluation.paired import sign_flip_p_value
 from evaluation.statistics import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
 
 SEED = 17
@@ -18,7 +19,8 @@ SEED = 17
 
 @dataclass(frozen=True)
 class PairedAccuracy:
-    """How much better the second model did on the same items of a task, and McNemar's p-value."""
+    """How much better the second model did on the same items of a task, and McNemar's p-value, or that of sign flips
+    where items are not right or wrong."""
 
     task: str
     first: float
@@ -29,7 +31,8 @@ class PairedAccuracy:
 
 def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
     """For each task that both models took: the difference of their accuracies over the same items, which are those of
-    one number and one content.
+    one number and one content. Where an item is right or wrong the interval is Newcombe's for pairs, else the bootstrap
+    over items: truthfulqa_mc2's accuracy is a mean of shares of likelihood.
 
     first, second: artifacts of the stage benchmarks.
     """
@@ -45,13 +48,21 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
         )
         if not left or left.keys() != right.keys():
             continue
-        better = sum(right[i] > left[i] for i in left)
-        worse = sum(right[i] < left[i] for i in left)
-        both = sum(right[i] == left[i] == 1 for i in left)
-        difference = difference_of_paired_proportions(both, better, worse, len(left) - both - better - worse)
         before, after = (sum(scores.values()) / len(scores) for scores in (left, right))
-        compared.append(PairedAccuracy(task, before, after, difference, mcnemar_p_value(better, worse)))
+        compared.append(PairedAccuracy(task, before, after, *_gain([(left[i], right[i]) for i in left])))
     return compared
+
+
+def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float]:
+    """The second's mean score less the first's over the same items, and the p-value against none."""
+    if any(score not in (0, 1) for pair in pairs for score in pair):
+        gains = np.array([second - first for first, second in pairs], dtype=np.float64)
+        return bootstrap(gains, seed=SEED), sign_flip_p_value(gains)
+    better = sum(second > first for first, second in pairs)
+    worse = sum(second < first for first, second in pairs)
+    both = sum(first == second == 1 for first, second in pairs)
+    neither = len(pairs) - both - better - worse
+    return difference_of_paired_proportions(both, better, worse, neither), mcnemar_p_value(better, worse)
 
 
 @dataclass(frozen=True)

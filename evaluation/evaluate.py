@@ -14,7 +14,7 @@ from typing import Any, Literal
 import lm_eval
 import torch
 
-from evaluation.benchmarks import SHARES, chance_level
+from evaluation.benchmarks import chance_level, right_items
 from evaluation.calibration import calibration
 from evaluation.config import FailureClassesConfig
 from evaluation.failure_classes import measure_failures
@@ -255,7 +255,8 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
                 continue
             stderr = values.get(f"{metric}_stderr,{part}")
             stderr = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
-            low, high = _bounds(metric, float(value), stderr, n, bool(samples), confidence)
+            right = right_items(metric, float(value), n) if samples else None
+            low, high = _bounds(float(value), stderr, right, n, confidence)
             row = {
                 "task": task,
                 "metric": metric,
@@ -269,7 +270,7 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
                 "higher_is_better": (found["higher_is_better"].get(task) or {}).get(metric),
                 "version": found["versions"].get(task),
             }
-            if metric in {"acc", "acc_norm"} and (chance := chance_level(found, task)) is not None:
+            if right is not None and metric != "exact_match" and (chance := chance_level(found, task)) is not None:
                 row["chance"] = chance
             rows.append(row)
     return rows
@@ -294,11 +295,11 @@ def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _bounds(
-    metric: str, value: float, stderr: float | None, n: int, is_task: bool, confidence: float
+    value: float, stderr: float | None, right: int | None, n: int, confidence: float
 ) -> tuple[float | None, float | None]:
-    right = value * n
-    if metric in SHARES and is_task and math.isclose(right, round(right), abs_tol=1e-6):
-        interval = wilson(round(right), n, confidence)
+    """right: how many of the n items are; None where the metric is no share of right ones."""
+    if right is not None:
+        interval = wilson(right, n, confidence)
     elif stderr is not None and math.isfinite(value):
         interval = from_standard_error(value, stderr, confidence)
     else:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluation.statistics import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
 
@@ -102,7 +103,7 @@ def _compared(
             return None
         gains = np.array([second - first for first, second in pairs], dtype=np.float64)
         interval = bootstrap(gains, confidence=confidence, resamples=RESAMPLES, seed=SEED)
-        return _row(interval, _sign_flip_p_value(gains), "sign-flip permutation", len(pairs))
+        return _row(interval, sign_flip_p_value(gains), "sign-flip permutation", len(pairs))
     return _aggregated(pairs, aggregate, confidence)
 
 
@@ -157,7 +158,7 @@ def over_chosen(aggregate: Callable[[list[Any]], float], items: Sequence[Any]) -
     return lambda chosen: float(metric._compute_score_from_stats(counts[list(chosen)].sum(axis=0)).score)
 
 
-def _sign_flip_p_value(gains: Any) -> float:
+def sign_flip_p_value(gains: NDArray[np.float64]) -> float:
     """How often chance alone, which would give each item's difference either sign, reaches a mean as far from zero."""
     if not np.any(gains):
         return 1.0

@@ -67,8 +67,11 @@ def benchmarks(pipeline: PipelineResults) -> Section:
             ]
             for models, one in compared
         ]
-        columns = ["task", "models", "difference", "interval", "McNemar", "so"]
-        note = "Differences over the same items, which is sharper than comparing two intervals by eye."
+        columns = ["task", "models", "difference", "interval", "p", "so"]
+        note = (
+            "Differences over the same items, which is sharper than comparing two intervals by eye. p is McNemar's "
+            "where items are right or wrong, else that of sign flips."
+        )
         tables.append(Table("Paired differences", columns, body, note, numeric=(2, 3, 4)))
     tables += [
         *_alignment_tax(pipeline),
@@ -88,7 +91,7 @@ def _calibration(pipeline: PipelineResults) -> list[Table]:
         artifact = pipeline.evaluation("benchmarks", model)
         for task in pipeline.results("benchmarks", model).get("tasks", {}):
             lines = artifact.read_lines(f"aux/samples_{task}.jsonl") if artifact else []
-            asked = [{"filtered_resps": line.get("responses", []), "target": line.get("target")} for line in lines]
+            asked = [{**line, "filtered_resps": line.get("responses", [])} for line in lines]
             if found := calibration(asked):
                 brier = Interval(found["brier"], found["brier_low"], found["brier_high"])
                 rows.append(

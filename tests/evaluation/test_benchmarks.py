@@ -288,3 +288,55 @@ def test_a_yaml_without_other_rows_for_shots_is_refused(model_dir: Path, tmp_pat
     (tmp_path / "sums.yaml").write_text(head + files.replace("}}", ", train: other.jsonl}}") + tail)
     benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
     assert results_of(tmp_path / "out")["tasks"]["sums"]["acc"]["n"] == 2
+
+
+def test_items_are_counted_once_however_many_filters_read_the_answers(
+    model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"q": f"{n} plus one is", "a": str(n + 1)} for n in range(6)])
+    (tmp_path / "plus.yaml").write_text(
+        "task: plus\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n"
+        "generation_kwargs: {until: ['.'], max_gen_toks: 4}\nmetric_list: [{metric: exact_match}]\n"
+        "filter_list:\n- {name: first, filter: [{function: take_first}]}\n"
+        "- {name: number, filter: [{function: regex, regex_pattern: '(\\d+)'}, {function: take_first}]}\n"
+    )
+    config = config_of({"name": "plus", "kind": "lm_eval", "path": str(tmp_path / "plus.yaml")})
+    benchmarks(config, {"model": model_dir}, tmp_path / "out", run)
+    found = results_of(tmp_path / "out")["tasks"]["plus"]
+    assert {name: one["n"] for name, one in found.items()} == {"exact_match_first": 6, "exact_match_number": 6}
+
+
+def test_an_accuracy_that_is_a_share_of_likelihood_is_no_share_of_items(tmp_path: Path) -> None:
+    """truthfulqa_mc2's `acc`: one model is 0.02 above the other on most items, and 0.01 below on the rest."""
+    from evaluation.artifacts import Artifact
+    from evaluation.benchmarks import task_metrics
+    from evaluation.calibration import calibration
+    from evaluation.comparison import paired_accuracy
+
+    before = [0.3 + 0.005 * (n % 40) for n in range(80)]
+    after = [score + (0.02 if n % 4 else -0.01) for n, score in enumerate(before)]
+    samples = [
+        {"doc_id": n, "acc": score, "filtered_resps": [(-1.0, True), (-2.0, False)], "target": 0}
+        for n, score in enumerate(before)
+    ]
+    found = {
+        "results": {"mc2": {"acc,none": sum(before) / 80, "acc_stderr,none": 0.01}},
+        "samples": {"mc2": samples},
+        "configs": {"mc2": {"output_type": "multiple_choice"}},
+    }
+    told = task_metrics(found, "mc2", 0.95)["acc"]
+    assert told["high"] - told["low"] == pytest.approx(2 * 1.96 * 0.01, rel=1e-3) and "chance" not in told
+    assert calibration(samples) is None
+    artifacts = []
+    for name, scores in (("first", before), ("second", after)):
+        (tmp_path / name / "aux").mkdir(parents=True)
+        (tmp_path / name / "results.json").write_text(json.dumps({"tasks": {"mc2": {}}}))
+        write_rows(
+            tmp_path / name / "aux" / "samples_mc2.jsonl",
+            [{**one, "acc": s} for one, s in zip(samples, scores, strict=True)],
+        )
+        artifacts.append(Artifact("benchmarks", tmp_path / name, None))
+    (one,) = paired_accuracy(*artifacts)
+    assert one.difference.value == pytest.approx(one.second - one.first) == pytest.approx(0.0125)
+    assert 0.008 < one.difference.low < one.difference.high < 0.017 and one.p_value < 0.001
