@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise stage_error("corrupt_file", str(path), f"expected a file that ends in {', '.join(SUFFIXES)} or .gz")
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist() if kind == ".parquet" else _from_text(path, kind)
-    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException, csv.Error) as error:
         raise stage_error("corrupt_file", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
     if not rows:
         raise stage_error("empty_source", str(path), "expected at least one row, found none")

@@ -100,17 +100,23 @@ def mirror_task(
         found = [row for path in paths for row in read_rows(path)]
         rows[split], layout = _converted(wanted, found, paths[0])
     folder = mirror / wanted.dataset
-    for split, kept in _kept(folder, wanted.config).items():
+    earlier, before = _kept(folder, wanted.config), _put_aside_before(folder, wanted.config)
+    if before and wanted.scored in rows:
+        # They were rows of the scored split, which is there anew with all of them.
+        earlier.pop(_shots_split(wanted), None)
+    fresh = {wanted.scored, _shots_split(wanted)} & rows.keys()
+    for split, kept in earlier.items():
         rows.setdefault(split, kept)
     if wanted.scored not in rows:
         message = f"{task} scores the split {wanted.scored}, found {', '.join(rows) or 'none'}"
         raise stage_error("missing_source", str(source or ""), message, f"--split {wanted.scored}=FILE names it")
     aside = _put_aside(wanted, rows, shots)
+    still = aside or (0 if fresh else before)
     with tempfile.TemporaryDirectory(prefix="stemma-mirror-") as trial:
         place = Path(trial) / wanted.dataset
         if folder.is_dir():
             shutil.copytree(folder, place)
-        _write(place, wanted, rows, files, layout, aside)
+        _write(place, wanted, rows, files, layout, still)
         prompt = _try_out(task, Path(trial), rows[wanted.scored])
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(place, folder, dirs_exist_ok=True)
@@ -136,12 +142,14 @@ def _converted(wanted: Definition, rows: list[dict[str, Any]], path: Path) -> tu
     return found, layout.name
 
 
+def _shots_split(wanted: Definition) -> str:
+    """The split that rows are put aside to."""
+    return wanted.shots if wanted.shots and wanted.shots != wanted.scored else "train"
+
+
 def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
     """Moves rows from the end of the scored split to that of the shots; how many."""
-    target = wanted.shots or "train"
-    scored = rows[wanted.scored]
-    if target == wanted.scored:
-        target = "train"
+    target, scored = _shots_split(wanted), rows[wanted.scored]
     if shots is None:
         needed = wanted.takes_shots and not rows.get(target)
         shots = 0 if not needed else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
@@ -161,6 +169,11 @@ def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
         split: pyarrow.parquet.read_table(folder / (config or "default") / f"{split}.parquet").to_pylist()
         for split in record.get("splits", {})
     }
+
+
+def _put_aside_before(folder: Path, config: str | None) -> int:
+    """How many rows of what lies there an earlier call has put aside."""
+    return int(_record(folder).get(config or "default", {}).get("put_aside_for_shots", 0))
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -372,6 +372,42 @@ def test_more_shots_than_were_put_aside_are_refused(mirror: Path) -> None:
     assert not shown & {row["question"] for row in task.eval_docs}
 
 
+def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: Path) -> None:
+    """A mirror that is filled twice, with a split of neither between."""
+    from evaluation.mirror_writer import mirror_task
+    from evaluation.named_tasks import load_named
+
+    source = write_rows(tmp_path / "arc_easy.jsonl", ARC)
+    mirror = tmp_path / "mirror"
+    first = mirror_task("arc_easy", source, mirror)
+    mirror_task("arc_easy", None, mirror, {"validation": source})
+    again = mirror_task("arc_easy", source, mirror)
+    assert again.put_aside == first.put_aside == 6
+    assert {split: again.splits[split] for split in first.splits} == first.splits == {"test": 18, "train": 6}
+    (task,) = load_named(["arc_easy"], mirror)
+    scored = {row["question"] for row in task.eval_docs}
+    assert len(scored) == 18 and not scored & {row["question"] for row in task.dataset["train"]}
+    everything = mirror_task("arc_easy", source, mirror, shots=0)
+    assert everything.splits == {"test": 24, "validation": 24}
+    trained = mirror_task("arc_easy", source, mirror, {"train": source})
+    assert trained.splits["train"] == trained.splits["test"] == 24 and not trained.put_aside
+
+
+@pytest.mark.parametrize("name", ["cut.json", "cut.jsonl.gz"])
+def test_a_file_that_was_cut_off_is_named(name: str, tmp_path: Path) -> None:
+    import gzip
+
+    from evaluation.mirror_rows import read_rows
+
+    path = tmp_path / name
+    lines = "\n".join(json.dumps(row) for row in ARC)
+    path.write_bytes(gzip.compress(lines.encode())[:-20] if name.endswith("gz") else b'[{"query": "a"},')
+    with pytest.raises(StageError) as damaged:
+        read_rows(path)
+    (problem,) = damaged.value.problems
+    assert problem.code == "corrupt_file" and problem.path == str(path)
+
+
 def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) -> None:
     """Also where choices are one token long, alike, begin alike, or are too long for one row, and where questions begin
     alike: what they begin with is computed once."""
