@@ -7,7 +7,7 @@ import functools
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,8 @@ def task_spec(
         spec["metric_list"].append({"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True})
         return spec | {
             "output_type": "multiple_choice",
-            "doc_to_text": _jinja(task.query) + task.query_suffix,
+            # lm-eval takes what a template makes for a number where it is one; a field it takes as it is.
+            "doc_to_text": _jinja(task.query) + task.query_suffix if task.query_suffix else task.query,
             "doc_to_choice": task.choices,
             "doc_to_target": task.gold,
         }
@@ -147,18 +148,29 @@ def task_spec(
         return spec | {
             "output_type": "loglikelihood_rolling",
             "doc_to_text": "",
-            "doc_to_target": _jinja(task.text),
+            "doc_to_target": task.text,  # as a template, lm-eval takes a document such as [1, 2] for a list
             "metric_list": [{"metric": name} for name in measures],
             "num_fewshot": 0,  # nothing stands before a document
         }
     return spec | {
         "output_type": "loglikelihood",
         # As lm-eval's lambada_openai, unless the file splits context and continuation itself.
-        "doc_to_text": _jinja(
-            f"{task.context} if {task.context} is defined else {task.text}.split(' ')[:-1]|join(' ')"
-        ),
-        "doc_to_target": _jinja(f"{task.continuation} if {task.context} is defined else {task.text}.split(' ')[-1]"),
+        "doc_to_text": _cloze_part(task, 0),
+        "doc_to_target": _cloze_part(task, 1),
     }
+
+
+def _cloze_part(task: BenchmarkTask, part: int) -> Callable[[Mapping[str, Any]], str]:
+    """What gives of a row what the model is given (0), or what must follow (1); no template, of which lm-eval takes
+    what looks like a list for one."""
+
+    def of_row(row: Mapping[str, Any]) -> str:
+        if row.get(task.context) is not None:
+            return str((row[task.context], row[task.continuation])[part])
+        given, _, last = row[task.text].rpartition(" ")
+        return str((given, last)[part])
+
+    return of_row
 
 
 def _jinja(expression: str) -> str:

@@ -68,6 +68,6 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
         for field in (task.context, task.continuation):
             if not isinstance(row.get(field), str) or not row[field]:
                 return f"`{field}`, a string"
-    elif not isinstance(row.get(task.text), str) or len(row[task.text].split(" ")) < 2:
-        return f"`{task.text}`, a string of at least two words"
+    elif not isinstance(row.get(task.text), str) or not all(map(str.strip, row[task.text].rpartition(" ")[::2])):
+        return f"`{task.text}`, a string of at least two words that ends with one"
     return ""

@@ -116,6 +116,25 @@ def test_cloze_asks_for_the_last_word_or_the_continuation(
     assert "chance" not in results_of(tmp_path / "out")["tasks"]["last"]["acc"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "row", "options"),
+    [
+        ("text", {"text": '["a", "b"]'}, {}),
+        ("cloze", {"context": "The list is", "continuation": "[1, 2]"}, {}),
+        ("multiple_choice", {"query": "12", "choices": ["13", "14"], "gold": 0}, {"query_suffix": ""}),
+    ],
+)
+def test_text_that_looks_like_a_number_or_a_list_is_asked_as_it_is(
+    kind: str, row: dict[str, Any], options: dict[str, str], model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    task = {"name": "raw", "kind": kind, "path": write_rows(tmp_path / "rows.jsonl", [row] * 2), **options}
+    benchmarks(config_of(task), {"model": model_dir}, tmp_path / "out", run)
+    samples = [json.loads(line) for line in (tmp_path / "out/aux/samples_raw.jsonl").read_text().splitlines()]
+    assert len(samples) == 2
+    wanted = {"text": row.get("text"), "cloze": row.get("continuation"), "multiple_choice": row.get("gold")}
+    assert samples[0]["target"] == wanted[kind]
+
+
 def test_a_tie_between_good_and_bad_is_not_right(model_dir: Path, tmp_path: Path, run: Run) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{"good": "The same.", "bad": "The same."}] * 4)
     config = config_of({"name": "ties", "kind": "minimal_pairs", "path": path})
