@@ -79,7 +79,7 @@
     const rows = items.filter(chosen).map(pair => {
       const row = Object.assign({ export: exported, [kind]: pair.id, annotator }, judged[pair.id]);
       // An answer that was taken over and not changed corrects nothing.
-      if (row.correction && row.correction === pair[row.choice]) row.correction = '';
+      if (row.correction && [pair.a, pair.b].includes(row.correction)) row.correction = '';
       return JSON.stringify(row);
     });
     const link = document.createElement('a');

@@ -95,6 +95,23 @@ def test_two_people_judge_by_keyboard_and_their_choices_come_back(
     assert {(row["prompt"], row["chosen"]) for row in preferred} <= said
 
 
+def test_an_answer_that_was_taken_over_and_then_not_chosen_corrects_nothing(
+    browser: Browser,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    from evaluation.feedback.page import judging_page
+    from evaluation.feedback.pairs import Export, blind
+
+    pairs, given_by = blind([(f"question {n}", [("sft", f"a {n}"), ("rlhf", f"b {n}")]) for n in range(2)], seed=1)
+    (tmp_path / "judge.html").write_text(judging_page(Export(pairs, given_by, {}, {}), "Which?"), encoding="utf8")
+    page = _begin(browser, tmp_path / "judge.html", "Ann")
+    for keys in (("1", "c", "Escape", "2", "Enter"), ("1", "c", "!", "Escape", "2")):
+        for key in keys:
+            page.keyboard.press(key)
+    rows = [json.loads(line) for line in _saved(page, tmp_path).read_text().splitlines()]
+    assert [bool(row["correction"]) for row in rows] == [False, True]
+
+
 def test_documents_are_marked_by_keyboard_and_counted(
     browser: Browser,  # noqa: F811
     built_full: Path,
