@@ -205,7 +205,8 @@ def read_stereoset(path: Path) -> list[StereoItem]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON strings may hold other line separators.
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise bad_set(path, f"cannot be read: {error}") from error
 

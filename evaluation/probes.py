@@ -25,7 +25,8 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     if path.suffix == ".json":
         prompts = _bold(path, text)
     else:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        # Not splitlines: JSON strings may hold other line separators.
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         as_json = path.suffix == ".jsonl"
         prompts = [_json_prompt(f"{path}:{number}", line) if as_json else _plain_prompt(line) for number, line in lines]
     if not prompts:

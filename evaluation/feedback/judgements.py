@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -78,6 +78,13 @@ class Judgements:
         if before.choice != read.choice:
             said = f"{read.annotator} said {before.choice} of this pair before, and now {read.choice}"
             self.aside.append(Aside(where, said, row))
+        elif before.correction and read.correction not in ("", before.correction):
+            said = f"{read.annotator} has corrected this pair before, in other words"
+            self.aside.append(Aside(where, said, row))
+        else:  # the page was saved again: what was written meanwhile is added
+            known[read.annotator, read.pair] = replace(
+                before, reason=before.reason or read.reason, correction=before.correction or read.correction
+            )
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
@@ -98,7 +105,8 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             for row in judgements_of_task(task):
                 yield f"{path.name}, task {number}", row
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: what people paste may hold other line separators, which JSON leaves as they are.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield f"{path.name}:{number}", json.loads(line)
@@ -113,7 +121,7 @@ def _read(row: Any, export: Export) -> Judgement | str:
     pair, annotator, choice = row.get("pair"), row.get("annotator"), row.get("choice")
     if row.get("export", export.id) != export.id:
         return f"it is of the export {row['export']}, not of {export.id}"
-    if pair not in export.pairs:
+    if not isinstance(pair, str) or pair not in export.pairs:
         return f"there is no pair {pair!r} in the export"
     if not isinstance(annotator, str) or not annotator.strip():
         return "nobody is named who judged"
@@ -124,7 +132,7 @@ def _read(row: Any, export: Export) -> Judgement | str:
         return f"expected a or b on the left, not {left!r}"
     seconds = row.get("seconds")
     return Judgement(
-        str(pair),
+        pair,
         annotator.strip(),
         cast(Choice, choice),
         left,

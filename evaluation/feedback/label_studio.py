@@ -49,6 +49,9 @@ def judgements_of_task(task: Any) -> Iterator[Any]:
         return
     data = task["data"]
     for annotation in task.get("annotations") or []:
+        if not isinstance(annotation, Mapping):
+            yield annotation
+            continue
         if annotation.get("was_cancelled"):
             yield {"skipped": True}
             continue

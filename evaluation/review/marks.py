@@ -64,15 +64,15 @@ def _read(row: Any, review: Review) -> Mark | str:
     document, annotator, mark = row.get("document"), row.get("annotator"), row.get("choice")
     if row.get("export", review.id) != review.id:
         return f"it is of the review {row['export']}, not of {review.id}"
-    if document not in review.documents:
+    if not isinstance(document, str) or document not in review.documents:
         return f"there is no document {document!r} in the review"
     if not isinstance(annotator, str) or not annotator.strip():
         return "nobody is named who marked it"
-    if mark not in MARKS:
+    if not isinstance(mark, str) or mark not in MARKS:
         return f"expected a mark of {', '.join(MARKS)}, not {mark!r}"
     seconds = row.get("seconds")
     took = float(seconds) if isinstance(seconds, int | float) else None
-    return Mark(str(document), annotator.strip(), str(mark), str(row.get("reason") or "").strip(), took)
+    return Mark(document, annotator.strip(), mark, str(row.get("reason") or "").strip(), took)
 
 
 def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:

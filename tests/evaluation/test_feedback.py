@@ -192,6 +192,33 @@ def test_judgements_of_our_page_and_of_label_studio_become_pairs(export: Export,
     assert result.figures["train_pairs"] + result.figures["heldout_pairs"] == 5
 
 
+def test_what_was_written_after_a_first_save_and_whatever_stands_in_a_text_is_read(
+    export: Export, tmp_path: Path
+) -> None:
+    first, second, third = list(export.pairs)[:3]
+    said: dict[str, Any] = {"export": export.id, "annotator": "ann", "choice": "a", "left": "a"}
+    saved = [{**said, "pair": first}, {**said, "pair": second, "correction": "one"}]
+    later = [
+        {**said, "pair": first, "reason": "kinder", "correction": "pasted\u2028in two\x85lines"},
+        {**said, "pair": second, "correction": "another"},
+        {**said, "pair": [third]},
+    ]
+    for name, rows in (("ann.jsonl", saved), ("ann (1).jsonl", later)):
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (tmp_path / name).write_text("".join(lines), encoding="utf8")
+    (tmp_path / "studio.json").write_text(json.dumps([{"data": {"pair": third}, "annotations": [7]}]))
+    read = Judgements.read([tmp_path / name for name in ("ann.jsonl", "ann (1).jsonl", "studio.json")], export)
+    assert [(one.pair, one.reason, one.correction) for one in read.used] == [
+        (first, "kinder", "pasted\u2028in two\x85lines"),
+        (second, "", "one"),
+    ]
+    assert [(one.where, one.reason) for one in read.aside] == [
+        ("ann (1).jsonl:2", "ann has corrected this pair before, in other words"),
+        ("ann (1).jsonl:3", f"there is no pair {[third]!r} in the export"),
+        ("studio.json, task 1", "expected a JSON object"),
+    ]
+
+
 def test_a_round_s_votes_and_ties_go_on_to_the_reward_model(export: Export, tmp_path: Path) -> None:
     """Every judge of the first pair says that it is a tie, of the second that neither can be used, of the third two of
     three prefer a; a round of another pipeline and one without judgements are not read."""
