@@ -65,7 +65,9 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, ou
     }:
         results["domains"] = domains
     if config.shots:
-        results["shots"] = shots_sweep(config, lm, results["tasks"], run)
+        # Without a number, a task of lm-eval's keeps its own, which is no column of 0.
+        done = config.num_fewshot if config.num_fewshot or not any(found["n-shot"].values()) else None
+        results["shots"] = shots_sweep(config, lm, results["tasks"], done, run)
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     if config.failure_classes:
@@ -90,17 +92,17 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, ou
 
 
 def shots_sweep(
-    config: BenchmarksConfig, lm: LoadedModel | VllmLM, scored: Mapping[str, Any], run: Run
+    config: BenchmarksConfig, lm: LoadedModel | VllmLM, scored: Mapping[str, Any], done: int | None, run: Run
 ) -> dict[str, dict[str, Any]]:
-    """The tasks' metrics by number of shots. scored: those with `num_fewshot`, which are not asked again."""
+    """The tasks' metrics by number of shots. scored: those with `done` shots, which are not asked again."""
     from evaluation.harness import evaluate_model
 
     sweep = {}
     for shots in sorted(set(config.shots)):
-        if shots == config.num_fewshot:
+        if shots == done:
             sweep[str(shots)] = dict(scored)
             continue
-        found = evaluate_model(config.model_copy(update={"num_fewshot": shots}), lm, run)
+        found = evaluate_model(config.model_copy(update={"num_fewshot": shots}), lm, run, own_shots=False)
         sweep[str(shots)] = {name: task_metrics(found, name, config.confidence) for name in scored}
     return sweep
 

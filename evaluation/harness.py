@@ -36,11 +36,18 @@ BOOTSTRAP_ITERATIONS = 1000
 
 
 def evaluate_model(
-    config: BenchmarksConfig, lm: LoadedModel | VllmLM, run: Run, *, prefix: str | None = None, share: bool = True
+    config: BenchmarksConfig,
+    lm: LoadedModel | VllmLM,
+    run: Run,
+    *,
+    prefix: str | None = None,
+    share: bool = True,
+    own_shots: bool = True,
 ) -> dict[str, Any]:
     """lm-eval's own results for a model: results, configs, samples, versions.
 
-    prefix: stands before every question. share: see `ReportingHFLM`.
+    prefix: stands before every question. share: see `ReportingHFLM`. own_shots: whether with `num_fewshot: 0` a task
+    keeps the number that its YAML gives.
     Raises StageError naming the task whose file lm-eval cannot read.
     """
     served = isinstance(lm, VllmLM)
@@ -56,7 +63,7 @@ def evaluate_model(
         tasks = TaskManager(include_defaults=False).load(loaded)
         own_files = {task.name for task in config.tasks if task.kind != "lm_eval"}
         for name, task in tasks["tasks"].items():
-            _set_fewshot(task, config)
+            _set_fewshot(task, config, own_shots)
             shots = task.get_config("num_fewshot") or 0
             if name not in own_files and (problem := shots_problem(task, shots, "benchmarks.num_fewshot")):
                 raise StageError(problem)
@@ -96,13 +103,11 @@ def _item_texts(task: Any, row: Any) -> list[str]:
     return [f"{question}{task.config.target_delimiter}{one}" for one in targets]
 
 
-def _set_fewshot(task: Any, config: BenchmarksConfig) -> None:
+def _set_fewshot(task: Any, config: BenchmarksConfig, own_shots: bool = True) -> None:
     """As lm-eval's --num_fewshot: a task whose own YAML says 0 keeps 0."""
     own = task.get_config("num_fewshot")
-    if config.num_fewshot and own != 0:
+    if own is None or (own != 0 and (config.num_fewshot or not own_shots)):
         task.set_config(key="num_fewshot", value=config.num_fewshot)
-    elif own is None:
-        task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=config.seed)
 
 

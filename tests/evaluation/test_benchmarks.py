@@ -226,6 +226,25 @@ def test_each_number_of_shots_is_a_score_of_its_own(model_dir: Path, tmp_path: P
     assert {one["plus"]["acc"]["n"] for one in found["shots"].values()} == {15}  # a fourth is put aside
 
 
+def test_the_column_without_shots_is_without_those_of_a_tasks_own_yaml(
+    model_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", QUESTIONS)
+    write_rows(tmp_path / "other.jsonl", [{**row, "query": "Another?"} for row in QUESTIONS[:4]])
+    (tmp_path / "sums.yaml").write_text(
+        "task: sums\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl, train: other.jsonl}}\n"
+        "test_split: test\nfewshot_split: train\nnum_fewshot: 2\noutput_type: loglikelihood\n"
+        "doc_to_text: '{{query}}'\ndoc_to_target: ' none'\n"
+        "metric_list: [{metric: perplexity, aggregation: perplexity}]\n"
+    )
+    task = {"name": "sums", "kind": "lm_eval", "path": str(tmp_path / "sums.yaml")}
+    benchmarks(config_of(task, shots=[0, 1, 2]), {"model": model_dir}, tmp_path / "out", run)
+    found = results_of(tmp_path / "out")
+    none, one, two = (found["shots"][str(shots)]["sums"]["perplexity"]["value"] for shots in (0, 1, 2))
+    assert len({none, one, two}) == 3
+    assert found["tasks"]["sums"]["perplexity"]["value"] == two, "num_fewshot: 0 leaves the task its own number"
+
+
 def questions_asked(config: BenchmarksConfig) -> tuple[list[str], set[str]]:
     """(questions that are scored, those that stand solved before one of them) of a config's one task."""
     from evaluation.harness import _load, _set_fewshot, quiet
