@@ -185,6 +185,8 @@ def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> Failure
     """None where none were asked, or one is neither a class that ships nor a file."""
     if not given:
         return None
+    from pydantic import ValidationError
+
     from evaluation.config import FAILURE_CLASSES, FailureClassesConfig
     from infra.errors import Problem
 
@@ -194,7 +196,12 @@ def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> Failure
         problems.append(Problem("bad_usage", "--failure-classes", message))
         return None
     chosen = FAILURE_CLASSES if "all" in given else tuple(one for one in FAILURE_CLASSES if one in given)
-    return FailureClassesConfig(classes=chosen, files=tuple(str(Path(one).absolute()) for one in own))
+    try:
+        return FailureClassesConfig(classes=chosen, files=tuple(str(Path(one).absolute()) for one in own))
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        problems.append(Problem("bad_usage", "--failure-classes", message))
+        return None
 
 
 def _folders(models: tuple[str, ...], root: Path, problems: list[Problem]) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from evaluation.harness_model import ReportingHFLM
 from evaluation.language_model import LoadedModel
 from evaluation.random_state import seeded
 from evaluation.statistics import wilson
+from infra.errors import stage_error
 from infra.run import Run
 
 
@@ -37,6 +38,11 @@ def measure_failures(
     Raises StageError `bad_failure_class` naming the file, before the model is asked.
     """
     classes = [read_failure_class(path) for path in config.paths()]
+    names = [one.name for one in classes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        files = ", ".join(str(path) for path, name in zip(config.paths(), names, strict=True) if name in twice)
+        message = f"each needs a `name` of its own; there twice: {', '.join(twice)}"
+        raise stage_error("bad_failure_class", files, message)
     cases = [case for one in classes for case in draw_cases(one, config.cases, seed)]
     with quiet(), seeded(seed, lm.device):
         model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)

@@ -101,6 +101,21 @@ def test_a_class_of_ones_own_and_a_wrong_one(tmp_path: Path) -> None:
             draw_cases(read_failure_class(tmp_path / "mine.yaml"), 30, 17)
 
 
+def test_two_classes_of_one_name_are_not_counted_as_one(model_dir: Path, tmp_path: Path, run: Run) -> None:
+    from cli.eval import _failure_classes
+    from evaluation.language_model import load_model
+    from infra.errors import Problem
+
+    for name in ("mine", "copying", "counts"):
+        (tmp_path / f"{name}.yaml").write_text(MINE)
+    config = FailureClassesConfig(classes=(), files=(f"{tmp_path}/mine.yaml", f"{tmp_path}/counts.yaml"))
+    with pytest.raises(StageError, match="each needs a `name` of its own; there twice: mine"):
+        measure_failures(load_model(model_dir, run), config, run, seed=17, confidence=0.95)
+    problems: list[Problem] = []
+    assert _failure_classes(("copying", f"{tmp_path}/copying.yaml"), problems) is None
+    assert "given twice: copying" in problems[0].message
+
+
 def test_rates_of_a_model_are_those_of_its_own_likelihoods(model_dir: Path, tmp_path: Path, run: Run) -> None:
     """In the stage, with figures for gates; and by answers that the model writes."""
     from evaluation.language_model import load_model, token_log_likelihoods
