@@ -157,7 +157,8 @@ def pad(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
 
 
 def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list[dict[str, Any]]:
-    """The JSON lines of a pairs file, the first `limit`; raises StageError for a missing key or an empty file."""
+    """The JSON lines of a pairs file, the first `limit`; raises StageError for a line that is no object, a missing key
+    or an empty file."""
     rows: list[dict[str, Any]] = []
     if not path.exists():
         raise stage_error(
@@ -167,7 +168,14 @@ def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list
         for number, line in enumerate(file, 1):
             if len(rows) == limit:
                 break
-            row = json.loads(line)
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
             if missing := [key for key in keys if not isinstance(row.get(key), str)]:
                 raise stage_error("bad_row", f"{path}:{number}", f"expected text under {', '.join(missing)}")
             rows.append(row)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.chat import Chat
+from infra.errors import StageError
+from training.chat import Chat, read_rows
 from training.config import RlhfConfig, SftConfig
 
 WORDS = ["Return", "the", "sum", "of", "the", "array", "file", "list", "token", "model"]
@@ -60,3 +61,14 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused() -> None:
             assert bool(section.problems(positions=20)) == (answer > min(length, 20) - 4)
             policy = RlhfConfig(max_prompt_tokens=length, answer_max_tokens=answer)
             assert not policy.problems() and bool(policy.problems(positions=20)) == (answer > 16)
+
+
+@pytest.mark.parametrize("line", ["no JSON", "[]", '{"prompt": 5}'])
+def test_a_line_of_prompts_that_is_none_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one"}\n\n')
+    assert [row["prompt"] for row in read_rows(path, ("prompt",))] == ["one"]
+    path.write_text(f'{{"prompt": "one"}}\n{line}\n')
+    with pytest.raises(StageError) as wrong:
+        read_rows(path, ("prompt",))
+    assert wrong.value.problems[0].path == f"{path}:2"
