@@ -192,8 +192,10 @@ def _write(
     config = wanted.config or "default"
     (folder / config).mkdir(parents=True, exist_ok=True)
     try:
-        # Of all rows together, so that all splits have one schema.
-        table = pa.Table.from_pylist([row for found in rows.values() for row in found])
+        # Of all rows together, so that all splits have one schema; those to be guessed may have no answers.
+        every = [row for found in rows.values() for row in found]
+        fields = dict.fromkeys(field for row in every for field in row)
+        table = pa.Table.from_pydict({field: [row.get(field) for row in every] for field in fields})
     except pa.ArrowException as error:
         raise stage_error("wrong_layout", wanted.task, f"its rows have no common columns: {error}") from error
     at = 0

@@ -393,6 +393,22 @@ def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: P
     assert trained.splits["train"] == trained.splits["test"] == 24 and not trained.put_aside
 
 
+def test_a_split_without_answers_takes_none_from_the_others(tmp_path: Path) -> None:
+    """As HellaSwag's authors give their files: the first by name, hellaswag_test.jsonl, has no labels."""
+    from evaluation.mirror_writer import mirror_task
+    from evaluation.named_tasks import load_named
+
+    row = {"activity_label": "Cooking", "ctx_a": "A man is", "ctx_b": "he", "ctx": "A man is he", "ind": 0}
+    endings = ["runs.", "sits.", "eats.", "sleeps."]
+    (tmp_path / "data").mkdir()
+    for split, label in (("test", {}), ("train", {"label": "1"}), ("val", {"label": "2"})):
+        write_rows(tmp_path / "data" / f"hellaswag_{split}.jsonl", [{**row, "endings": endings, **label}] * 3)
+    done = mirror_task("hellaswag", tmp_path / "data", tmp_path / "mirror")
+    assert done.splits == {"test": 3, "train": 3, "validation": 3} and not done.put_aside
+    (task,) = load_named(["hellaswag"], tmp_path / "mirror")
+    assert [task.doc_to_target(doc) for doc in task.eval_docs] == [2, 2, 2]
+
+
 @pytest.mark.parametrize("name", ["cut.json", "cut.jsonl.gz"])
 def test_a_file_that_was_cut_off_is_named(name: str, tmp_path: Path) -> None:
     import gzip
