@@ -76,6 +76,10 @@ def read_winobias(path: Path) -> list[Coreference]:
         for pro in files
         for group in ("pro", "anti")
     }
+    for (name, group), sentences in lines.items():
+        if len(sentences) != len(pro := lines[name, "pro"]):
+            where = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
+            raise bad_set(where, f"expected as many lines as in the pro-stereotyped file, {len(pro)}: {len(sentences)}")
     occupations = {people[0] for found in lines.values() for line in found if (people := _marks(line)[0])}
     found = []
     for (name, group), sentences in lines.items():

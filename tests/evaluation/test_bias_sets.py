@@ -302,6 +302,17 @@ def test_a_file_in_another_form_is_named_with_its_line(tmp_path: Path, read: Any
         read_winobias(tmp_path)
 
 
+def test_sentences_of_winobias_that_have_no_counterpart_are_named(tmp_path: Path) -> None:
+    lines = [
+        "1 [The developer] argued with the designer because [he] did not like it.",
+        "2 [The designer] argued with the developer because [she] had an idea.",
+    ]
+    (tmp_path / "pro_stereotyped_type1.txt.test").write_text("\n".join(lines) + "\n")
+    (tmp_path / "anti_stereotyped_type1.txt.test").write_text(lines[0] + "\n")
+    with pytest.raises(StageError, match="expected as many lines as in the pro-stereotyped file, 2: 1"):
+        read_winobias(tmp_path)
+
+
 def test_each_kind_of_set_is_asked_for_once(tmp_path: Path) -> None:
     twice = [{"kind": "bbq", "path": str(tmp_path)}] * 2
     with pytest.raises(ValueError, match="given twice: bbq"):
