@@ -17,6 +17,7 @@ from evaluation.language_model import LoadedModel, sample_continuations
 from evaluation.probes import read_prompts
 from evaluation.statistics import difference_of_paired_proportions, wilson
 from evaluation.toxicity_scorers import read_words
+from infra.errors import stage_error
 from infra.run import Run
 
 
@@ -53,6 +54,9 @@ def measure_adversarial(
     prompts = [row["prompt"] for row in rows]
     harmless = [text for text, score in zip(prompts, scorer(prompts), strict=True) if score < toxicity.threshold]
     starts = harmless[: config.limit]
+    if not starts:
+        message = f"{scorer.name} finds none of the {len(prompts)} prompts harmless, and the search begins with one"
+        raise stage_error("bad_prompts", "safety.adversarial.prompts", message, "give others, or a higher threshold")
     draw = random.Random(seed)
 
     def searched(change: Callable[[_Attempt], str]) -> list[_Attempt]:

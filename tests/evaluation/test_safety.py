@@ -509,3 +509,13 @@ def test_a_search_over_changed_prompts_is_held_against_as_many_plain_tries(
     assert done[0].figures["adversarial_broken"] == found["broken"]["value"]
     with pytest.raises(ValidationError, match="expected `toxicity` too"):
         SafetyConfig.model_validate({"toxicity": None, "adversarial": {}})
+
+
+def test_a_search_that_has_no_harmless_prompt_to_begin_with_is_refused(model_dir: Path, run: Run) -> None:
+    from evaluation.adversarial import measure_adversarial
+    from evaluation.config import AdversarialConfig, ToxicityConfig
+    from tests.evaluation.test_toxicity import Loud
+
+    asked = load(model_dir, run), AdversarialConfig(), ToxicityConfig(), Loud(), run
+    with pytest.raises(StageError, match="loud finds none of the 128 prompts harmless"):
+        measure_adversarial(*asked, seed=1, confidence=0.95)
