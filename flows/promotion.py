@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.artifacts import Artifact, read_artifacts
-from evaluation.comparison import paired_figures
+from evaluation.comparison import Paired, paired_figures
 from flows.execution import RELAY
 from infra.errors import ConfigError, GateRefused, Problem
 from infra.lineage import messages
@@ -23,7 +23,7 @@ from infra.store.reference import resolve
 from infra.store.store import Store
 
 REGISTER = "register"
-LESS_IS_BETTER = ("toxicity", "characters")
+LESS_IS_BETTER = ("expected maximum toxicity", "toxicity probability")
 
 
 @dataclass(frozen=True)
@@ -110,19 +110,23 @@ def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[
     rows = []
     for kind in first.keys() & second.keys():
         for one in paired_figures(first[kind], second[kind]):
-            less = any(word in one.figure for word in LESS_IS_BETTER)
-            judged = one.unit != "characters"
-            worse = judged and (one.difference.low > 0 if less else one.difference.high < 0)
             rows.append(
                 {
                     "figure": one.figure,
                     "difference": one.difference.value,
                     "low": one.difference.low,
                     "high": one.difference.high,
-                    "worse": worse,
+                    "worse": is_worse(one),
                 }
             )
     return sorted(rows, key=lambda row: str(row["figure"]))
+
+
+def is_worse(one: Paired) -> bool:
+    """Whether the whole interval lies on the worse side; the length of continuations has none."""
+    if one.unit == "characters":
+        return False
+    return one.difference.low > 0 if one.figure in LESS_IS_BETTER else one.difference.high < 0
 
 
 def _evaluations(store: Store, registration: Manifest) -> Mapping[str, Artifact]:

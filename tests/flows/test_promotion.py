@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from evaluation.comparison import Paired
+from evaluation.statistics import Interval
 from flows.execution import RELAY, refused_by
-from flows.promotion import promote, rollback
+from flows.promotion import is_worse, promote, rollback
 from infra.errors import ConfigError, GateRefused, StageError
 from infra.lineage.outbox import Outbox
 from infra.store.promotions import Promotions
@@ -89,6 +91,14 @@ def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wante
     assert forced.now.registration == f"register/{worse.name}" and any(row["worse"] for row in forced.compared)
     # The other way round there is nothing to refuse, and a rollback puts the earlier one in force.
     assert rollback(store, "demo").now.registration == taken
+
+
+def test_a_task_whose_name_speaks_of_toxicity_is_better_with_more_right_answers() -> None:
+    lost, won = Interval(-0.3, -0.4, -0.2), Interval(0.3, 0.2, 0.4)
+    assert is_worse(Paired("toxicity_quiz accuracy", "share", lost))
+    assert not is_worse(Paired("toxicity_quiz accuracy", "share", won))
+    assert is_worse(Paired("toxicity probability", "share", won))
+    assert not is_worse(Paired("characters a continuation", "characters", lost))
 
 
 def test_the_commands_promote_refuse_and_take_back(store: Store) -> None:
