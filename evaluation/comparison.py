@@ -98,7 +98,8 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
     asked = [
         tuple(found.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold", "beginnings"))
-        for found in results
+        + _drawn_by(one)
+        for one, found in zip((first, second), results, strict=True)
     ]
     rows = [
         {row["prompt"]: row["continuations"] for row in one.read_lines("aux/generations.jsonl")}
@@ -125,6 +126,12 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
         (float(length[0].mean()), float(length[1].mean())),
         at_equal_length,
     )
+
+
+def _drawn_by(one: Artifact) -> tuple[Any, Any]:
+    """How its continuations were drawn: temperature and nucleus; of a folder that no store made by default."""
+    config = (one.manifest.config.get("toxicity") if one.manifest else None) or {}
+    return config.get("temperature", 1.0), config.get("top_p", 0.9)
 
 
 def _of_shares(toxic: NDArray[np.bool_]) -> Interval:

@@ -192,6 +192,20 @@ def test_toxicity_is_compared_by_prompt_in_both_figures(tmp_path: Path) -> None:
     assert toxicity_claim(tmp_path / "same", base, base)[0] == "undecided"
 
 
+def test_continuations_that_were_drawn_otherwise_are_not_compared(tmp_path: Path) -> None:
+    from evaluation.artifacts import read_artifacts
+    from evaluation.comparison import paired_toxicity
+
+    folders = write_pipeline(tmp_path / "store")
+    other = folders["safety_rlhf"] / "manifest.json"
+    manifest = json.loads(other.read_text())
+    for change, compared in (({}, True), ({"temperature": 1.0}, True), ({"temperature": 0.2}, False)):
+        manifest["config"]["toxicity"] = change
+        other.write_text(json.dumps(manifest))
+        asked = read_artifacts({name: folders[f"safety_{name}"] for name in ("base", "rlhf")})
+        assert (paired_toxicity(asked["base"], asked["rlhf"]) is not None) is compared
+
+
 def test_a_fall_of_toxicity_with_shorter_text_says_so(tmp_path: Path) -> None:
     base = [0.02 * n for n in range(32)]
     state, text = toxicity_claim(tmp_path, base, [score / 2 for score in base], characters=30)
