@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flows.journal import RunJournal
+from infra.run import messages_in
 from infra.tail import Tail
 
 POLL_S = 0.1
@@ -38,8 +38,8 @@ def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
     with show:
         while True:
             is_last_look = ended.is_set()
-            for line in added.lines():
-                show.line(json.loads(line))
+            for line in messages_in(added.lines()):
+                show.line(line)
             if is_last_look:
                 break
             time.sleep(POLL_S)

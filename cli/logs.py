@@ -95,7 +95,10 @@ def _step_of(journal: Path) -> str:
 
 
 def _spoken(lines: list[str]) -> list[dict[str, Any]]:
-    return [line for line in map(json.loads, lines) if line["kind"] != "metric"]
+    """Events and progress; metrics, those taken back too, are for pages."""
+    from infra.run import messages_in
+
+    return [line for line in messages_in(lines) if line["kind"] in ("event", "progress")]
 
 
 def _print_said(lines: list[str]) -> None:

@@ -23,7 +23,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -202,16 +202,21 @@ def json_number(value: float) -> float | str:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a journal; one that a crash cut short, or that is no line of a journal, is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf8", errors="replace").splitlines():
+    """All whole lines of a journal, see `messages_in`."""
+    return messages_in(path.read_text(encoding="utf8", errors="replace").splitlines())
+
+
+def messages_in(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
+    """What lines of a journal say; one that a crash cut short, or that is no line of a journal, is left out."""
+    messages = []
+    for text in lines:
         try:
             line = json.loads(text)
         except ValueError:
             continue
         if isinstance(line, dict) and "kind" in line:
-            lines.append(line)
-    return lines
+            messages.append(line)
+    return messages
 
 
 def open_journal(path: Path) -> TextIO:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageErro
 from infra.forked import NotForkedError, Process
 from infra.launch.config import LaunchConfig
 from infra.process import GRACE_S, PARENT_FD, end_group
+from infra.run import messages_in
 from infra.store.lease import Lease
 from infra.store.store import full_disk
 from infra.tail import Tail
@@ -133,11 +133,11 @@ def _follow(
     said = Tail(journal, from_end=True)
 
     def pass_on() -> None:
-        for line in said.lines():
-            on_message(json.loads(line))
-        for line in printed.lines():
-            if line.rstrip() != FORKED:
-                on_message({"kind": "log", "message": line})
+        for line in messages_in(said.lines()):
+            on_message(line)
+        for text in printed.lines():
+            if text.rstrip() != FORKED:
+                on_message({"kind": "log", "message": text})
 
     stopped = False
     try:

@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.run import messages_in
 from infra.servers.callers import HEADERS, Callers
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.http import post
@@ -130,9 +131,7 @@ def _newest_lines(journal: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return  # it became an artifact just now
     cut = len(text) == JOURNAL_END_BYTES
-    for line in text.rpartition(b"\n")[0].split(b"\n")[int(cut) :]:
-        if line:
-            yield json.loads(line)
+    yield from messages_in(text.rpartition(b"\n")[0].split(b"\n")[int(cut) :])
 
 
 STATES = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")

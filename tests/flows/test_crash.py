@@ -93,6 +93,25 @@ def test_a_stopped_builder_is_waited_for_whatever_the_clock_says(
     assert one.statuses()["clean"] == "built"
 
 
+def test_a_line_of_the_journal_that_a_kill_cut_short_is_in_nobodys_way(
+    env: dict[str, str], data_pipeline: Path
+) -> None:
+    (built,) = (data_pipeline / "store" / "clean").iterdir()
+    config, store = without(data_pipeline, "clean")
+    journal = store / ".work" / "clean" / built.name / "scratch" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    taken_back = '{"kind": "undone", "time": 1.0, "step": 3, "undone": {"a": 1.0}}\n'
+    taken_back += '{"kind": "rewind", "time": 1.0, "place": 0, "step": 2}\n'
+    journal.write_text(taken_back + '{"kind": "progress", "time": 1.0, "do')
+
+    before = stemma("logs", "clean", "--root", store, env=env)
+    assert (before.code, before.document["said"]) == (0, [])
+    answer = stemma("run", config, "--root", store, "--until", "clean", env=env)
+    assert (answer.code, answer.statuses()["clean"]) == (0, "built"), answer.document["errors"]
+    said = stemma("logs", "clean", "--root", store, env=env).document["said"]
+    assert {line["kind"] for line in said} == {"progress"}
+
+
 def killed_once(config: Path, store: Path, cold_env: dict[str, str], *settings: str) -> Answer:
     """A run whose stage `clean` is killed as soon as it runs."""
     first = start("run", config, "--root", store, *settings, env=cold_env)

@@ -58,6 +58,8 @@ def test_a_stage_that_is_being_built_shows_its_speed(tmp_path: Path) -> None:
         for step in range(3000):
             run.metrics({"train/tokens_per_s": 100.0 + step, "train/mfu": 0.4}, step)
         run.progress(750, 1000, "batches")
+    with open(scratch / "journal.jsonl", "a") as journal:
+        journal.write('{"kind": "progress", "ti\n')  # cut short by a kill, and ended by who went on
     found = scraped(tmp_path)
     assert found["stemma_tokens_per_second", ("pretrain",)] == 3099
     assert found["stemma_mfu_ratio", ("pretrain",)] == 0.4
