@@ -142,11 +142,22 @@ class RunJournal:
 
     def works(self) -> bool:
         """True while the process that runs it lives, on this machine: of another's nothing can be said."""
-        last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)
-        if last is None or last.get("machine", this_machine()) != this_machine():
-            return False
+        return self.process() is not None
+
+    def has_died(self) -> bool:
+        """True where it began on this machine, and the process that ran it is gone."""
+        return self._begun_here() is not None and not self.works()
+
+    def process(self) -> int | None:
+        """The process that runs it, while that lives on this machine."""
+        last = self._begun_here() or {"pid": 0}
         started = start_ticks(last.get("pid", 0))
-        return started is not None and last.get("start_ticks", started) == started
+        return last["pid"] if started is not None and last.get("start_ticks", started) == started else None
+
+    def _begun_here(self) -> dict[str, Any] | None:
+        """How it began the last time, if that was on this machine."""
+        last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)
+        return last if last and last.get("machine", this_machine()) == this_machine() else None
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, None while it goes on. Raises StageError `damaged_state`."""

@@ -178,12 +178,14 @@ def _follow(
     interrupted: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would."""
+    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would. Where the server that passes
+    that on does not answer, the run's own process is told, and a run whose process is gone too is waited for no more.
+    """
     from prefect.states import Cancelling
 
     from flows.page_queue import is_unreachable
 
-    cancelling, message, away, taken_for_dead = False, "", False, False
+    cancelling, signalled, message, away, taken_for_dead = False, False, "", False, False
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
@@ -199,6 +201,13 @@ def _follow(
                 if not away:
                     tell(f"the Prefect server does not answer ({type(error).__name__}); the run goes on without it")
                 away, state = True, None
+                if journal.has_died():
+                    gone = "its process is gone, and the Prefect server does not answer"
+                    return journal.result() or _lost(request, gone)
+                if interrupted() and not signalled:
+                    if not _end_process(journal):
+                        return _left_alone(request)
+                    signalled = True
             else:
                 away = False
             asked_at = time.monotonic()
@@ -217,6 +226,18 @@ def _follow(
     return result
 
 
+def _end_process(journal: RunJournal) -> bool:
+    """Asks the process of a run for an orderly end; False where there is none here that can be asked."""
+    process = journal.process()
+    if process is None:
+        return False
+    try:
+        os.kill(process, signal.SIGTERM)
+    except OSError:
+        return False
+    return True
+
+
 def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] | None:
     """Of a run on an object store whose worker is on another machine, with a cache of its own."""
     if not url_of(request.root):
@@ -229,10 +250,21 @@ def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] |
 
 def _lost(request: Request, message: str) -> dict[str, Any]:
     """A run that ended without a result: its process died, or never started."""
-    cancelled = message.startswith("Cancel")
+    status = "cancelled" if message.startswith("Cancel") else "failed"
     problem = Problem("run_lost", request.config_path, f"the flow run ended without a result: {message}", "run again")
+    return _without_result(request, status, problem)
+
+
+def _left_alone(request: Request) -> dict[str, Any]:
+    """A run that its command no longer follows, and could not end."""
+    message = "the Prefect server does not answer, so that the run could not be cancelled: it may begin, or go on"
+    fix = "`stemma up` starts the server again; its page can cancel the run"
+    return _without_result(request, "cancelled", Problem("not_cancelled", request.config_path, message, fix))
+
+
+def _without_result(request: Request, status: str, problem: Problem) -> dict[str, Any]:
     return {
-        "status": "cancelled" if cancelled else "failed",
+        "status": status,
         "errors": [problem.as_json()],
         "config": request.config_path,
         "root": shown_root(request.root),

@@ -159,6 +159,48 @@ def test_a_worker_s_run_ends_well_without_its_server_and_says_so_when_it_is_back
         stemma("down", "--root", store, env=env)
 
 
+@pytest.mark.parametrize(
+    ("begins", "interrupted", "code", "status"),
+    [("gone", False, "run_lost", "failed"), ("never", True, "not_cancelled", "cancelled")],
+)
+def test_who_follows_a_run_without_a_server_is_not_left_waiting(
+    tmp_path: Path, begins: str, interrupted: bool, code: str, status: str
+) -> None:
+    """The server and the run's process are gone: nobody will say how it ended, and Ctrl-C is heard."""
+    journal = RunJournal(tmp_path, "run")
+    if begins == "gone":
+        begin = f"from flows.journal import *; RunJournal(Path({str(tmp_path)!r}), 'run').begin()"
+        subprocess.run([sys.executable, "-c", begin], check=True, cwd=REPOSITORY)
+    answer = followed_without_server(journal, tmp_path, interrupted)
+    assert (answer["status"], [error["code"] for error in answer["errors"]]) == (status, [code])
+
+
+def test_ctrl_c_reaches_a_run_whose_server_is_gone(tmp_path: Path) -> None:
+    program = f"""if True:
+        import signal
+        from flows.journal import *
+        journal = RunJournal(Path({str(tmp_path)!r}), 'run')
+        signal.signal(signal.SIGTERM, lambda *_: journal.end({{"status": "cancelled", "stages": [], "errors": []}}))
+        journal.begin()
+        signal.pause()
+    """
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
+    try:
+        journal = RunJournal(tmp_path, "run")
+        wait_until(journal.works)
+        assert followed_without_server(journal, tmp_path, interrupted=True)["status"] == "cancelled"
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def followed_without_server(journal: RunJournal, root: Path, interrupted: bool) -> dict[str, Any]:
+    request = Request(PipelineConfig(name="alone"), Selection(), root, False, "alone.yaml")
+    nobody = f"http://{HOST}:{any_free_port()}/api"
+    with temporary_settings({PREFECT_API_URL: nobody}), get_client(sync_client=True) as client:
+        return _follow(request, journal, client, uuid4(), lambda: interrupted, lambda text: None)
+
+
 def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     from prefect.concurrency._leases import maintain_concurrency_lease
 
