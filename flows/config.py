@@ -112,7 +112,7 @@ def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
     place: Any = data
     *parents, last = key.split(".")
     for part in parents:
-        if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+        if isinstance(place, list) and part.isdecimal() and int(part) < len(place):
             place = place[int(part)]
         elif isinstance(place, dict):
             if place.get(part) is None:
@@ -120,7 +120,7 @@ def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
             place = place[part]
         else:
             return [Problem("bad_setting", f"--set {key}", f"there is nothing at {part} to set a key of")]
-    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+    if isinstance(place, list) and last.isdecimal() and int(last) < len(place):
         place[int(last)] = value
     elif isinstance(place, dict):
         place[last] = value

@@ -111,7 +111,14 @@ def read_plain(text: str) -> Any:
     except yaml.YAMLError as error:
         raise BadYaml(str(error).splitlines()[0]) from None
     _check(value)
-    return value
+    return _written_out(value)
+
+
+def _written_out(value: Any) -> Any:
+    """Without aliases: each is an object of its own, so that a key that is set (`--set`) changes no other."""
+    if isinstance(value, dict):
+        return {key: _written_out(item) for key, item in value.items()}
+    return [_written_out(item) for item in value] if isinstance(value, list) else value
 
 
 def _check(value: Any) -> None:

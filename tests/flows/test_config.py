@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from flows.config import dump, load, parse
+from flows.config import dump, load, parse, set_value
 from flows.schema import schema
 from infra.errors import ConfigError
 from tests.command import REPOSITORY, Answer, write_config
@@ -90,6 +90,24 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, path: st
     matching = [problem for problem in caught.value.problems if told in problem.message]
     assert matching, caught.value
     assert matching[0].path.endswith(path)
+
+
+def test_a_setting_changes_its_own_key_and_none_that_an_alias_shares_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "aliases.yaml"
+    path.write_text(
+        "name: aliases\n"
+        "ingest:\n  read:\n  - &source {kind: docstrings, packages: [numpy]}\n  - {<<: *source, packages: [scipy]}\n"
+        "clean: &clean {gopher_quality: {min_words: 15}}\n"
+        "steps: {strict: {uses: clean, inputs: {documents: ingest}, <<: *clean}}\n"
+    )
+    config = load(path, {"clean.gopher_quality.min_words": "30", "ingest.read.0.packages.0": "torch"})
+    assert dump(config)["clean"]["gopher_quality"]["min_words"] == 30
+    assert dump(config)["steps"]["strict"]["gopher_quality"]["min_words"] == 15
+    assert [one["packages"] for one in dump(config)["ingest"]["read"]] == [["torch"], ["scipy"]]
+
+
+def test_a_digit_that_numbers_nothing_is_no_place_in_a_list() -> None:
+    assert [problem.code for problem in set_value({"read": [1]}, "read.²", "3")] == ["bad_setting"]
 
 
 def test_answers_that_leave_no_room_for_prompts_are_told_for_every_stage_at_once() -> None:
