@@ -30,7 +30,10 @@ def absolute(value: str, info: ValidationInfo) -> str:
     except RuntimeError:
         raise ValueError(f"expected a path; there is no user {value.split('/')[0]!r}") from None
     folder = (info.context or {}).get(FOLDER)
-    return str(Path(folder) / expanded) if folder else str(expanded)
+    path = Path(folder or "") / expanded
+    if folder and not expanded.is_absolute() and glob.has_magic(value) and not path.exists():
+        return str(Path(glob.escape(str(folder))) / expanded)  # brackets in the folder's own name are no pattern
+    return str(path)
 
 
 def _absolute_or_url(value: str, info: ValidationInfo) -> str:

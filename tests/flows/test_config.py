@@ -12,6 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from corpus.config import IngestConfig
 from flows.config import dump, load, parse, set_value
 from flows.schema import schema
 from infra.errors import ConfigError
@@ -90,6 +91,18 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, path: st
     matching = [problem for problem in caught.value.problems if told in problem.message]
     assert matching, caught.value
     assert matching[0].path.endswith(path)
+
+
+def test_a_pattern_finds_files_below_a_folder_whose_own_name_has_brackets(tmp_path: Path) -> None:
+    folder = tmp_path / "project [v2] *"
+    (folder / "books").mkdir(parents=True)
+    for name in ("one.txt", "two[1].txt"):
+        (folder / "books" / name).write_text("text", encoding="utf8")
+    read = [{"kind": "files", "paths": [pattern]} for pattern in ("books/*.txt", "books/two[1].txt", "books")]
+    ingest = load(write_config(folder / "config.yaml", {"name": "found", "ingest": {"read": read}})).section("ingest")
+    assert isinstance(ingest, IngestConfig)
+    found = [[path.name for path in source.paths] for source in ingest.sources()]
+    assert found == [["one.txt", "two[1].txt"], ["two[1].txt"], ["one.txt", "two[1].txt"]]
 
 
 def test_a_setting_changes_its_own_key_and_none_that_an_alias_shares_with_it(tmp_path: Path) -> None:
