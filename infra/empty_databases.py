@@ -44,7 +44,7 @@ def _copy(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as folder:
         copy = Path(folder) / target.name
         with (
-            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as there,
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as there,
             closing(sqlite3.connect(copy)) as here,
         ):
             there.backup(here)

@@ -85,7 +85,7 @@ def _row(root: Path | str, query: str, *values: str) -> tuple | None:
     path = ledger_path(root)
     if not path.exists():
         return None
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
         try:
             return connection.execute(query, values).fetchone()
         except sqlite3.DatabaseError:

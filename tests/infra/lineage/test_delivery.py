@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from infra.lineage.delivery import Delivery, UnknownBuild
-from infra.lineage.ledger import Ledger, ledger_path
+from infra.lineage.ledger import Ledger, ledger_path, mlflow_run_id
 from infra.lineage.messages import (
     Message,
     PipelineFinished,
@@ -319,6 +319,16 @@ def test_a_deleted_experiment_comes_back(story, delivery, root, ledger, client) 
     again = Delivery(root, database_uri(root), ledger)
     again.deliver(story.beginning()[1], SENDER)
     assert "s" in runs(client)
+
+
+def test_a_store_in_a_folder_of_any_name_knows_its_runs_and_nothing_is_written_beside_it(tmp_path: Path) -> None:
+    root = tmp_path / "c# %20 ä?"
+    ledger = Ledger(root)
+    ledger.attempt("p", "", {}, SENDER)
+    ledger.made("p", "run-of-p", "1", "artifacts")
+    ledger.close()
+    assert mlflow_run_id(root, "p") == "run-of-p"
+    assert list(tmp_path.iterdir()) == [root]
 
 
 def test_a_build_that_nobody_started_is_named(delivery) -> None:
