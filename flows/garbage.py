@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -154,10 +155,10 @@ def _freed(store: Store, places: list[Place]) -> dict[Path, int]:
         freed[folder] = 0
         for file in manifest.files:
             with suppress(OSError):  # a missing file frees nothing
-                stat = os.stat(folder / file.path)
-                names[stat.st_dev, stat.st_ino] += 1
-                if names[stat.st_dev, stat.st_ino] == stat.st_nlink:
-                    freed[folder] += stat.st_size
+                found = os.stat(folder / file.path)
+                names[found.st_dev, found.st_ino] += 1
+                if names[found.st_dev, found.st_ino] == found.st_nlink:
+                    freed[folder] += found.st_size
     return freed
 
 
@@ -326,10 +327,21 @@ def _stale_work(store: Store) -> Iterator[Garbage]:
     """Unfinished work that no living lease holds and nobody touched for a day."""
     living = set(store.being_built())
     for folder in sorted((store.root / ".work").glob("*/*")):
-        paths = [folder, *folder.rglob("*")]
-        touched = max(path.lstat().st_mtime for path in paths)
+        touched, size = _last_touch(folder)
         key = f"{folder.parent.name}/{folder.name}"
-        if folder.is_dir() and key not in living and time.time() - touched > STALE_S:
+        if touched and folder.is_dir() and key not in living and time.time() - touched > STALE_S:
             days = (time.time() - touched) / 86400
-            size = sum(path.lstat().st_size for path in paths if path.is_file())
             yield Garbage(f".work/{key}", folder, size, f"unfinished, untouched for {days:.0f} days")
+
+
+def _last_touch(folder: Path) -> tuple[float, int]:
+    """When a folder or anything below it was last written, and the bytes of its files. A build that is going makes and
+    removes files meanwhile: what is gone counts as nothing."""
+    touched, size = 0.0, 0
+    for place, folders, files in os.walk(folder):
+        for name in (".", *folders, *files):
+            with suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(place, name))
+                touched = max(touched, found.st_mtime)
+                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return touched, size

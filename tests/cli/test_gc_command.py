@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,27 @@ def test_unfinished_work_goes_when_nobody_touched_it_for_a_day(store: Store) -> 
         if held:
             assert store.leases.acquire(f"sft/{name}") is not None
     assert [item.id for item in survey(store).work] == [".work/sft/old"]
+
+
+def test_files_that_a_build_removes_meanwhile_are_in_nobodys_way(store: Store) -> None:
+    scratch = store.layout.work("clean", "0" * 16) / "scratch"
+    scratch.mkdir(parents=True)
+    ended = threading.Event()
+
+    def build() -> None:
+        while not ended.is_set():
+            for number in range(50):
+                (scratch / str(number)).write_text("part")
+            for number in range(50):
+                (scratch / str(number)).unlink()
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    try:
+        assert [survey(store).work for _ in range(200)] == [[]] * 200
+    finally:
+        ended.set()
+        builder.join()
 
 
 class TestAncestorsOfARegisteredModel:
