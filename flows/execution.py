@@ -141,6 +141,7 @@ class PipelineRun:
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
+            self.journal.reads(self.manifests.values())
             self._look_for_refused()
             self._run_stages(chosen)
             upstream = {name: node.upstream for name, node in self.nodes.items()}

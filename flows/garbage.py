@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.journal import HAS_ARTIFACT, RunJournal
+from flows.journal import HAS_ARTIFACT, READS, RunJournal
 from flows.sweeps.trials import best_runs
 from infra.errors import Problem, stage_error
 from infra.s3 import read_object
@@ -163,12 +163,15 @@ def _freed(store: Store, places: list[Place]) -> dict[Path, int]:
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
-    """Removes folders; returns those that went. One that somebody builds right now is left alone.
+    """Removes folders; returns those that went. One that somebody builds right now is left alone, and so is one that a
+    run came to need since it was surveyed: many take a while to remove.
 
     A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
     """
     removed = []
     for item in garbage:
+        if item.folder in _needed_by_now(store):
+            continue
         stage, name = item.folder.parent.name, item.folder.name
         lease = store.leases.acquire(f"{stage}/{name.partition('.')[0]}", stop_if=lambda: True)
         if lease is None:
@@ -266,11 +269,15 @@ def _is_whole(begun: dict) -> bool:
 
 
 def _in_use(store: Store) -> Iterator[Place]:
-    """What runs that have not ended came to so far, what is being built again, and what builds in progress read."""
+    """What runs that have not ended came to so far, what they read of earlier ones, what is being built again, and what
+    builds in progress read."""
     for journal, _ in _journals(store):
         if journal.result() is None and _goes_on(journal):
-            rows = [line for line in journal.read() if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
+            lines = journal.read()
+            rows = [line for line in lines if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
             yield from (place for row in rows if (place := _place(store, row)))
+            reads = [Input(**one) for line in lines if line["kind"] == READS for one in line["artifacts"]]
+            yield from (place for each in reads if (place := locate(store, each)))
     for one in store.remote.runs.going() if store.remote else ():
         if time.time() - one["modified"] < STALE_S:
             wanted = [Input(path=f"{row['stage']}/{row['fingerprint']}", **row) for row in one["artifacts"]]
@@ -282,6 +289,14 @@ def _in_use(store: Store) -> Iterator[Place]:
         for folder in _inputs_of_build(store.layout.work(stage, name)):
             if manifest := store.read(folder):
                 yield folder, manifest
+
+
+def _needed_by_now(store: Store) -> set[Path]:
+    """The folders that runs and builds in progress need; of a root on an object store there are none meanwhile, see
+    `infra.store.at_work`."""
+    if store.remote is not None:
+        return set()
+    return {member.folder for member in ancestry(store, _in_use(store)).artifacts if member.folder}
 
 
 def _goes_on(journal: RunJournal) -> bool:

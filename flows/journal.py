@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from infra.process import start_ticks, this_machine
 from infra.run import read_journal
+from infra.store.manifest import Manifest
 from infra.store.store import is_full
 from infra.tables import damaged, read_state
 
@@ -34,6 +35,8 @@ _LOST = "delete the folder it is in: that run is then forgotten, and what only i
 
 Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
 HAS_ARTIFACT = frozenset({"built", "reused"})
+READS = "reads"
+"""The kind of the line that `RunJournal.reads` writes."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,12 @@ class RunJournal:
         """The new status of a stage."""
         self.rows[row.stage] = row
         self._write({"kind": "stage", **asdict(row)})
+
+    def reads(self, artifacts: Iterable[Manifest]) -> None:
+        """What a run of a part of its pipeline reads of earlier runs: `stemma gc` spares it while the run goes on."""
+        wanted = [asdict(one.as_input()) for one in artifacts]
+        if wanted:
+            self._write({"kind": READS, "artifacts": wanted})
 
     def message(self, stage: str, message: Mapping[str, Any]) -> None:
         """A progress line or an event of a stage, see `infra.run`."""

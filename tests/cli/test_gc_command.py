@@ -160,6 +160,31 @@ def test_what_is_in_use_stays(store: Store) -> None:
     assert collect(store) == {place(read), place(building)}
 
 
+def test_what_a_run_came_to_since_the_survey_stays_with_its_ancestors(store: Store) -> None:
+    data = make_artifact(store, "clean", {"a": "1"})
+    reused = make_artifact(store, "sft", {"w": "1"}, inputs={"documents": data})
+    other = make_artifact(store, "clean", {"a": "2"}, config={"x": 2})
+    found = survey(store)
+    record_run(store, "one", [reused], None)
+    assert [item.id for item in remove(store, found.artifacts)] == [place(other)]
+
+
+def test_what_a_run_of_a_part_reads_of_earlier_runs_stays_while_it_goes_on(run: Run, data_pipeline: Path) -> None:
+    root, config = data_pipeline / "store", data_pipeline / "config.yaml"
+    (clean,) = (root / "clean").iterdir()
+    assert run("run", config, "--root", root, "--set", "clean.max_characters=441").code == 0
+    answer = run("run", config, "--root", root, "--only", "tokenizer")
+    assert answer.with_status("reused") == {"tokenizer"}
+
+    # As it stood before the first of its stages was there.
+    folder = root / "runs" / answer.document["run_id"]
+    (folder / "result.json").unlink()
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_text("".join(line for line in lines if json.loads(line)["kind"] != "stage"))
+    garbage = {item.folder for item in survey(Store(root)).artifacts}
+    assert garbage and clean not in garbage
+
+
 def test_unfinished_work_goes_when_nobody_touched_it_for_a_day(store: Store) -> None:
     for name, age_h, held in (("old", 25, False), ("held", 25, True), ("young", 1, False)):
         folder = store.layout.work("sft", name)
