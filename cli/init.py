@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,10 @@ def command(data: tuple[str, ...], out: Path, name: str | None, as_json: bool) -
     if out.exists():
         raise ConfigError(Problem("file_exists", str(out), "there is such a file already", "name another by --to"))
     folder = out.absolute().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(
+            Problem("unwritable", str(out), f"{folder} is no folder that can be written", "name another by --to")
+        )
     # Paths in a config are relative to its folder.
     found = looked_at(data if folder == Path.cwd() else [str(Path(path).absolute()) for path in data])
     fitted = fit(sum(one.text_bytes for one in found))

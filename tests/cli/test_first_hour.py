@@ -157,6 +157,13 @@ def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, mo
     assert not (tmp_path / "pipeline.yaml").exists()
 
 
+def test_init_says_at_once_where_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Some text.")
+    found = typed("init", str(tmp_path / "text.txt"), "--to", str(tmp_path / "no" / "pipeline.yaml"), "--json")
+    assert found.exit_code == 2
+    assert [error["code"] for error in json.loads(found.stdout)["errors"]] == ["unwritable"]
+
+
 @pytest.fixture
 def family(root: Path) -> Path:
     """A store with the artifacts of a whole pipeline, plausible and not built."""
