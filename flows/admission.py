@@ -89,7 +89,9 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
     if not run.auto_scheduled or policy == "all" or due is None:
         return ""
     if policy == "none":
-        return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC and missed" if now - due > GRACE else ""
+        # Who retries a run wants it, however long ago it was due.
+        is_late = now - due > GRACE and run.run_count <= 1
+        return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC and missed" if is_late else ""
     later = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[run.deployment_id])),
         flow_run_filter=FlowRunFilter(

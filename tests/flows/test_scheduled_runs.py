@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -26,10 +26,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Scheduled
 
 import flows.deploy
-from flows.admission import GRACE
+from flows.admission import GRACE, _missed
 from flows.config import load
 from flows.deploy import deploy_pipeline, deploy_stages
-from flows.schedules import Schedule, next_dates
+from flows.schedules import CATCH_UP_TAG, Schedule, next_dates
 from infra.errors import ConfigError
 from infra.servers.ports import any_free_port
 from infra.servers.state import recorded
@@ -230,6 +230,15 @@ def test_dates_that_were_missed_are_made_up_for_by_the_stated_policy(
     runs = house.ended(*missed(deployment, dates))
     assert [told(run)[0] for run in runs] == names
     assert all("skipped: due at" in told(run)[1] for run in runs if told(run)[0] == "Cancelled")
+
+
+def test_a_run_that_is_retried_is_no_missed_one(prefect_url: str) -> None:
+    due = datetime.now(UTC) - GRACE - timedelta(minutes=1)
+    facts: dict[str, Any] = {"tags": [f"{CATCH_UP_TAG}none"], "auto_scheduled": True, "expected_start_time": due}
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        first, again = (_missed(client, FlowRun(flow_id=uuid4(), run_count=count, **facts)) for count in (1, 2))
+    assert "and missed" in first
+    assert again == ""
 
 
 @pytest.mark.cluster
