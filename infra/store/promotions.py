@@ -21,8 +21,10 @@ from infra.errors import StageError, stage_error
 from infra.s3 import read_object
 from infra.s3_write import put_if
 from infra.store.roots import url_of
+from infra.tables import damaged, read_state
 
 FILE = "promotions.json"
+_LOST = "correct it, or delete it: then nothing is promoted"
 KEPT = 50
 """Promotions of a name that a rollback can go back through."""
 
@@ -101,11 +103,10 @@ class Promotions:
         if self._url:
             there = read_object(self._url)
             return dict(json.loads(there[0])) if there else {}
-        try:
-            found: Mapping[str, Any] = json.loads(self._path.read_text(encoding="utf8"))
-        except FileNotFoundError:
-            return {}
-        return dict(found)
+        found = read_state(self._path, _LOST, {})
+        if not isinstance(found, dict):
+            raise damaged(self._path, "an object of promotions by name was expected", _LOST)
+        return found
 
 
 def _as_text(found: Mapping[str, Any]) -> str:

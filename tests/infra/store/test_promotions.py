@@ -41,3 +41,12 @@ def test_of_several_that_promote_at_once_one_does(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         assert sum(pool.map(promote, names)) == 1
     assert len(Promotions(tmp_path).history("demo")) == 1
+
+
+@pytest.mark.parametrize("text", ["{bad", "[]"])
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / "promotions.json").write_text(text)
+    with pytest.raises(StageError) as caught:
+        Promotions(tmp_path).rollback("demo")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("damaged_state", str(tmp_path / "promotions.json"))
