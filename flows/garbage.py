@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,16 +57,29 @@ class Pins:
             raise damaged(self._path, f"{self._url}: {error}", _LOST) from error
 
     def add(self, artifact: str) -> None:
-        pins, etag = self._found()
-        self._write(sorted({*pins, artifact}), etag)
+        with self._alone():
+            pins, etag = self._found()
+            self._write(sorted({*pins, artifact}), etag)
 
     def remove(self, artifact: str) -> bool:
         """False if it was not pinned."""
-        pins, etag = self._found()
-        if artifact not in pins:
+        if artifact not in self.read():
             return False
-        self._write([pin for pin in pins if pin != artifact], etag)
-        return True
+        with self._alone():
+            pins, etag = self._found()
+            if artifact not in pins:
+                return False
+            self._write([pin for pin in pins if pin != artifact], etag)
+            return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Of several that change the pins one does at a time; on an object store the ETag sees to it."""
+        state = self._path.parent / ".state"
+        state.mkdir(parents=True, exist_ok=True)
+        with open(state / "pins.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _write(self, pins: list[str], etag: str | None) -> None:
         if self._url:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ def test_a_pin_keeps_an_artifact_and_its_ancestors_until_it_is_taken_away(run: R
     unpinned = run("gc", "--yes", "--unpin", place(model), "--root", store.root)
     assert {row["artifact"] for row in unpinned.document["garbage"]} == {place(model), place(data)}
     assert run("gc", "--unpin", "clean", "--root", store.root).code == 2
+
+
+def test_pins_that_are_set_at_once_are_all_kept(store: Store) -> None:
+    names = [f"clean/{number:016x}" for number in range(60)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(Pins(store.root).add, names))
+    assert Pins(store.root).read() == names
 
 
 def test_what_is_said_to_be_freed_leaves_out_files_that_have_a_name_elsewhere(store: Store) -> None:
