@@ -47,8 +47,11 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def names(values: tuple[str, ...]) -> tuple[str, ...]:
-    """`--only a,b --only c` as (a, b, c)."""
-    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    """`--only a,b --only c` as (a, b, c). Raises click.UsageError where an option was given and names none."""
+    found = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    if values and not found:
+        raise click.UsageError(f"a stage was expected, or several with commas between, not {values[0]!r}")
+    return found
 
 
 def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:

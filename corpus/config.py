@@ -21,7 +21,7 @@ from corpus.demo.config import (
     DocstringStyle,
 )
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments, SomeOf
-from infra.config import Config, StageConfig, outside_identity
+from infra.config import Config, Seed, StageConfig, outside_identity
 from infra.project import PROJECT
 from infra.s3 import SCHEME
 from infra.sources import Source, SourceLocation, SourcePath, expand, expand_objects
@@ -101,7 +101,7 @@ class PreferencesConfig(StageConfig):
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
     """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
-    seed: int = 17
+    seed: Seed = 17
     """Decides which wrong summary stands against which true one."""
 
     def sources(self) -> list[Source]:
@@ -256,7 +256,7 @@ class ShardConfig(StageConfig):
     canaries: tuple[CanariesConfig, ...] = ()
     """Made-up secrets to plant in the training text, of which `safety` tells how far the model gives them away; none by
     default. Of a model for use, plant them in a copy of the pipeline."""
-    canary_seed: int = 17
+    canary_seed: Seed = 17
     """Draws the canaries."""
 
     @model_validator(mode="after")

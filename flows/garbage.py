@@ -92,6 +92,8 @@ class Pins:
 
 
 STALE_S = 24 * 3600.0
+ASK_AGAIN_S = 1.0
+"""What runs need is read of all their journals: not for each of a thousand folders."""
 REGISTER = "register"
 
 Place = tuple[Path, Manifest]
@@ -183,8 +185,11 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
     A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
     """
     removed = []
+    needed, asked_at = _needed_by_now(store), time.monotonic()
     for item in garbage:
-        if item.folder in _needed_by_now(store):
+        if time.monotonic() - asked_at > ASK_AGAIN_S:
+            needed, asked_at = _needed_by_now(store), time.monotonic()
+        if item.folder in needed:
             continue
         stage, name = item.folder.parent.name, item.folder.name
         lease = store.leases.acquire(f"{stage}/{name.partition('.')[0]}", stop_if=lambda: True)

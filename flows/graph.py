@@ -228,7 +228,15 @@ def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
 
 def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
     """The given step names. Raises ConfigError for each that the pipeline does not have, with the nearest right one."""
-    problems = [
+    names = list(ids)
+    if problems := unknown_stages(nodes, names, option):
+        raise ConfigError(*problems)
+    return names
+
+
+def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Problem]:
+    """What is wrong with step names that the pipeline does not have."""
+    return [
         Problem(
             "unknown_stage",
             f"{option} {name}",
@@ -238,9 +246,6 @@ def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
         for name in ids
         if name not in nodes
     ]
-    if problems:
-        raise ConfigError(*problems)
-    return list(ids)
 
 
 class Selection(Config):
@@ -256,13 +261,20 @@ class Selection(Config):
     """Build these even if their artifacts are there."""
 
     def choose(self, nodes: Graph) -> list[str]:
-        """The selected nodes, in the DAG's order. Raises ConfigError for an unknown stage id."""
+        """The selected nodes, in the DAG's order. Raises ConfigError for every stage id that is unknown, and where the
+        options together leave no stage."""
+        given = {"--only": self.only, "--from": self.from_, "--until": self.until, "--force": self.force}
+        if problems := [one for option, ids in given.items() for one in unknown_stages(nodes, ids, option)]:
+            raise ConfigError(*problems)
         allowed = set(nodes)
         if self.only:
-            allowed &= set(known(nodes, self.only, "--only"))
+            allowed &= set(self.only)
         if self.from_:
-            allowed &= descendants(nodes, known(nodes, self.from_, "--from"))
+            allowed &= descendants(nodes, self.from_)
         if self.until:
-            allowed &= ancestors(nodes, known(nodes, self.until, "--until"))
-        known(nodes, self.force, "--force")
+            allowed &= ancestors(nodes, self.until)
+        if not allowed:
+            narrowing = [option for option in ("--only", "--from", "--until") if given[option]]
+            said = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
+            raise ConfigError(Problem("nothing_selected", said, "together they leave no stage to run", "leave one out"))
         return [name for name in nodes if name in allowed]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import Field, create_model, model_validator
 
 from flows.steps import AnyStep, inherited
-from infra.config import Config, StageConfig
+from infra.config import Config, Seed, StageConfig
 from infra.launch.config import LaunchConfig
 from tasks.stages import STAGES
 
@@ -30,7 +30,7 @@ class _Heading(Config):
     """Names the pipeline in the pages, its deployments, and the registered model."""
     description: str = ""
     """One sentence on what this pipeline is for."""
-    seed: int = Field(17, ge=0)
+    seed: Seed = 17
     """The seed of every stage that does not set its own."""
 
 

@@ -18,6 +18,10 @@ _EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 _EXACT = 2**53  # above it, not every whole number has a float
 
 
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""Of random numbers: so small that every library takes it, also with a rank or a round added."""
+
+
 class Config(BaseModel):
     """A frozen, typed config section; unknown keys are errors.
 
@@ -56,7 +60,7 @@ def is_group(annotation: Any) -> bool:
 
 
 class StageConfig(Config):
-    """The config of one stage. A stage that draws random numbers adds `seed: int = 17`; the pipeline's `seed`
+    """The config of one stage. A stage that draws random numbers adds `seed: Seed = 17`; the pipeline's `seed`
     fills it where the section does not set its own."""
 
 

@@ -61,7 +61,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=2,
+            version=3,
             config=IngestConfig,
             section=True,
             function="corpus.ingest:ingest",
@@ -70,7 +70,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "validate",
             about="A Great Expectations suite that stops the flow when the data is not what it should be.",
-            version=2,
+            version=3,
             config=ValidateConfig,
             section=True,
             function="corpus.validate:validate",
@@ -206,7 +206,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=2,
+            version=3,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",
@@ -274,7 +274,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=1,
+            version=2,
             config=BenchmarksConfig,
             section=True,
             function="evaluation.benchmarks:benchmarks",
@@ -306,7 +306,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=3,
+            version=4,
             config=RegisterConfig,
             section=True,
             function="evaluation.register:register",
@@ -319,7 +319,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=2,
+            version=3,
             config=ReportConfig,
             section=True,
             function="evaluation.report:report",

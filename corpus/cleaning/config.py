@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from infra.config import Config, StageConfig, outside_identity
+from infra.config import Config, Seed, StageConfig, outside_identity
 from infra.sources import Source, SourcePath, expand
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -207,7 +207,7 @@ class ClassifierConfig(Config):
     """Inverse of the L2 penalty (scikit-learn's C)."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the examples that the accuracy is measured on."""
-    seed: int = 17
+    seed: Seed = 17
     """Decides which examples are taken, which held out, and GPT-3's draws."""
 
     @model_validator(mode="after")
@@ -244,7 +244,7 @@ class CounterfactualConfig(Config):
     counterfactual in its place, so that with a share of 0.5 the corpus stays as long as it is."""
     share: Share = 0.5
     """Share of documents that are drawn."""
-    seed: int = 17
+    seed: Seed = 17
     """Decides which."""
 
 
@@ -256,7 +256,7 @@ class NeutralConfig(Config):
     """A file of lines `word<TAB>neutral`; by default corpus/cleaning/data/neutral_words.tsv."""
     share: Share = 1.0
     """Share of documents that are drawn."""
-    seed: int = 17
+    seed: Seed = 17
     """Decides which."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from infra.config import Config, StageConfig
+from infra.config import Config, Seed, StageConfig
 
 
 class Bands(NamedTuple):
@@ -97,7 +97,7 @@ class DedupeConfig(StageConfig):
     long ones the first."""
     across_sources: bool = True
     """Whether documents of different sources are compared."""
-    seed: int = 17
+    seed: Seed = 17
     """Draws the hash functions."""
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from corpus.config import HELDOUT_SHARE, Share
-from infra.config import StageConfig
+from infra.config import Seed, StageConfig
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -35,7 +35,7 @@ class MixConfig(StageConfig):
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; they are never repeated. The same in mix, tokenizer, shard, instructions and
     preferences."""
-    seed: int = Field(17, ge=0)
+    seed: Seed = 17
     """Decides which documents are left out or repeated once more."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from infra.config import Config, outside_identity
+from infra.config import Config, Seed, outside_identity
 from infra.sources import Place, Source, SourceDataset, SourceLocation, expand, expand_objects
 
 T = TypeVar("T")
@@ -239,7 +239,7 @@ class FileInstructions(PairFiles):
     """Phrasings of a task, by which the records of a data set become instructions (T0, Sanh et al. 2022; FLAN, Wei et
     al. 2022, which has ten a data set). One is drawn for each record by what it holds. Every record must have all
     fields that any of them names; other fields are not read. (): the form is seen from the records."""
-    template_seed: int = 17
+    template_seed: Seed = 17
     """Decides, with what the record holds, which template each record gets."""
     weight: float = Field(1.0, gt=0)
     """How often each of its training pairs is seen in an epoch of `sft`: 2 is twice, 0.5 is every second pair, chosen

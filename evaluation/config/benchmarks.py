@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from evaluation.config.task_sources import DATA_DIR, lm_eval_files, mirrored_files
-from infra.config import Config, StageConfig, outside_identity
+from infra.config import Config, Seed, StageConfig, outside_identity
 from infra.sources import Source, SourcePath, expand
 
 ProjectTask = Literal["minimal_pairs", "cloze"]
@@ -172,7 +172,7 @@ class BenchmarksConfig(StageConfig):
     """Only the first so many items of each task; all by default."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals, from the analytic standard error; 0.95 is 95 %."""
-    seed: int = 17
+    seed: Seed = 17
     """Draws the few-shot examples."""
     batch_size: int = outside_identity(32, ge=1)
     """Requests a forward pass."""

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from corpus.cleaning.config import PhoneRegion
 from evaluation.config.task_sources import DATA_DIR
-from infra.config import Config, StageConfig
+from infra.config import Config, Seed, StageConfig
 from infra.sources import Source, SourcePath
 
 ADVERSARIAL_WORDS = DATA_DIR / "adversarial_words.txt"
@@ -187,7 +187,7 @@ class SafetyConfig(StageConfig):
     """`{}` also counts the continuations of `toxicity` that hold personal data; it needs `toxicity`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals; 0.95 is 95 %."""
-    seed: int = 17
+    seed: Seed = 17
     """Draws the samples, the sequences and the bootstrap."""
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flows.config import dump, parse
-from flows.graph import graph
+from flows.graph import Selection, graph
 from infra.errors import ConfigError
 from tasks.stages import STAGES
 from tests.command import REPOSITORY, Answer, stemma, write_config
@@ -250,6 +250,17 @@ def test_items_of_the_benchmarks_of_steps_are_cleared_of_too() -> None:
     scores = {"uses": "benchmarks", "inputs": {"model": "pretrain"}, "tasks": ["cloze"]}
     config = parse({"name": "x", **MODELS, "decontaminate": None, "steps": {"scores": scores}})
     assert [task["name"] for task in graph(config)["benchmark_text"].config.model_dump()["tasks"]] == ["cloze"]
+
+
+def test_all_that_is_wrong_with_a_selection_is_said_and_none_is_empty(data_pipeline: Path, run: Run) -> None:
+    nodes = graph(parse({"name": "x", **MODELS}))
+    with pytest.raises(ConfigError) as caught:
+        Selection(only=("shrd",), until=("tokeniser",), force=("ingest", "none")).choose(nodes)
+    assert [one.path for one in caught.value.problems] == ["--only shrd", "--until tokeniser", "--force none"]
+    with pytest.raises(ConfigError, match="--only shard --until tokenizer: together they leave no stage"):
+        Selection(only=("shard",), until=("tokenizer",)).choose(nodes)
+    answer = run("run", data_pipeline / "config.yaml", "--only", ",", "--root", data_pipeline / "store")
+    assert answer.code == 2 and "a stage was expected" in answer.document["errors"][0]["message"]
 
 
 def test_steps_run_under_their_names_and_share_what_is_one_artifact(data_pipeline: Path, run: Run) -> None:

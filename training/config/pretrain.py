@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from evaluation.config import TaskByName
-from infra.config import Config, StageConfig, is_group, outside_identity
+from infra.config import Config, Seed, StageConfig, is_group, outside_identity
 from infra.errors import Problem
 from infra.sources import Source, SourcePath, expand
 from training.config.mixture import MixtureConfig, phase_problem
@@ -218,7 +218,7 @@ class BaseModelConfig(StageConfig):
 
     path: SourcePath = outside_identity()
     """Folder with config.json, *.safetensors and the tokenizer files; pickled weights are refused."""
-    seed: int = 17
+    seed: Seed = 17
     """Seeds the embeddings of chat tokens that the model does not have yet."""
 
     def sources(self) -> list[Source]:

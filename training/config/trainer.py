@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from infra.config import Config, StageConfig, outside_identity
+from infra.config import Config, Seed, StageConfig, outside_identity
 from training.batch_size import BatchSizeRampup
 from training.duration import Length, LengthOrShare, parse_duration
 from training.guard.config import GuardConfig
@@ -136,7 +136,7 @@ class TrainerConfig(StageConfig):
     """Learning-rate schedule."""
     guard: GuardConfig = GuardConfig()
     """Watches for spikes and divergence, and answers them."""
-    seed: int = 17
+    seed: Seed = 17
     """Seeds initial weights, data order, dropout and sampling."""
     checkpoint_every: Length = outside_identity("200 batches")
     """How often a checkpoint is written to the work folder, from which a killed run continues."""
