@@ -148,20 +148,6 @@ def test_text_among_the_examples_is_learnt_beside_the_answers(
     assert loss_of_text(0.5) < loss_of_text(0.0) - 0.5
 
 
-def test_a_policy_goes_part_of_the_way_back_to_its_start(prompts: dict[str, Path], tmp_path: Path, run: Run) -> None:
-    found = {}
-    for share in (0.0, 0.25):
-        config = RlhfConfig.model_validate(RLHF | {"rollouts": 1, "epochs": 1, "start_share": share})
-        out = tmp_path / f"{share}"
-        figures = rlhf(config, prompts, out, Run(tmp_path / f"{share}.work", run.launch)).figures
-        found[share] = load_file(out / "model.safetensors"), figures["kl_to_sft"]
-    (learnt, apart), (mean, less_apart) = found.values()
-    start = load_file(prompts["model"] / "model.safetensors")
-    for name in learnt:
-        torch.testing.assert_close(mean[name], 0.75 * learnt[name] + 0.25 * start[name], rtol=1e-5, atol=1e-6)
-    assert 0 < less_apart < apart, "what is measured is what is exported"
-
-
 def test_only_text_of_the_sources_that_are_named_is_read_again(
     mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
