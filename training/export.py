@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
@@ -54,11 +52,6 @@ def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: 
     model.save_pretrained(out_dir, state_dict=weights, safe_serialization=True)
     if source is not None:
         copy_beside(source, out_dir)
-
-
-def with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The weights that were learnt, moved by `share` of the way back to those that training began with."""
-    return {name: torch.lerp(weight, start[name].to(weight), share) for name, weight in learnt.items()}
 
 
 def copy_beside(source: Path, out_dir: Path) -> None:

@@ -25,13 +25,12 @@ from training.chat import Chat, read_rows
 from training.config import RlhfConfig
 from training.conversations import prompts_of
 from training.ensemble import Ensemble, member_names, same_weights
-from training.export import export, with_start
+from training.export import export
 from training.fit import Plan, fit
 from training.grading import Graders
 from training.hardware import Hardware, prepare
 from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
-from training.parallel import whole_weights
 from training.policy_and_value import PolicyAndValue, acting
 from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf_heldout import TOLD, Heldout
@@ -172,13 +171,12 @@ def _trained(
     )
     if vllm is not None:
         vllm.close()  # held-out answers are our own sampler's
-    averaged = _averaged(policy, inputs["model"], config, hardware, longest) if config.start_share else None
-    export(averaged or policy, inputs["model"], out_dir, chat.stops)
+    export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
     refresh()
 
     measured = Heldout(heldout, rewards, chat, config, hardware)
-    figures, said = measured.figures(reference, averaged or sampler.policy, out_dir / "aux" / "samples.jsonl")
+    figures, said = measured.figures(reference, sampler.policy, out_dir / "aux" / "samples.jsonl")
     figures |= {"batches": float(done.batches), **rollouts.times.figures()}
     if config.stop_on_divergence:
         figures["stopped_early"] = float(done.batches < plan.batches)
@@ -188,16 +186,6 @@ def _trained(
             -1, f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
         )
     return Result(figures, ", ".join(said))
-
-
-def _averaged(
-    policy: PreTrainedModel, start: Path, config: RlhfConfig, hardware: Hardware, longest: int
-) -> PreTrainedModel:
-    """The policy, whole on every rank, with `start_share` of the model in `start`."""
-    network = load(start)
-    network.load_state_dict(with_start(whole_weights(policy), network.state_dict(), config.start_share))
-    choose_attention(network, hardware, longest)
-    return network.eval().requires_grad_(False).to(hardware.device)
 
 
 def _scorers(

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from evaluation.statistics import bootstrap_ratio, wilson
@@ -23,7 +25,7 @@ from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig
 from training.conversations import Pack, by_weight, fitted, packed_batch, packs
 from training.evaluate import Watch, measuring
-from training.export import export, renew_template, with_start
+from training.export import export, renew_template
 from training.families import documents_problem, experts_problem
 from training.fit import fit, plan_of
 from training.hardware import Hardware, prepare
@@ -164,8 +166,13 @@ def _merged(
     network = load(start)
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)
-    network.load_state_dict(with_start(weights, network.state_dict(), config.start_share))
+    network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
     return network
+
+
+def _with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The weights that were learnt, moved by `share` of the way back to those that training began with."""
+    return {name: torch.lerp(weight, start[name].to(weight), share) for name, weight in learnt.items()}
 
 
 def _loader(

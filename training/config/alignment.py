@@ -260,10 +260,6 @@ class RlhfConfig(TrainerConfig):
     answer."""
     text_sources: tuple[str, ...] = ()
     """The sources of the shards whose text that is, as in `sft`; [] takes all."""
-    start_share: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the weights that training began with in those of the finished policy, as in `sft`: the mean of both gives
-    up less of the reward than of what was forgotten (Lin et al. 2024, "Mitigating the Alignment Tax of RLHF", section
-    5)."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4. Of raft answers that were kept."""
     whole_groups: bool = False
