@@ -56,8 +56,8 @@ def asked_shares(
     Raises StageError: `unknown_source` for a name that no source has; `bad_shares` if there is nothing to take.
     """
     known = [*dict.fromkeys([*facts, *available])]
-    asked = [(key, name) for key in ("shares", "weights") for name in getattr(config, key)]
-    if problems := [one for key, name in asked for one in unknown_source(f"mix.{key}.{name}", name, known)]:
+    spoken_of = [(key, name) for key in ("shares", "weights") for name in getattr(config, key)]
+    if problems := [one for key, name in spoken_of for one in unknown_source(f"mix.{key}.{name}", name, known)]:
         raise StageError(*problems)
     weights = {name: config.weights.get(name, facts.get(name, SourceFacts()).weight) for name in available}
     natural = {name: weights[name] * available[name].all for name in available if name not in config.shares}
