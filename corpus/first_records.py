@@ -11,9 +11,8 @@ from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions, FilePreferences, FileSelection, HuggingFaceDocuments
 from corpus.readers.plan import Piece
-from corpus.readers.record import by_name
 from infra.errors import Problem, StageError
-from infra.sources import SCHEME, Place, size_of
+from infra.sources import SCHEME, Place, by_name, size_of
 
 LOOKED_AT = 20
 """Records of a source. One that cannot be read is put aside later; where none of so many can, the key is wrong."""

@@ -13,10 +13,10 @@ from corpus.documents import is_heldout
 from corpus.quarantine import Quarantine, Rejected
 from corpus.readers.config import PairFiles, Verify
 from corpus.readers.json_lines import read_records
-from corpus.readers.record import MISSING, Record, by_name, pick
+from corpus.readers.record import MISSING, Record, pick
 from infra.errors import stage_error
 from infra.run import Run
-from infra.sources import Place
+from infra.sources import Place, by_name
 
 PROGRESS_EVERY = 500
 PROMPTS = ("prompt", "question", "query")

@@ -14,11 +14,11 @@ from corpus.quarantine import Rejected
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences
 from corpus.readers.json_lines import read_records
 from corpus.readers.plan import COMPRESSION_SUFFIXES, format_of
-from corpus.readers.record import Record, by_name, longest_text, text_fields
+from corpus.readers.record import Record, longest_text, text_fields
 from evaluation.page.words import compact
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
-from infra.sources import expand
+from infra.sources import by_name, expand
 from training.presets import PRESETS, Preset
 
 Kind = Literal["documents", "instructions", "preferences"]

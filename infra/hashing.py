@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from infra.errors import stage_error
 from infra.identity import digest_files
-from infra.sources import Place, Source
+from infra.sources import Place, Source, by_name
 from infra.tables import cannot_write, in_words, is_damaged, set_aside
 
 _QUERY_ROWS = 500
@@ -105,13 +105,18 @@ class HashBook:
         self._ask(lambda book: book.execute(rename, values).rowcount, 0)
 
     def digest(self, source: Source) -> str:
-        """The content digest of a source: base names and bytes of its files, wherever they lie.
+        """The content digest of a source: base names and bytes of its files, wherever they lie, and where several have
+        one name the order in which they are read, if that is not the one of their hashes.
 
         Raises StageError `missing_source`, naming the file.
         """
         if source.derive is not None:
             return self._derived(source, source.derive)
-        return digest_files((place.name, sha) for place, sha in self.source_files(source).items())
+        files = self.source_files(source)
+        read = [(place.name, files[place]) for place in by_name(files)]
+        if read != sorted(read):
+            read = [(f"{name}/{number}", sha) for number, (name, sha) in enumerate(read)]
+        return digest_files(read)
 
     def _derived(self, source: Source, derive: Callable[[], str]) -> str:
         """A digest that takes long to find is remembered until one of the watched files changes."""

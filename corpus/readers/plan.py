@@ -9,11 +9,10 @@ from pathlib import PurePosixPath
 from corpus.readers.config import TextOptions
 from corpus.readers.json_lines import is_list
 from corpus.readers.lines import Span
-from corpus.readers.record import by_name
 from corpus.readers.streams import compression, opened, wide_encoding
 from corpus.readers.table_process import group_bytes
 from infra.errors import StageError
-from infra.sources import Place, open_place, size_of
+from infra.sources import Place, by_name, open_place, size_of
 
 PARTITION_BYTES = 32_000_000
 """About what is read in one partition. A file that cannot be cut (compressed, HTML, WARC) is never shared out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,3 @@ def field_fix(setting: str, wanted: str, names: Sequence[str], otherwise: str = 
 def longest_text(value: Mapping[str, Any]) -> str:
     """The field of a record that holds the longest text; "" where none holds any."""
     return max(text_fields(value), key=lambda name: len(pick(value, name)), default="")
-
-
-def by_name(places: Iterable[Place]) -> list[Place]:
-    """Files in an order that does not change when their folder moves."""
-    return sorted(places, key=lambda place: (place.name, str(place)))

@@ -12,7 +12,7 @@ import pytest
 import infra.hashing
 from infra.errors import StageError
 from infra.hashing import HashBook, hash_file
-from infra.sources import Source
+from infra.sources import Source, expand
 
 
 @pytest.fixture
@@ -145,3 +145,16 @@ def test_a_derived_digest_is_found_once_until_a_watched_file_changes(tmp_path: P
     assert HashBook(tmp_path / "book.sqlite").digest(source) == "digest 2"
     other = Source("key", derive=derive, recipe="other", watched=(watched,))
     assert HashBook(tmp_path / "book.sqlite").digest(other) == "digest 3"
+
+
+def test_files_of_one_name_are_a_source_in_the_order_in_which_they_are_read(tmp_path: Path, book: HashBook) -> None:
+    def digest(root: str, **texts: str) -> str:
+        for folder, text in texts.items():
+            (tmp_path / root / folder).mkdir(parents=True)
+            (tmp_path / root / folder / "x.txt").write_text(text)
+        return book.digest(Source("ingest", paths=expand([str(tmp_path / root)])))
+
+    first = digest("first", a="one", b="two")
+    assert digest("elsewhere", a="one", b="two") == first, "the folder around them is not read"
+    assert digest("renamed", c="one", d="two") == first
+    assert digest("swapped", a="two", b="one") != first
