@@ -96,8 +96,8 @@ def _check_sources(config: CleanConfig, known: Collection[str]) -> None:
     asked: dict[str, Collection[str]] = {}
     if config.language:
         asked["language.keep_by_source"] = config.language.keep_by_source
-    if classifier := config.classifier:
-        asked |= {f"classifier.{key}": getattr(classifier, key) or () for key in ("good", "bad", "apply_to")}
+    if config.classifier:
+        asked["classifier.apply_to"] = config.classifier.apply_to or ()
     found = [
         one for key, names in asked.items() for name in names for one in unknown_source(f"clean.{key}", name, known)
     ]

@@ -159,9 +159,9 @@ def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, mo
 
 def test_init_says_at_once_where_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("Some text.")
-    found = typed("init", str(tmp_path / "text.txt"), "--to", str(tmp_path / "no" / "pipeline.yaml"), "--json")
+    found = typed("init", tmp_path / "text.txt", "--to", tmp_path / "no" / "pipeline.yaml")
     assert found.exit_code == 2
-    assert [error["code"] for error in json.loads(found.stdout)["errors"]] == ["unwritable"]
+    assert f"{tmp_path / 'no'} is no folder that can be written" in found.stderr
 
 
 @pytest.fixture

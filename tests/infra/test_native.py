@@ -17,7 +17,8 @@ def ask(folder: Path) -> list[int]:
     found = subprocess.run(
         [sys.executable, "-c", ASK],
         cwd=folder,
-        env={"PYTHONPATH": f"{folder}:{PROJECT}"},
+        # Python's own cache tells files of one size apart by the second alone.
+        env={"PYTHONPATH": f"{folder}:{PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )
