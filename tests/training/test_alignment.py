@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
@@ -29,7 +29,7 @@ from training.hardware import prepare
 from training.language_model import LanguageModel
 from training.loaders import next_token_batch, read_packed
 from training.loss import IGNORE
-from training.mixed_text import Text, TextBeside, loss_of_text, text_examples
+from training.mixed_text import Text, TextBeside, loss_of_text
 from training.models import load
 from training.norms import GradientClip
 from training.preference_tuning import preference_tuning
@@ -146,27 +146,6 @@ def test_text_among_the_examples_is_learnt_beside_the_answers(
         return _loss_on_text(out, shards_dir, tmp_path)
 
     assert loss_of_text(0.5) < loss_of_text(0.0) - 0.5
-
-
-def test_only_text_of_the_sources_that_are_named_is_read_again(
-    mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
-
-    def texts(*sources: str) -> list[str]:
-        read = text_examples(
-            mixed_shards_dir, 40, 64, 7, Run(tmp_path / "work"), sources=sources, key="sft.text_sources"
-        )
-        return [tokenizer.decode([*one.prompt, *one.response], skip_special_tokens=True) for one in read]
-
-    assert any(text.split()[0].isdigit() for text in texts())
-    letters = texts("letters")
-    assert len(letters) == 40 and all(set(text) <= set("abcdefgh") for text in letters)
-    assert not any(text in letters for text in texts("numbers", "sentences"))
-    with pytest.raises(StageError) as caught:
-        texts("letters", "nombers")
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.path, problem.fix) == ("unknown_source", "sft.text_sources", "did you mean numbers?")
 
 
 def test_the_reward_model_orders_held_out_pairs(rewarding: tuple[Path, Any], preferences_dir: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from corpus.trained import TrainedSequences
 from infra.errors import StageError
@@ -19,6 +20,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import RankFailed, pretrain_in_ranks
 from training.config import PretrainConfig
+from training.mixed_text import text_examples
 from training.mixture import Mixture, Phase, Pool, _scattered
 from training.pretrain import pretrain
 
@@ -239,3 +241,24 @@ def test_a_training_goes_on_under_other_weights_where_the_first_one_stopped(
     with pytest.raises(StageError) as error:
         train("other", {"proportion": {"letters": 1, "numbers": 1, "sentences": 1}}, first)
     assert [problem.code for problem in error.value.problems] == ["other_mixture"]
+
+
+def test_only_text_of_the_sources_that_are_named_is_read_again(
+    mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+
+    def texts(*sources: str) -> list[str]:
+        read = text_examples(
+            mixed_shards_dir, 40, 64, 7, Run(tmp_path / "work"), sources=sources, key="sft.text_sources"
+        )
+        return [tokenizer.decode([*one.prompt, *one.response], skip_special_tokens=True) for one in read]
+
+    assert any(text.split()[0].isdigit() for text in texts())
+    letters = texts("letters")
+    assert len(letters) == 40 and all(set(text) <= set("abcdefgh") for text in letters)
+    assert not any(text in letters for text in texts("numbers", "sentences"))
+    with pytest.raises(StageError) as caught:
+        texts("letters", "nombers")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path, problem.fix) == ("unknown_source", "sft.text_sources", "did you mean numbers?")
