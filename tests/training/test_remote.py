@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,12 @@ class _Watched:
         download = remote.download
 
         def size(name: str) -> int:
-            files = [file for file in folder.rglob(f"{name}/*.mds*") if file.is_file()]
-            return sum(file.stat().st_size for file in files if file.exists())
+            found = 0
+            for file in folder.rglob(f"{name}/*.mds*"):
+                # Another loader worker may take it away between the listing and the look.
+                with suppress(FileNotFoundError):
+                    found += file.stat().st_size
+            return found
 
         def measured(*given: Any) -> None:
             download(*given)
