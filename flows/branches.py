@@ -1,4 +1,5 @@
-"""What a step that goes on from the state of another does to the learning rate there, said before anything runs."""
+"""What a step that goes on from the state of another changes there, in the learning rate and in the order of the data,
+said before anything runs."""
 
 from __future__ import annotations
 
@@ -12,20 +13,53 @@ from training.duration import parse_duration
 
 _SMALL = 0.01
 """A change of rate below this share is no jump: a schedule itself falls by about as much from batch to batch."""
+_ORDER = (
+    "shuffle_block",
+    "global_batch_tokens",
+    "global_batch_examples",
+    "global_batch_pairs",
+    "group_by_length",
+    "text_share",
+)
+"""Settings that the order of an epoch hangs on, beside the seed."""
 
 
-def rate_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
-    """A sentence for each step that goes on from a state of another step of the pipeline: the learning rate before the
-    state and after it. rows: of the plan, for what is built by now."""
+def branch_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
+    """A line or two for each step that goes on from a state of another step of the pipeline: the learning rate before
+    the state and after it, and what changes the order of the data. rows: of the plan, for what is built by now."""
     return {
         name: note
         for name, node in nodes.items()
         if isinstance(node.config, TrainerConfig) and node.config.continues and STATE in node.inputs
-        if (note := _note(node, node.config, nodes[node.inputs[STATE]], rows))
+        if (note := "\n".join(filter(None, _notes(node, node.config, nodes[node.inputs[STATE]], rows))))
     }
 
 
-def _note(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> str:
+def _notes(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> tuple[str, str]:
+    return _rate(node, after, first, rows), _order(node, after, first)
+
+
+def _order(node: Node, after: TrainerConfig, first: Node) -> str:
+    """Where the data are the same, but what is left of the epoch comes in another order."""
+    if not _same_data(node, first):
+        return ""
+    # Pretraining keeps the seed of the order that it began with.
+    names = (*_ORDER, *(() if isinstance(after, PretrainConfig) else ("seed",)))
+    changed = [name for name in names if getattr(after, name, None) != getattr(first.config, name, None)]
+    if not changed:
+        return ""
+    keys, verb = " and ".join(changed), "is" if len(changed) == 1 else "are"
+    return (
+        f"{node.id}: {keys} {verb} not as in {first.id}: the rest of the epoch that it goes on in comes in another "
+        "order, so that some of it may be read twice and some not at all"
+    )
+
+
+def _same_data(node: Node, first: Node) -> bool:
+    return all(node.inputs.get(name) == one for name, one in first.inputs.items())
+
+
+def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> str:
     before = first.config
     if not isinstance(before, TrainerConfig) or not hasattr(before, "duration"):  # that of PPO is a number of rollouts
         return ""
@@ -36,9 +70,8 @@ def _note(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]
     batch = node.continues_at() or total
     rates = None
     if total and batch:
-        same_data = all(node.inputs.get(name) == one for name, one in first.inputs.items())
         was = _rates(before, total, epoch, batch)
-        now = _rates(after, None, epoch if same_data else None, batch)
+        now = _rates(after, None, epoch if _same_data(node, first) else None, batch)
         rates = (was[0], was[1], now[1]) if was and now else None
     if rates is None:
         reason = "is built" if manifest is None else "and its data are read: lengths in epochs or tokens depend on them"

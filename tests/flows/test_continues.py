@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.branches import rate_notes
+from flows.branches import branch_notes
 from flows.config import dump, parse
 from flows.graph import graph
 from flows.plan import Row
@@ -76,8 +76,25 @@ def test_check_says_whether_the_learning_rate_jumps(
         {"name": "x", **SECTIONS, "pretrain": {**PRETRAIN, **first}, "steps": {"longer": {**LONGER, **step}}}
     )
     nodes = graph(config)
-    notes = rate_notes(nodes, {name: Row(node, "build") for name, node in nodes.items()})
+    notes = branch_notes(nodes, {name: Row(node, "build") for name, node in nodes.items()})
     assert set(notes) == {"longer"} and notes["longer"].startswith("longer: ") and said in notes["longer"]
+    assert "another order" not in notes["longer"]
+
+
+def test_check_says_where_the_rest_of_an_epoch_comes_in_another_order() -> None:
+    tuned: dict[str, Any] = {"instructions": {}, "sft": {"global_batch_examples": 8}}
+    steps: dict[str, Any] = {
+        "larger": {**LONGER, "global_batch_tokens": 1024, "shuffle_block": 1000, "seed": 4},
+        "elsewhere": {**LONGER, "shuffle_block": 1000, "inputs": {"shards": "more"}},
+        "more": {"uses": "shard", "sequence_length": 64, "inputs": {"documents": "ingest", "tokenizer": "tokenizer"}},
+        "tuned": {"uses": "sft", "continues": {"step": "sft"}, "duration": "2 epochs", "seed": 4},
+    }
+    nodes = graph(parse({"name": "x", **SECTIONS, **tuned, "steps": steps}))
+    notes = branch_notes(nodes, {name: Row(node, "build") for name, node in nodes.items()})
+    told = "the rest of the epoch that it goes on in comes in another order"
+    assert f"larger: shuffle_block and global_batch_tokens are not as in pretrain: {told}" in notes["larger"]
+    assert f"tuned: seed is not as in sft: {told}" in notes["tuned"]
+    assert told not in notes["elsewhere"]
 
 
 def test_what_cannot_go_on_is_said_at_once_with_the_nearest_right_name() -> None:
