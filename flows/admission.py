@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.concurrency import _leases
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Failed, State
+from prefect.states import AwaitingConcurrencySlot, Cancelled, Failed, State
 
 from flows.schedules import CATCH_UP_TAG
 from infra.errors import Problem
@@ -90,7 +90,7 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
         return ""
     if policy == "none":
         # Who retries a run wants it, however long ago it was due.
-        is_late = now - due > GRACE and run.run_count <= 1
+        is_late = now - due > GRACE and run.run_count <= 1 and not _queued_in_time(client, run, due)
         return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC and missed" if is_late else ""
     later = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[run.deployment_id])),
@@ -101,6 +101,12 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
     )
     later = [one for one in later if one.auto_scheduled]
     return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too, or was run" if later else ""
+
+
+def _queued_in_time(client: SyncPrefectClient, run: FlowRun, due: datetime) -> bool:
+    """Whether a worker took it up when it was due, and it has waited for another run to end since."""
+    states, name = client.read_flow_run_states(run.id), AwaitingConcurrencySlot().name
+    return any(one.name == name and one.timestamp - due <= GRACE for one in states)
 
 
 RETRY_S = 15.0

@@ -23,8 +23,9 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Scheduled
+from prefect.states import AwaitingConcurrencySlot, Scheduled
 
+import flows.admission
 import flows.deploy
 from flows.admission import GRACE, _missed
 from flows.config import load
@@ -239,6 +240,24 @@ def test_a_run_that_is_retried_is_no_missed_one(prefect_url: str) -> None:
         first, again = (_missed(client, FlowRun(flow_id=uuid4(), run_count=count, **facts)) for count in (1, 2))
     assert "and missed" in first
     assert again == ""
+
+
+def test_a_run_that_waited_for_another_to_end_is_no_missed_one(
+    prefect_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The risk: with --catch-up none a night's run is left out because the one before it took longer."""
+    grace = timedelta(seconds=3)
+    monkeypatch.setattr(flows.admission, "GRACE", grace)
+    facts: dict[str, Any] = {"tags": [f"{CATCH_UP_TAG}none"], "auto_scheduled": True, "run_count": 0}
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        made = client.request("POST", "/flow_runs/", json={"flow_id": str(client.create_flow_from_name("a-pipeline"))})
+        due = datetime.now(UTC)
+        run = FlowRun(id=made.json()["id"], flow_id=made.json()["flow_id"], expected_start_time=due, **facts)
+        client.set_flow_run_state(run.id, AwaitingConcurrencySlot(), force=True)
+        wait_until(lambda: datetime.now(UTC) - due > grace)
+        assert _missed(client, run) == ""
+        due -= 2 * grace
+        assert "and missed" in _missed(client, run.model_copy(update={"expected_start_time": due}))
 
 
 @pytest.mark.cluster
