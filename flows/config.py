@@ -36,10 +36,14 @@ def load(path: Path, settings: Mapping[str, str] | None = None) -> PipelineConfi
         # A step is named without its section, as everywhere on the command line.
         is_step = isinstance(steps, dict) and "." in key and key.partition(".")[0] in steps
         problems += set_value(data, f"steps.{key}" if is_step else key, text)
+    folder = path.absolute().parent
+    try:
+        config = parse(take_over(data, folder), folder)
+    except ConfigError as error:
+        raise ConfigError(*problems, *error.problems) from None
     if problems:
         raise ConfigError(*problems)
-    folder = path.absolute().parent
-    return parse(take_over(data, folder), folder)
+    return config
 
 
 def parse(data: Any, folder: Path | None = None) -> PipelineConfig:

@@ -100,6 +100,8 @@ class Layout:
             yield from sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
 
     def _check(self) -> None:
+        if "?" in str(self.root):
+            raise _no_store(self.root, "the addresses of its servers' databases would end at the question mark")
         try:
             there = {path.name for path in self.root.iterdir()} - _OF_THE_DISK if self.root.exists() else set()
             found = (self.root / MARKER).read_text().strip() if MARKER in there else ""

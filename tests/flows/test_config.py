@@ -234,6 +234,16 @@ def test_bad_usage_exits_with_2(
     assert any(told in f"{error['message']} {error['fix']}" for error in answer.document["errors"]), answer.document
 
 
+def test_what_is_wrong_in_the_file_and_in_what_is_set_is_told_at_once(
+    run: Callable[..., Answer], tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "config.yaml", {"name": "x", "ingest": {}, "cleen": {}})
+    answer = run("check", config, "--set", "name.first=x", "--root", tmp_path / "what?")
+    assert answer.code == 2 and {error["path"] for error in answer.document["errors"]} == {"cleen", "--set name.first"}
+    answer = run("check", write_config(config, {"name": "x", "ingest": {}}), "--root", tmp_path / "what?")
+    assert answer.code == 2 and "end at the question mark" in answer.document["errors"][0]["message"]
+
+
 def test_a_missing_source_is_named_before_anything_runs(run: Callable[..., Answer], tmp_path: Path) -> None:
     config = write_config(
         tmp_path / "config.yaml", {"name": "x", "ingest": {"read": [{"kind": "files", "paths": ["gone.txt"]}]}}
