@@ -52,10 +52,11 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
         raise GateRefused(Problem("rejected", address, f"its gates refused it: {reasons}", "promote another model"))
     model = manifest.inputs["model"]
     promotions = Promotions(store.root)
-    before = promotions.promoted(name)
+    history = promotions.history(name)
+    before = history[-1] if history else None
     now = Promotion(address, model.path, model.digest, round(time.time(), 3))
     if before is not None and before.registration == address:
-        return Promoted(name, before, before, [])
+        return Promoted(name, before, history[-2] if len(history) > 1 else None, [])
     compared = _compared(store, before, manifest) if before else []
     worse = [row for row in compared if row["worse"]]
     if worse and not force:

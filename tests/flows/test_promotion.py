@@ -53,7 +53,8 @@ def test_a_promotion_is_recorded_and_told(store: Store) -> None:
     done = promote(store, f"register/{_taken(store)}")
     assert done.name == "demo" and done.before is None and done.now.model.startswith("rlhf/")
     assert Promotions(store.root).promoted("demo") == done.now
-    assert promote(store, f"register/{_taken(store)}").now == done.now
+    again = promote(store, f"register/{_taken(store)}")
+    assert (again.now, again.before) == (done.now, None), "nothing was promoted before it"
     assert len(Promotions(store.root).history("demo")) == 1
     assert len(Outbox(store.root).paths()) == 1
     with pytest.raises(StageError, match="no earlier promotion"):
