@@ -86,7 +86,7 @@ def mirror_task(
 
     source: a file or a folder. splits: files by split, beside or instead of it. shots: rows that are taken from the end
     of the scored split for its shots; by default up to 20 where the task takes shots and its own split of them is not
-    there.
+    there. StageError `has_shots` where it is.
     Nothing is written unless the task could make a prompt and an answer of every row. Raises ConfigError
     `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`, `bad_task`.
     """
@@ -155,6 +155,9 @@ def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots:
         shots = 0 if not needed else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
     if not shots:
         return 0
+    if rows.get(target):
+        message = f"the split {target} is there with {len(rows[target]):,} rows, of which shots are drawn"
+        raise stage_error("has_shots", "--shots", message, "leave --shots out")
     if shots >= len(scored):
         raise stage_error("too_many_shots", "--shots", f"{shots} of {len(scored)} rows would leave none to score")
     rows[target] = [*scored[-shots:]]

@@ -391,6 +391,8 @@ def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: P
     assert everything.splits == {"test": 24, "validation": 24}
     trained = mirror_task("arc_easy", source, mirror, {"train": source})
     assert trained.splits["train"] == trained.splits["test"] == 24 and not trained.put_aside
+    with pytest.raises(StageError, match="the split train is there with 24 rows"):
+        mirror_task("arc_easy", source, mirror, {"train": source}, shots=4)
 
 
 def test_a_split_without_answers_takes_none_from_the_others(tmp_path: Path) -> None:
