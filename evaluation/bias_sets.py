@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from evaluation.bias_files import (
     BbqQuestion,
     Coreference,
     StereoItem,
+    bad_set,
     read_bbq,
     read_stereoset,
+    read_table,
     read_winobias,
     read_winogender,
 )
@@ -57,13 +58,14 @@ def measure_bias_sets(
     }  # fmt: skip
     read = [(one, list(readers[one.kind](Path(one.path)))) for one in sets]
     lexicon = next((read_hurtlex(Path(one.lexicon)) for one in sets if one.lexicon), {})
+    women = next((women_in_occupations(Path(one.path)) for one in sets if one.kind == "winogender"), {})
     with quiet():
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, 32)
         rows = []
         for one, items in read:
 
             def asked(one: BiasSet = one, items: Sequence[Any] = items) -> list[Row]:
-                return _measured(lm, one, items, lexicon, harness_model, run, seed=seed, confidence=confidence)
+                return _measured(lm, one, items, lexicon, women, harness_model, run, seed=seed, confidence=confidence)
 
             rows += [{"set": one.kind, **row} for row in keep(f"bias_{one.kind}", asked)]
     return corrected(rows)
@@ -74,6 +76,7 @@ def _measured(
     one: BiasSet,
     items: Sequence[Any],
     lexicon: Any,
+    women: dict[str, float],
     harness_model: ReportingHFLM,
     run: Run,
     *,
@@ -91,7 +94,7 @@ def _measured(
         return bec_pro(items, associations(items, sentence_likelihoods(lm, items, run)), confidence, seed)
     answers = likeliest(coreference_requests(items), harness_model)
     if one.kind == "winogender":
-        return winogender(items, answers, women_in_occupations(Path(one.path)), confidence)
+        return winogender(items, answers, women, confidence)
     return winobias(items, answers, confidence)
 
 
@@ -139,7 +142,8 @@ def winogender(
     items: Sequence[Coreference], answers: Sequence[int], women: dict[str, float], confidence: float
 ) -> list[Row]:
     """Accuracy by the pronoun's gender, the gap of male and female, the share of sentences that are resolved otherwise
-    when he becomes she, and how that goes with the share of women in the occupations (Rudinger et al. 2018).
+    when he becomes she, and how that goes with the share of women in the occupations (Rudinger et al. 2018). What is of
+    pairs is left out where no sentence has both pronouns.
 
     women: in percent by occupation; the correlation is left out where it is empty.
     """
@@ -151,10 +155,11 @@ def winogender(
         accuracy(f"accuracy_{group}", [answered[p, g] == answer_of[p] for p, g in answered if g == group], confidence)
         for group in sorted({one.group for one in items})
     ]
-    rows += [
-        paired_gap("gap", male, female, confidence),
-        share_of_pairs("resolved_by_gender", [a != b for a, b in zip(male, female, strict=True)], confidence),
-    ]
+    if pairs:
+        rows += [
+            paired_gap("gap", male, female, confidence),
+            share_of_pairs("resolved_by_gender", [a != b for a, b in zip(male, female, strict=True)], confidence),
+        ]
     occupations = sorted({one.category for one in items} & women.keys())
     towards_women = []
     for occupation in occupations:
@@ -167,12 +172,21 @@ def winogender(
 
 
 def women_in_occupations(path: Path) -> dict[str, float]:
-    """Percent of women by occupation, of the Bureau of Labor Statistics; empty where the file is not beside the set."""
+    """Percent of women by occupation, of the Bureau of Labor Statistics; empty where the file is not beside the set.
+
+    Raises StageError naming the line that is not of its form.
+    """
     place = (path if path.is_dir() else path.parent) / STATISTICS
     if not place.is_file():
         return {}
-    with place.open(encoding="utf-8", newline="") as file:
-        return {row["occupation"]: float(row["bls_pct_female"]) for row in csv.DictReader(file, delimiter="\t")}
+    found = {}
+    for number, row in enumerate(read_table(place, "\t"), 2):
+        try:
+            found[row["occupation"]] = float(row["bls_pct_female"])
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"expected the columns occupation and bls_pct_female as Winogender has them: {error}"
+            raise bad_set(f"{place}:{number}", message) from error
+    return found
 
 
 def bbq_requests(items: Sequence[BbqQuestion]) -> list[tuple[str, list[str]]]:

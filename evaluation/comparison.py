@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,13 +50,17 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
         if not left or left.keys() != right.keys():
             continue
         before, after = (sum(scores.values()) / len(scores) for scores in (left, right))
-        compared.append(PairedAccuracy(task, before, after, *_gain([(left[i], right[i]) for i in left])))
+        if gain := _gain([(left[i], right[i]) for i in left]):
+            compared.append(PairedAccuracy(task, before, after, *gain))
     return compared
 
 
-def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float]:
-    """The second's mean score less the first's over the same items, and the p-value against none."""
+def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None:
+    """The second's mean score less the first's over the same items, and the p-value against none; None for a single
+    item that is neither right nor wrong, which does not tell how items differ."""
     if any(score not in (0, 1) for pair in pairs for score in pair):
+        if len(pairs) < 2:
+            return None
         gains = np.array([second - first for first, second in pairs], dtype=np.float64)
         return bootstrap(gains, seed=SEED), sign_flip_p_value(gains)
     better = sum(second > first for first, second in pairs)
@@ -90,7 +95,8 @@ class PairedToxicity:
 
 
 def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
-    """The difference in toxicity over the same prompts; None where they were not asked the same.
+    """The difference in toxicity over the same prompts; None where they were not asked the same, or a single prompt,
+    of which nothing tells how prompts differ.
 
     Of means the interval is the bootstrap over prompts, of the share Newcombe's for pairs, which keeps a width where
     no prompt tells the models apart. first, second: artifacts of the stage safety.
@@ -102,10 +108,10 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
         for one, found in zip((first, second), results, strict=True)
     ]
     rows = [
-        {row["prompt"]: row["continuations"] for row in one.read_lines("aux/generations.jsonl")}
+        {prompt: row["continuations"] for prompt, row in _by_prompt(one.read_lines("aux/generations.jsonl"))}
         for one in (first, second)
     ]
-    if not rows[0] or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
+    if len(rows[0]) < 2 or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
         return None
     prompts = list(rows[0])
     worst = np.array([[max(one["toxicity"] for one in found[p]) for p in prompts] for found in rows])
@@ -126,6 +132,14 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
         (float(length[0].mean()), float(length[1].mean())),
         at_equal_length,
     )
+
+
+def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+    """Each row with its prompt and how many rows before it have the same one, as BOLD's empty prompts do."""
+    met: Counter[str] = Counter()
+    for row in rows:
+        yield (row["prompt"], met[row["prompt"]]), row
+        met[row["prompt"]] += 1
 
 
 def _drawn_by(one: Artifact) -> tuple[Any, Any]:
@@ -167,17 +181,21 @@ def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
     """The second policy's mean reward on the held-out prompts less the first's, by the bootstrap over prompts.
 
     None where they were judged by different reward models, whose rewards have no common scale, or asked different
-    prompts. first, second: artifacts of the stage rlhf.
+    prompts or a single one. first, second: artifacts of the stage rlhf.
     """
     judges = {
         one.manifest.inputs["reward_model"].digest if one.manifest and "reward_model" in one.manifest.inputs else one.id
         for one in (first, second)
     }
     rewards = [
-        {row["prompt"]: row["rewards"]["rlhf"] for row in one.read_lines("aux/samples.jsonl") if row.get("rewards")}
+        {
+            prompt: row["rewards"]["rlhf"]
+            for prompt, row in _by_prompt(one.read_lines("aux/samples.jsonl"))
+            if row.get("rewards")
+        }
         for one in (first, second)
     ]
-    if len(judges) > 1 or not rewards[0] or rewards[0].keys() != rewards[1].keys():
+    if len(judges) > 1 or len(rewards[0]) < 2 or rewards[0].keys() != rewards[1].keys():
         return None
     return bootstrap([rewards[1][prompt] - rewards[0][prompt] for prompt in rewards[0]], seed=SEED)
 

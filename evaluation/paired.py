@@ -98,6 +98,8 @@ def _compared(
         neither = len(pairs) - both - better - worse
         interval = difference_of_paired_proportions(both, better, worse, neither, confidence)
         return _row(interval, mcnemar_p_value(better, worse), "mcnemar", len(pairs))
+    if len(pairs) < 2:  # which does not tell how items differ
+        return None
     if aggregate is None or getattr(aggregate, "__name__", "") == "mean":
         if not all(isinstance(value, int | float) and math.isfinite(value) for pair in pairs for value in pair):
             return None

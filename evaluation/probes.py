@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from evaluation.config import DATA_DIR, BiasConfig, ToxicityConfig
@@ -18,10 +19,13 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     JSON lines have `prompt`: a text, or an object with `text` as RealToxicityPrompts has it, whose kind is
     `challenging` or `other`. BOLD's JSON has prompts by group and name; the kind is the group. A line of a text file
     that is a list with written-out line ends, as ToxiGen's prompts are, is read as that list.
-    Raises StageError naming the line that is not a prompt, or an empty file.
+    Raises StageError naming the line that is not a prompt, or a file that is empty or no UTF-8.
     """
     path = Path(config.prompts) if config.prompts else DATA_DIR / "toxicity_prompts.jsonl"
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise stage_error("bad_prompts", str(path), f"expected text in UTF-8: {error}") from error
     if path.suffix == ".json":
         prompts = _bold(path, text)
     else:
@@ -73,18 +77,23 @@ def read_pairs(config: BiasConfig) -> list[dict[str, str]]:
     Raises StageError naming missing columns, or the row that is not a pair.
     """
     path = Path(config.pairs) if config.pairs else DATA_DIR / "bias_pairs.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
-        if missing:
-            raise stage_error(
-                "bad_pairs", f"{path}:1", f"expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}"
-            )
-        pairs = []
-        for row in reader:
-            if not row["sent_more"] or not row["sent_less"]:
-                raise stage_error("bad_pairs", f"{path}:{reader.line_num}", "expected two sentences")
-            pairs.append({name: row[name] or "" for name in COLUMNS})
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            pairs = list(_pairs(path, csv.DictReader(file)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise stage_error("bad_pairs", str(path), f"expected a CSV file in UTF-8: {error}") from error
     if not pairs:
         raise stage_error("bad_pairs", str(path), "expected at least one pair of sentences, found none")
     return pairs[: config.limit]
+
+
+def _pairs(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+    if missing:
+        raise stage_error(
+            "bad_pairs", f"{path}:1", f"expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}"
+        )
+    for row in reader:
+        if not row["sent_more"] or not row["sent_less"]:
+            raise stage_error("bad_pairs", f"{path}:{reader.line_num}", "expected two sentences")
+        yield {name: row[name] or "" for name in COLUMNS}

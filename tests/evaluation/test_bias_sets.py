@@ -176,6 +176,9 @@ def test_winogenders_figures_by_hand() -> None:
     assert found["gap"]["value"] == 0.25 and found["resolved_by_gender"]["value"] == 0.25
     # r of (1, 0, 0, 0) with (90, 50, 20, 10): 47.5 / sqrt(0.75 · 3875).
     assert found["correlation_with_women"]["value"] == pytest.approx(47.5 / (0.75 * 3875) ** 0.5, abs=1e-6)
+    men = [one for one in items if one.group == "male"]
+    alone = winogender(men, [1] * len(men), {}, 0.95)
+    assert [row["metric"] for row in alone] == ["accuracy_male"], "no sentence has both pronouns"
 
 
 def test_honest_by_hand() -> None:
@@ -284,6 +287,12 @@ def test_a_model_is_asked_all_sets_in_the_stage(model_dir: Path, tmp_path: Path,
     assert value["stereoset", "overall", "ss"] == pytest.approx(100 * sum(a > b for a, b, _ in found) / 2)
 
 
+def _women(path: Path) -> dict[str, float]:
+    from evaluation.bias_sets import women_in_occupations
+
+    return women_in_occupations(path)
+
+
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
@@ -292,10 +301,12 @@ def test_a_model_is_asked_all_sets_in_the_stage(model_dir: Path, tmp_path: Path,
         (read_honest, "template_masked\tidentity\tcategory\nshe is\tshe\tf\n", "b.json:2: expected template_masked"),
         (read_hurtlex, "lemma\nrat\n", "b.json:2: expected HurtLex's columns"),
         (read_winogender, "sentid\tsentence\na.b.1\tHe\n", "b.json:2: expected sentid and sentence"),
+        (_women, "occupation\twomen\nclerk\t50\n", "stats.tsv:2: expected the columns occupation and"),
     ],
 )
 def test_a_file_in_another_form_is_named_with_its_line(tmp_path: Path, read: Any, text: str, said: str) -> None:
     (tmp_path / "b.json").write_text(text)
+    (tmp_path / "occupations-stats.tsv").write_text(text)
     with pytest.raises(StageError, match=said):
         read(tmp_path / "b.json")
     with pytest.raises(StageError, match="expected a folder with WinoBias' files"):

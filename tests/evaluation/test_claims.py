@@ -206,6 +206,23 @@ def test_continuations_that_were_drawn_otherwise_are_not_compared(tmp_path: Path
         assert (paired_toxicity(asked["base"], asked["rlhf"]) is not None) is compared
 
 
+def test_equal_prompts_count_each_and_a_single_one_tells_nothing(tmp_path: Path) -> None:
+    from evaluation.artifacts import read_artifacts
+    from evaluation.comparison import paired_toxicity
+
+    folders = write_pipeline(tmp_path / "store")
+    for prompts, count in ((["", "", "a"], 3), (["a"], None)):
+        for model, score in (("base", 0.1), ("rlhf", 0.4)):
+            rows = [
+                {"prompt": one, "kind": "all", "continuations": [{"text": "x", "toxicity": score}]} for one in prompts
+            ]
+            path = folders[f"safety_{model}"] / "aux/generations.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        asked = read_artifacts({name: folders[f"safety_{name}"] for name in ("base", "rlhf")})
+        found = paired_toxicity(asked["base"], asked["rlhf"])
+        assert (found and found.prompts) == count
+
+
 def test_a_fall_of_toxicity_with_shorter_text_says_so(tmp_path: Path) -> None:
     base = [0.02 * n for n in range(32)]
     state, text = toxicity_claim(tmp_path, base, [score / 2 for score in base], characters=30)

@@ -155,11 +155,12 @@ class TestToxicity:
             ("p.jsonl", '{"prompt": "a"}\nnot json\n', r"p\.jsonl:2: expected a JSON object"),
             ("p.jsonl", '{"text": "a"}\n', r"p\.jsonl:1"),
             ("p.txt", "\n\n", "at least one prompt"),
+            ("p.txt", "caf\xe9\n", r"p\.txt: expected text in UTF-8"),
         ],
     )
     def test_a_file_without_prompts_is_named(self, name: str, content: str, expected: str, tmp_path: Path) -> None:
         from evaluation.toxicity import read_prompts
 
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(content, encoding="latin-1")
         with pytest.raises(StageError, match=expected):
             read_prompts(ToxicityConfig(prompts=str(tmp_path / name)))
