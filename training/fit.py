@@ -332,7 +332,7 @@ class _Training:
                 clip,
                 activations,
                 WeightsMove(
-                    self._stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed)
+                    self._stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed), run
                 ),
                 MetricsLogger(
                     plan.batches, throughput, clip, activations, scale, corrections, run, grows=plan.rampup is not None

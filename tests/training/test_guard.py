@@ -22,7 +22,7 @@ from training import pretrain as pretrain_module
 from training.backends import load_backend
 from training.batch_size import BatchSizeRampup
 from training.callbacks import Callback
-from training.config import PretrainConfig
+from training.config import PretrainConfig, RlhfConfig
 from training.guard.callback import noise_of_mean
 from training.guard.config import GuardConfig
 from training.guard.corrections import Alarm, Corrections
@@ -30,6 +30,7 @@ from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
 from training.guard.watch import Watch, spread_of
 from training.pretrain import pretrain
+from training.rlhf import rlhf
 from training.train_state import TrainState
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -454,3 +455,32 @@ def test_weights_that_do_not_move_stop_the_training_at_once(
 
 def _ignoring(made: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return IgnoresTheClosure(made.param_groups)
+
+
+CALLS: list[int] = []
+
+
+def first_alike(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """A reward function: the answers of the first four rounds are worth the same, later ones the less the longer."""
+    CALLS.append(len(answers))
+    return [-len(answer) / 10 if len(CALLS) > 4 else 0.0 for answer in answers]
+
+
+@pytest.mark.parametrize("algorithm", ["rloo", "grpo"])
+def test_rounds_whose_answers_are_all_worth_the_same_are_waited_through(
+    algorithm: str, base_dir: Path, instructions_dir: Path, tmp_path: Path, run: Run, journal: Any, weights: Weights
+) -> None:
+    """As where a rule finds no right answer of a weak model yet: there is no gradient, and nobody's fault."""
+    CALLS.clear()
+    settings = {
+        "algorithm": algorithm, "answers_per_prompt": 2, "rollouts": 6, "rollout_prompts": 8, "minibatch_answers": 8,
+        "answer_max_tokens": 6, "heldout_prompts": 2, "unfinished_penalty": 0.0,
+        "reward_functions": {f"{__name__}:{first_alike.__name__}": 1.0},
+    }  # fmt: skip
+    inputs = {"model": base_dir, "prompts": instructions_dir}
+    assert rlhf(RlhfConfig.model_validate(settings), inputs, tmp_path / "out", run).figures["batches"] == 6
+    assert [one.partition(",")[0] for one in journal.events() if "had no gradient" in one] == [
+        "rlhf: 3 batches from the first on had no gradient"
+    ]
+    before, after = weights(base_dir), weights(tmp_path / "out")
+    assert any(not torch.equal(before[name], after[name]) for name in after)

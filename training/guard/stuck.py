@@ -55,7 +55,6 @@ class Stuck(Callback):
             )
 
 
-# One batch may have no gradient, as when none of its tokens bears loss.
 _UPDATES = 3
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -63,38 +62,61 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class WeightsMove(Callback):
     """Raises StageError `no_update` when the first three updates leave every weight as it was, to the bit.
 
+    A batch whose gradient is zero throughout, as where all answers to a prompt are worth the same, asks for no update
+    and counts none; the third writes the event `no_gradient`.
     updated: whether a batch was to change the weights at all: one that is passed over is not.
     """
 
-    def __init__(self, stage: str, updated: Callable[[int], bool]) -> None:
+    def __init__(self, stage: str, updated: Callable[[int], bool], run: Run) -> None:
         self._stage = stage
         self._updated = updated
+        self._run = run
         self._before: Tensor | None = None
         self._unmoved = 0
+        self._without_gradient = 0
+        self._is_zero = False
         self._moved = False
 
     def batch_start(self, state: TrainState) -> None:
+        self._is_zero = False
         if not self._moved and self._before is None:
             self._before = bits_of(state.model)
+
+    def after_train_batch(self, state: TrainState) -> None:
+        # Not called where an optimizer passes over its closure; and where no weight has a gradient, that is a fault.
+        if not self._moved:
+            gradients = [local(weight.grad) for weight in state.model.parameters() if weight.grad is not None]
+            self._is_zero = bool(gradients) and not any(bool(one.any()) for one in gradients)
 
     def batch_end(self, state: TrainState) -> None:
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if self._moved or not self._updated(state.clock.batch - 1) or not any(rates):
             return
         assert self._before is not None
-        changed = torch.ne(bits_of(state.model), self._before).any().to(torch.int32)
-        self._unmoved += 1
-        if bool(ranks.all_reduce(changed, "max")):
+        changed = torch.ne(bits_of(state.model), self._before).any()
+        found = torch.stack([changed, changed.new_tensor(not self._is_zero)]).to(torch.int32)
+        moved, pushed = ranks.all_reduce(found, "max").tolist()
+        if moved:
             self._moved, self._before = True, None
-        elif self._unmoved >= _UPDATES:
-            raise stage_error(
-                "no_update",
-                f"{self._stage}.optimizer",
-                f"the weights are the same to the bit after {self._unmoved} updates with a learning rate of "
-                f"{max(rates):.3g}: nothing is learnt",
-                "an optimizer's step must call the closure that it is given and change the weights; a learning rate "
-                "that is too small for fp32 changes nothing either",
-            )
+        elif not pushed:
+            self._without_gradient += 1
+            if self._without_gradient == _UPDATES:
+                self._run.event(
+                    "no_gradient",
+                    f"{self._stage}: {_UPDATES} batches from the first on had no gradient, and nothing was learnt of "
+                    "them: all answers to a prompt are worth the same, or no example weighs anything",
+                )
+        else:
+            self._unmoved += 1
+            if self._unmoved >= _UPDATES:
+                raise stage_error(
+                    "no_update",
+                    f"{self._stage}.optimizer",
+                    f"the weights are the same to the bit after {self._unmoved} updates with a learning rate of "
+                    f"{max(rates):.3g}: nothing is learnt",
+                    "an optimizer's step must call the closure that it is given and change the weights; a learning "
+                    "rate that is too small for fp32 changes nothing either",
+                )
 
 
 def bits_of(model: nn.Module) -> Tensor:
