@@ -239,7 +239,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preference_tuning",
             about="A model, aligned on preference pairs themselves by DPO, IPO, KTO or ORPO.",
-            version=2,
+            version=3,
             config=PreferenceTuningConfig,
             function="training.preference_tuning:preference_tuning",
             inputs=(

@@ -30,7 +30,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Example:
-    """A pair by its number in the file, and for KTO its prompt with the two answers of the pair that follows."""
+    """A pair by its number in the file, and for KTO its prompt with the two answers of a pair of another prompt."""
 
     number: int
     pair: Pair

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ from training.preference_model import (
     count_pairs,
     preference_batch,
 )
-from training.preference_pairs import Pair, fitted_pairs, is_tie
+from training.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie
 from training.scorer import load_scorer
 from training.train_state import TrainState
 
@@ -104,8 +105,8 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         )
         for side, name, limit in (("train", "training", None), ("heldout", "held-out", config.heldout_limit))
     )
-    measured = _examples(heldout.pairs, config, chat, max_length)
-    examples = _examples(train.pairs, config, chat, max_length)
+    measured = _examples(heldout, config, chat, max_length)
+    examples = _examples(train, config, chat, max_length)
     reference = _logprobs(model, examples, chat, run, "reference model")[0]
     before = _logprobs(model, measured, chat, run, "reference model")
 
@@ -166,20 +167,38 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     return Result(figures, done.headline(headline))
 
 
-def _examples(pairs: Sequence[Pair], config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
-    """The pairs by number; for KTO with the answers of the pair that follows in the file, whose reference
-    log-probabilities are then known before training."""
+def _examples(fitted: FittedPairs, config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
+    """The pairs by number; for KTO with the answers of a pair of another prompt, whose reference log-probabilities are
+    then known before training."""
+    pairs = fitted.pairs
     if config.loss != "kto":
         return [Example(number, pair) for number, pair in enumerate(pairs)]
 
     def asked(prompt: Sequence[int], answer: Conversation) -> Conversation:
         return Conversation(chat.shortened(prompt, max_length - len(answer.response)), answer.response)
 
-    following = [*pairs[1:], *pairs[:1]]
+    others = [pairs[number] for number in _of_other_prompts([row["prompt"] for row in fitted.rows])]
     return [
         Example(number, pair, Pair(*(asked(pair.chosen.prompt, answer) for answer in (other.chosen, other.rejected))))
-        for number, (pair, other) in enumerate(zip(pairs, following, strict=True))
+        for number, (pair, other) in enumerate(zip(pairs, others, strict=True))
     ]
+
+
+def _of_other_prompts(prompts: Sequence[str]) -> list[int]:
+    """For each pair in the file the number of one of another prompt: the pair that follows; where a prompt has several,
+    as the pairs of a ranking, its first has the first of the next prompt, its second the second, and so on, in turn.
+    Where there is one prompt alone, the pair that follows."""
+    groups = [
+        (prompt, [number for number, _ in group]) for prompt, group in groupby(enumerate(prompts), lambda one: one[1])
+    ]
+    if len({prompt for prompt, _ in groups}) < 2:
+        return [*range(1, len(prompts)), 0]
+    found = []
+    for place, (prompt, numbers) in enumerate(groups):
+        # The first may be of the last one's prompt.
+        other = next(those for text, those in (groups[(place + far) % len(groups)] for far in (1, 2)) if text != prompt)
+        found += [other[turn % len(other)] for turn in range(len(numbers))]
+    return found
 
 
 def _logprobs(

@@ -26,7 +26,7 @@ from training.models import load
 from training.preference_losses import dpo, ipo, kto, log_odds, orpo
 from training.preference_model import Mismatched, PreferenceTuned
 from training.preference_pairs import fitted_pairs
-from training.preference_tuning import preference_tuning
+from training.preference_tuning import _examples, preference_tuning
 
 SETTINGS: dict[str, Any] = {
     "duration": "12 batches",
@@ -116,6 +116,27 @@ def test_ranks_and_microbatches_end_with_the_weights_of_one_process(
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [("abc", "bca"), ("aaabbc", "bbbcca"), ("abbba", "baaab"), ("aa", "aa")],
+    ids=["pairs", "rankings", "the last prompt is the first", "one prompt"],
+)
+def test_kto_judges_a_prompt_by_answers_to_another(prompts: str, expected: str, base_dir: Path) -> None:
+    chat, config = Chat.load(base_dir), PreferenceTuningConfig.model_validate(SETTINGS | {"loss": "kto"})
+    rows = [
+        {"prompt": f"Why {prompt}?", "chosen": f"{prompt} good {number}", "rejected": f"{prompt} bad {number}"}
+        for number, prompt in enumerate(prompts)
+    ]
+    examples = _examples(fitted_pairs(chat, rows, 64, "drop"), config, chat, 64)
+    for example, prompt, other in zip(examples, prompts, expected, strict=True):
+        assert example.mismatched
+        for name, one in (("good", example.mismatched.chosen), ("bad", example.mismatched.rejected)):
+            assert chat.decode(one.response).startswith(f"{other} {name}")
+            assert one.prompt == chat.prompts([f"Why {prompt}?"], 64)[0]
+    of_last = examples[-1].mismatched
+    assert of_last and (of_last.chosen.response != examples[-1].pair.chosen.response)
 
 
 def test_what_kto_holds_answers_against_is_of_the_whole_batch_over_all_ranks(
