@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from corpus.source_names import unknown_source
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, SafetyConfig
-from flows.graph import Graph, ancestors, first_model, items_to_clear
+from flows.graph import Graph, ancestors, first_model, items_to_clear, models_before
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
 from infra.errors import Problem, StageError
@@ -190,9 +190,24 @@ def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: N
         yield Problem("contradiction", f"{stage}.{key}", message, fix)
     elif not value and sources:
         yield Problem("contradiction", where, f"{key} is 0, so no text is read", f"set {key}")
-    elif value and (read := _sources_of(nodes[node.inputs["shards"]], nodes)):
-        for name in sources:
+    elif value:
+        for name in sources if (read := _sources_of(nodes[node.inputs["shards"]], nodes)) else ():
             yield from unknown_source(where, name, read)
+        yield from _of_other_ids(f"{stage}.{key}", node, nodes[node.inputs["shards"]], nodes)
+
+
+def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterator[Problem]:
+    """Text whose token ids mean other text to the model that reads it, as far as the steps tell."""
+    models = list(models_before(nodes, node.id))
+    by = shards.inputs.get("tokenizer", "")
+    made = nodes.get(by)
+    if not models or models[-1].adopted or shards.adopted or made is None or made.adopted:
+        return
+    trained = isinstance(made.config, TokenizerConfig) and not made.config.pretrained
+    if trained and by not in [one.inputs.get("tokenizer") for one in models]:
+        message = f"expected text in the token ids of {models[0].id}, and {shards.id} has those of {by}"
+        fix = f"take shards whose input tokenizer is {models[0].id}, or leave text out"
+        yield Problem("other_tokenizer", where, message, fix)
 
 
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from corpus.config import DataKind, ValidateConfig
@@ -199,10 +199,15 @@ def _named(node: Node, config: PipelineConfig, command: str) -> Node:
 
 def first_model(nodes: Graph, name: str) -> Node | None:
     """The step that the model a step reads goes back to, by way of the models that it was made from."""
-    node = nodes[name]
-    while (up := node.inputs.get("model")) is not None:
-        node = nodes[up]
+    node = [nodes[name], *models_before(nodes, name)][-1]
     return node if isinstance(node.config, PretrainConfig | BaseModelConfig) else None
+
+
+def models_before(nodes: Graph, name: str) -> Iterator[Node]:
+    """The model that a step reads, the one that this was made from, and so on to the first."""
+    while (up := nodes[name].inputs.get("model")) is not None:
+        yield nodes[up]
+        name = up
 
 
 def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:

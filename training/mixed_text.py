@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,11 @@ from training.chat import Conversation
 from training.language_model import LanguageModel
 from training.loaders import open_in_order, unpacked_bytes
 from training.loss import IGNORE
-from training.packed_text import read_meta
+from training.packed_text import check_tokenizer, read_meta
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory
 
+TEXT_BY_MODEL = "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from"
 _LEAST = 2
 """Tokens of a document that can be an example: one that is read, one that follows."""
 
@@ -79,15 +81,27 @@ def loss_of_text(model: LanguageModel, batch: Mapping[str, Tensor], weight: int)
 
 
 def text_examples(
-    shards: Path, count: int, longest: int, seed: int, run: Run, *, sources: Sequence[str] = (), key: str = ""
+    shards: Path,
+    count: int,
+    longest: int,
+    seed: int,
+    run: Run,
+    *,
+    sources: Sequence[str] = (),
+    key: str = "",
+    tokenizer: Any = None,
 ) -> list[Text]:
     """Beginnings of `count` documents of the training split, each of at most `longest` tokens: the loss is on every
     token but the first, as in pretraining. Every rank must call, and gets the same.
 
     Which documents those are follows from `seed`; one comes twice only where there are too few. sources: of the shards,
-    whose documents alone are taken; (): all. key: where the config names them. Raises StageError: `unknown_source`;
-    `no_documents` where none is long enough.
+    whose documents alone are taken; (): all. key: where the config names them. tokenizer: of the model, which has to be
+    that of the shards, where it is given. Raises StageError: `unknown_source`; `other_tokenizer`; `no_documents` where
+    none is long enough.
     """
+    meta = read_meta(shards)
+    if tokenizer is not None and "end_of_text_id" in meta:
+        check_tokenizer(tokenizer, meta, f"{key.partition('.')[0]}.inputs.shards", TEXT_BY_MODEL)
     wanted = _numbers(shards, sources, key)
     random = np.random.default_rng(seed)
     examples: list[Text] = []

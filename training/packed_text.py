@@ -109,17 +109,23 @@ class PackedText:
         return range(min(sequences, count))
 
 
-def check_tokenizer(tokenizer: Any, meta: Mapping[str, Any]) -> None:
-    """Raises StageError `other_tokenizer` for shards from elsewhere that this tokenizer did not make."""
+def check_tokenizer(
+    tokenizer: Any,
+    meta: Mapping[str, Any],
+    path: str = "pretrain.inputs.tokenizer",
+    fix: str = "name the tokenizer that the shards were made with",
+) -> None:
+    """Raises StageError `other_tokenizer` for shards that this tokenizer did not make, as far as their numbers tell.
+    path: the key that names one of the two."""
     ours = max(tokenizer.get_vocab().values()) + 1, tokenizer.get_vocab().get(END_OF_TEXT)
     theirs = meta["vocab_size"], meta["end_of_text_id"]
     if ours != theirs:
         raise stage_error(
             "other_tokenizer",
-            "pretrain.inputs.tokenizer",
+            path,
             f"expected the tokenizer of the shards: {theirs[0]:,} ids with {END_OF_TEXT} at {theirs[1]}, this one has "
             f"{ours[0]:,} with it at {ours[1]}",
-            "name the tokenizer that the shards were made with",
+            fix,
         )
 
 

@@ -142,7 +142,8 @@ def _trained(
     beside: dict[str, Any] = {}
     if config.text_coef:
         key, sources = "rlhf.text_sources", config.text_sources
-        text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run, sources=sources, key=key)
+        of_text = {"sources": sources, "key": key, "tokenizer": chat.tokenizer}
+        text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run, **of_text)
         beside["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
     rollouts = Rollouts(
         sampler.policy,

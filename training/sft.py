@@ -94,7 +94,8 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         batches_of_text = max(1, len(train) // (config.global_batch_examples - config.text_per_batch))
         count = batches_of_text * config.text_per_batch
         key, sources = "sft.text_sources", config.text_sources
-        mixed_in = text_examples(inputs["shards"], count, max_length, config.seed, run, sources=sources, key=key)
+        of_text = {"sources": sources, "key": key, "tokenizer": chat.tokenizer}
+        mixed_in = text_examples(inputs["shards"], count, max_length, config.seed, run, **of_text)
     loader, epoch_batches = _loader(config, chat, train, lengths, mixed_in)
     plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
 

@@ -103,6 +103,29 @@ def test_what_does_not_fit_between_steps_has_the_key_of_the_step() -> None:
     assert told["tokenizer.heldout_share"][0] == "contradiction"
 
 
+def test_text_of_another_tokenizer_than_the_model_s_is_refused() -> None:
+    """Its ids would be learnt as other text, without a word."""
+    sections = {name: one for name, one in MODELS.items() if name != "pretrain"}
+    own = {"uses": "shard", "inputs": {"documents": "ingest", "tokenizer": "base_model"}, "sequence_length": 64}
+    tuned = {"uses": "sft", "inputs": {"model": "base_model", "instructions": "instructions"}, "text_share": 0.1}
+    steps = {
+        "own": own,
+        "wrong": {**tuned, "inputs": {**tuned["inputs"], "shards": "shard"}},
+        "right": {**tuned, "inputs": {**tuned["inputs"], "shards": "own"}},
+        "aligned": {
+            "uses": "rlhf",
+            "inputs": {"model": "right", "prompts": "instructions", "shards": "shard"},
+            "text_coef": 1.0,
+        },
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", **sections, "base_model": {"path": "model"}, "steps": steps})
+    assert {problem.path: (problem.code, problem.fix) for problem in caught.value.problems} == {
+        f"steps.{path}": ("other_tokenizer", f"take shards whose input tokenizer is {of}, or leave text out")
+        for path, of in (("wrong.text_share", "base_model"), ("aligned.text_coef", "right"))
+    }
+
+
 def test_models_that_do_not_continue_text_are_found_through_steps() -> None:
     on = {"shards": "shard", "tokenizer": "tokenizer"}
     bert = {"uses": "pretrain", "inputs": on, "objective": "masked", "model": {"preset": "bert-nano"}}

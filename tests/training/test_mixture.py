@@ -243,6 +243,17 @@ def test_a_training_goes_on_under_other_weights_where_the_first_one_stopped(
     assert [problem.code for problem in error.value.problems] == ["other_mixture"]
 
 
+def test_text_of_another_tokenizer_than_the_model_s_is_not_read(
+    mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    tokenizer, run = AutoTokenizer.from_pretrained(tokenizer_dir), Run(tmp_path / "work")
+    assert len(text_examples(mixed_shards_dir, 4, 64, 7, run, key="sft.text_sources", tokenizer=tokenizer)) == 4
+    tokenizer.add_tokens(["<|more|>"])
+    with pytest.raises(StageError) as caught:
+        text_examples(mixed_shards_dir, 4, 64, 7, run, key="sft.text_sources", tokenizer=tokenizer)
+    assert [(one.code, one.path) for one in caught.value.problems] == [("other_tokenizer", "sft.inputs.shards")]
+
+
 def test_only_text_of_the_sources_that_are_named_is_read_again(
     mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
