@@ -47,7 +47,7 @@ from training.preference_model import (
     preference_batch,
 )
 from training.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie
-from training.scorer import load_scorer
+from training.scorer import load_other_scorer
 from training.train_state import TrainState
 
 _BATCH = 32
@@ -79,7 +79,8 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     bootstrap), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference, ends_share_policy.
     With the input `judge`, a reward model that trains nothing here, the same answers give heldout_judge_reference,
     heldout_judge_policy, judge_gain and judge_gain_equal_length, as in `training.rlhf`. Answers go to
-    aux/samples.jsonl. Raises StageError where lengths leave no room for a prompt.
+    aux/samples.jsonl. Raises StageError where lengths leave no room for a prompt, or the judge
+    has another tokenizer.
     """
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
@@ -91,6 +92,8 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         raise StageError(*problems)
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)
+    if "judge" in inputs:
+        load_other_scorer("judge", inputs["judge"], network, chat, hardware)  # one that cannot judge is told at once
     model = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
 
     keys = ("prompt", "chosen", "rejected")
@@ -305,7 +308,8 @@ def _answers(
     }
     judged: dict[str, NDArray[np.float64]] = {}
     if "judge" in inputs:
-        judge = load_scorer(inputs["judge"], hardware).to(hardware.device).eval().requires_grad_(False)
+        judge = load_other_scorer("judge", inputs["judge"], policy, chat, hardware)
+        judge = judge.to(hardware.device).eval().requires_grad_(False)
         choose_attention(judge.model, hardware, max_length)
         judged = raw_scores(judge, answers, chat, hardware)
         longer = lengthening(answers["reference"], answers["policy"])

@@ -35,7 +35,7 @@ from training.policy_and_value import PolicyAndValue, acting
 from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf_heldout import TOLD, Heldout
 from training.rollouts import Rollouts
-from training.scorer import Scorer, load_scorer
+from training.scorer import Scorer, load_other_scorer
 from training.train_state import Loader, TokenCount, TrainState
 from training.verify import rules_of
 from training.vllm_sampler import VllmSampler
@@ -101,7 +101,7 @@ def _trained(
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    ensemble, judge = _scorers(config, inputs, policy, hardware)
+    ensemble, judge = _scorers(config, inputs, policy, chat, hardware)
     scorers = [*ensemble.members.values(), *([judge] if judge is not None else [])]
     longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
     if problems := config.problems(longest):
@@ -190,7 +190,7 @@ def _trained(
 
 
 def _scorers(
-    config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, hardware: Hardware
+    config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, chat: Chat, hardware: Hardware
 ) -> tuple[Ensemble, Scorer | None]:
     """The reward models, and the judge where there is one.
 
@@ -199,17 +199,10 @@ def _scorers(
     """
     names = member_names(inputs)
     scorers = {
-        name: load_scorer(inputs[name], hardware) for name in (*names, *(["judge"] if "judge" in inputs else []))
+        name: load_other_scorer(name, inputs[name], policy, chat, hardware)
+        for name in (*names, *(["judge"] if "judge" in inputs else []))
     }
     ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")
-    for name, scorer in scorers.items():
-        if scorer.model.config.vocab_size != policy.config.vocab_size:
-            raise stage_error(
-                "other_vocabulary",
-                name,
-                f"expected the policy's vocabulary of {policy.config.vocab_size}, not {scorer.model.config.vocab_size}",
-                f"train the {name.replace('_', ' ')} from the same model",
-            )
     if judge is not None and any(same_weights(judge, one) for one in ensemble.members.values()):
         raise stage_error(
             "same_judge",

@@ -16,8 +16,9 @@ from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from corpus.pretrained import load_pretrained_model
+from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from infra.errors import stage_error
+from training.chat import Chat
 from training.evaluate import measuring
 from training.hardware import Hardware
 from training.norms import last_stack
@@ -139,6 +140,24 @@ def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Sc
         spread = 1 / math.sqrt(model.config.hidden_size + 1)
         model.score.weight.data.normal_(0.0, spread, generator=generator)
     return Scorer(model.train(), hardware)
+
+
+def load_other_scorer(name: str, folder: Path, model: PreTrainedModel, chat: Chat, hardware: Hardware) -> Scorer:
+    """The reward model that is the input `name`, to score answers of `model`, whose tokenizer is that of `chat`.
+
+    Raises StageError `other_vocabulary` where its token ids mean other text.
+    """
+    scorer = load_scorer(folder, hardware)
+    rows = scorer.model.config.vocab_size, model.config.vocab_size
+    differ = f"a vocabulary of {rows[1]}, not {rows[0]}" if rows[0] != rows[1] else ""
+    if not differ and (folder / "tokenizer_config.json").exists():
+        theirs, ours = load_pretrained_tokenizer(folder).get_vocab(), chat.tokenizer.get_vocab()
+        if entries := len(theirs.items() ^ ours.items()):
+            differ = f"the tokenizer of the model whose answers it scores; {entries:,} entries of them differ"
+    if differ:
+        fix = f"train the {name.replace('_', ' ')} from the same model"
+        raise stage_error("other_vocabulary", name, f"expected {differ}", fix)
+    return scorer
 
 
 def count_pairs(batch: Mapping[str, Tensor]) -> TokenCount:

@@ -19,7 +19,8 @@ from infra.run import Run
 from tests.ranked import train_in_ranks
 from training import microbatch, ranks
 from training.chat import Chat
-from training.config import PreferenceTuningConfig
+from training.config import PreferenceTuningConfig, RlhfConfig
+from training.export import copy_beside
 from training.hardware import prepare
 from training.language_model import LanguageModel
 from training.models import load
@@ -27,6 +28,8 @@ from training.preference_losses import dpo, ipo, kto, log_odds, orpo
 from training.preference_model import Mismatched, PreferenceTuned
 from training.preference_pairs import fitted_pairs
 from training.preference_tuning import _examples, preference_tuning
+from training.rlhf import rlhf
+from training.scorer import load_scorer
 
 SETTINGS: dict[str, Any] = {
     "duration": "12 batches",
@@ -67,10 +70,6 @@ def test_the_chosen_answers_gain_on_held_out_pairs(
 
 
 def test_a_judge_scores_the_answers_of_both_models(inputs: dict[str, Path], base_dir: Path, tmp_path: Path) -> None:
-    from training.export import copy_beside
-    from training.hardware import prepare
-    from training.scorer import load_scorer
-
     launch = LaunchConfig(device="cpu", threads=1)
     load_scorer(base_dir, prepare(launch), seed=1).model.save_pretrained(tmp_path / "judge")
     copy_beside(base_dir, tmp_path / "judge")
@@ -82,6 +81,31 @@ def test_a_judge_scores_the_answers_of_both_models(inputs: dict[str, Path], base
     assert figures["judge_gain"] == pytest.approx(gain)
     line = json.loads((tmp_path / "out" / "aux" / "samples.jsonl").read_text().splitlines()[0])
     assert line["judge"].keys() == line["answers"].keys()
+
+
+@pytest.mark.parametrize("stage", ["preference_tuning", "rlhf"])
+def test_a_judge_of_another_tokenizer_of_the_same_size_is_refused_at_once(
+    stage: str, inputs: dict[str, Path], base_dir: Path, instructions_dir: Path, tmp_path: Path, run: Run, journal: Any
+) -> None:
+    """It would read other text than was answered, and score that."""
+    judge = tmp_path / "judge"
+    load_scorer(base_dir, prepare(run.launch), seed=1).model.save_pretrained(judge)
+    copy_beside(base_dir, judge)
+    text = json.loads((judge / "tokenizer.json").read_text())
+    ids = text["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (judge / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(StageError, match="4 entries of them differ") as caught:
+        if stage == "rlhf":
+            given = {"model": base_dir, "prompts": instructions_dir, "reward_model": judge}
+            sizes = {"rollouts": 1, "rollout_prompts": 4, "minibatch_answers": 4, "answer_max_tokens": 4}
+            rlhf(RlhfConfig.model_validate(sizes), given, tmp_path / "out", run)
+        else:
+            preference_tuning(
+                PreferenceTuningConfig.model_validate(SETTINGS), inputs | {"judge": judge}, tmp_path / "out", run
+            )
+    assert [one.code for one in caught.value.problems] == ["other_vocabulary"]
+    assert not journal.metric("train/loss")
 
 
 @pytest.mark.parametrize("loss", ["kto"])
