@@ -28,7 +28,7 @@ from training.config import (
     TrainerConfig,
 )
 from training.duration import parse_duration
-from training.families import sampler_problems
+from training.families import documents_problem, sampler_problems
 
 _NEEDS = {
     "validate": ("ingest",),
@@ -69,6 +69,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
         yield from map(node.place, _of_vllm(node, nodes, config.launch))
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
+            yield from _of_rewards(node, node.config)
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
         if isinstance(node.config, TrainerConfig):
@@ -127,11 +128,23 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
+        if isinstance(section, SftConfig) and pretrain:
+            yield from _of_tuned_family(section, pretrain.model.architecture())
     if isinstance(section, SftConfig):
         yield from _of_text("sft", "text_share", section.text_share, section.text_sources, node, nodes)
     if isinstance(section, RlhfConfig):
         yield from _of_text("rlhf", "text_coef", section.text_coef, section.text_sources, node, nodes)
         yield from section.missing_functions()
+
+
+def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]:
+    """What of a tuning the family of the model cannot have."""
+    if section.packing and (problem := documents_problem(architecture)):
+        fix = "set it to false, or train a model of another family"
+        yield Problem(problem.code, "sft.packing", problem.message, fix)
+    if section.lora and architecture == "gpt2":
+        message = "expected a model with linear layers, gpt2 has none that adapters are known for"
+        yield Problem("no_such_layer", "sft.lora", message, "tune all weights: set sft.lora to null")
 
 
 def _of_vllm(node: Node, nodes: Graph, launch: LaunchConfig) -> Iterator[Problem]:
@@ -222,6 +235,24 @@ def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
     for place, name in enumerate([*training, "judge"]):
         for other in training[:place]:
             yield from _same_model(node, name, other, nodes)
+
+
+def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
+    """Settings that rest on a reward model or judge which the step has not."""
+    key, given = node.key, node.inputs
+    if section.chosen_algorithm == "ppo" and "reward_model" not in given:
+        message = "expected the input reward_model for ppo: its value function begins from it"
+        fix = "give one, or take algorithm: rloo, grpo or raft with several answers_per_prompt"
+        yield Problem("no_reward_model", f"{key}.algorithm", message, fix)
+    if section.stop_on_divergence and not {"reward_model", "judge"} <= given.keys():
+        message = "expected the inputs reward_model and judge, whose scores it compares"
+        fix = "give a judge: a reward model of another seed or of other pairs, or set it to null"
+        yield Problem("no_judge", f"{key}.stop_on_divergence", message, fix)
+    members = given.keys() - ({one.name for one in node.stage.inputs} - {"reward_model"})
+    for name in sorted(section.reward_weights.keys() - members):
+        message = f"expected one of the inputs {', '.join(sorted(members)) or '(there is no reward model)'}"
+        fix = "give it as an input, or leave it out"
+        yield Problem("unknown_reward_model", f"{key}.reward_weights.{name}", message, fix)
 
 
 def _same_model(node: Node, name: str, other: str, nodes: Graph) -> Iterator[Problem]:

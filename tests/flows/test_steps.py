@@ -103,6 +103,37 @@ def test_what_does_not_fit_between_steps_has_the_key_of_the_step() -> None:
     assert told["tokenizer.heldout_share"][0] == "contradiction"
 
 
+def test_what_would_end_an_alignment_at_its_beginning_is_said_before_anything_runs() -> None:
+    asked = {"model": "pretrain", "prompts": "instructions"}
+    paired = {"model": "pretrain", "preferences": "preferences"}
+    tuned = {"uses": "sft", "inputs": {"model": "pretrain", "instructions": "instructions"}}
+    several = {"uses": "rlhf", "answers_per_prompt": 2}
+    told = problems_of(
+        {
+            "scorer": {"uses": "reward_model", "inputs": paired},
+            "valueless": {"uses": "rlhf", "inputs": asked, "reward_functions": {"math:fsum": 1.0}},
+            "alone": {**several, "inputs": {**asked, "reward_model": "scorer"}, "stop_on_divergence": 3},
+            "weighed": {**several, "inputs": {**asked, "reward_model": "scorer"}, "reward_weights": {"second": 2.0}},
+            "fine": {**several, "inputs": {**asked, "reward_model": "scorer"}, "reward_weights": {"reward_model": 2.0}},
+            "adapted": {**tuned, "lora": {}},
+        },
+        preferences={"read": [{"kind": "files", "paths": ["pairs.jsonl"], "prompt_field": "prompt"}]},
+        pretrain={**MODELS["pretrain"], "model": {"family": "gpt2", "layers": 2, "width": 32, "heads": 2}},
+    )
+    assert {path: code for path, (code, _) in told.items()} == {
+        "steps.valueless.algorithm": "no_reward_model",
+        "steps.alone.stop_on_divergence": "no_judge",
+        "steps.weighed.reward_weights.second": "unknown_reward_model",
+        "steps.adapted.lora": "no_such_layer",
+    }
+
+
+def test_a_family_that_is_not_proven_is_refused_for_packing() -> None:
+    tuned = {"uses": "sft", "inputs": {"model": "pretrain", "instructions": "instructions"}, "packing": True}
+    model = {**MODELS["pretrain"], "model": {"transformers": {"model_type": "mamba"}}, "attention": "sequence"}
+    assert problems_of({"packed": tuned}, pretrain=model)["steps.packed.packing"][0] == "unproven_family"
+
+
 def test_text_of_another_tokenizer_than_the_model_s_is_refused() -> None:
     """Its ids would be learnt as other text, without a word."""
     sections = {name: one for name, one in MODELS.items() if name != "pretrain"}
@@ -116,6 +147,7 @@ def test_text_of_another_tokenizer_than_the_model_s_is_refused() -> None:
             "uses": "rlhf",
             "inputs": {"model": "right", "prompts": "instructions", "shards": "shard"},
             "text_coef": 1.0,
+            "answers_per_prompt": 2,
         },
     }
     with pytest.raises(ConfigError) as caught:
