@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,8 +86,9 @@ def _refuse_place(place: str) -> None:
 
 def check_hardware(config: PipelineConfig) -> list[Problem]:
     """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
-    `expert_parallel`."""
-    found = [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
+    `expert_parallel`, and batches that the ranks cannot share."""
+    found = list(_uneven_batches(config)) if config.launch.ranks > 1 else []
+    found += [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
     found += _unshareable(config)
     found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config)
     found += _no_experts(config)
@@ -98,6 +99,34 @@ def check_hardware(config: PipelineConfig) -> list[Problem]:
     fix = nearest(config.launch.hardware, DEVICES, "known:", 0.4)
     unknown = Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)
     return [*found, unknown]
+
+
+_BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")
+
+
+def _uneven_batches(config: PipelineConfig) -> Iterator[Problem]:
+    """Batches of which ranks would not have equal parts."""
+    launch, nodes = config.launch, graph(config)
+    for node in nodes.values():
+        if node.adopted or not isinstance(section := node.config, TrainerConfig):
+            continue
+        count = launch.ranks
+        if isinstance(section, PretrainConfig):
+            shards = nodes.get(node.inputs.get("shards", ""))
+            if shards is None or not isinstance(shards.config, ShardConfig):
+                continue
+            key, count = "global_batch_tokens", count // math.prod(launch.shares_of_examples)
+            size = section.global_batch_tokens // shards.config.sequence_length
+            if warmup := section.batch_warmup:
+                key, size = "batch_warmup.first_tokens", warmup.first_tokens // shards.config.sequence_length
+        else:
+            key = next(one for one in _BATCHES if hasattr(section, one))
+            size = getattr(section, key)
+        if count > 1 and size % count:
+            what = "sequences" if isinstance(section, PretrainConfig) else "examples"
+            message = f"expected a batch that {count} ranks can share, not {size:,} {what}"
+            fix = f"make it a multiple of {count} {what}, or start fewer processes"
+            yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
 
 
 def _unsplittable(config: PipelineConfig) -> list[Problem]:

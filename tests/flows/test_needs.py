@@ -25,6 +25,7 @@ from training.planner.stages import needs as stage_needs_of
 from training.planner.ways_out import launch_that_fits
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
+QUICKSTART = CONFIG.with_name("quickstart.yaml")
 
 
 def needs(tmp_path: Path, **settings: str) -> Any:
@@ -100,6 +101,22 @@ def test_a_model_whose_layers_ranks_cannot_share_is_refused(tmp_path: Path) -> N
     assert not problems(**llama)
     with pytest.raises(ConfigError, match="trainer: native"):
         problems(**llama, **{"launch.trainer": "composer"})
+
+
+def test_batches_that_ranks_cannot_share_are_refused_before_anything_runs() -> None:
+    """Else a tuning ends at its beginning, after the pretraining."""
+
+    def problems(**settings: str) -> list[tuple[str, str, str]]:
+        return [(one.code, one.path, one.message) for one in check_hardware(load(QUICKSTART, settings))]
+
+    assert not problems() and not problems(**{"launch.processes": "2"})
+    odd = {"sft.global_batch_examples": "30", "pretrain.global_batch_tokens": "2560", "launch.processes": "4"}
+    found = problems(**odd)
+    said = "expected a batch that 4 ranks can share, not 30 examples"
+    assert ("not_divisible", "sft.global_batch_examples", said) in found
+    assert {path for _, path, _ in found} == {"pretrain.global_batch_tokens", "sft.global_batch_examples"}
+    shared = {"launch.trainer": "native", "launch.tensor_parallel": "4"}
+    assert "pretrain.global_batch_tokens" not in {path for _, path, _ in problems(**odd, **shared)}
 
 
 def test_sequences_that_ranks_cannot_share_are_refused() -> None:
