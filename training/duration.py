@@ -26,7 +26,8 @@ _UNITS: dict[str, Unit] = {
     "percent": "percent",
     "%": "percent",
 }
-_PATTERN = re.compile(r"(?P<number>\d[\d_,]*(\.\d+)?(e[+-]?\d{1,3})?)\s*(?P<unit>[a-z%]+)")
+# A comma parts thousands alone: 1,5 epochs are not 15.
+_PATTERN = re.compile(r"(?P<number>(\d{1,3}(,\d{3})+|\d[\d_]*)(\.\d+)?(e[+-]?\d{1,3})?)\s*(?P<unit>[a-z%]+)")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from training.recipes import RECIPES
         ("300ba", "300 batches"),
         ("2_000_000 tokens", "2000000 tokens"),
         ("2000000tok", "2000000 tokens"),
+        ("2,000,000 tokens", "2000000 tokens"),
         ("1 epoch", "1 epochs"),
         ("1.5ep", "1.5 epochs"),
         ("3 %", "3 %"),
@@ -33,7 +34,10 @@ def test_durations_say_their_unit(text: str, canonical: str) -> None:
     assert str(parse_duration(text)) == canonical
 
 
-@pytest.mark.parametrize("text", ["300", "batches", "3 hours", "-1 batches", "1.5 batches", "0 batches", "1 %"])
+@pytest.mark.parametrize(
+    "text",
+    ["300", "batches", "3 hours", "-1 batches", "1.5 batches", "0 batches", "1 %", "1,5 epochs", "1,5000 tokens"],
+)
 def test_a_length_without_a_unit_or_size_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="expected"):
         PretrainConfig(duration=text)
