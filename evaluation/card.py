@@ -14,7 +14,16 @@ from evaluation.config import RegisterConfig
 from evaluation.gates import Verdict
 from evaluation.page.words import size
 from evaluation.pipeline_results import PipelineResults
-from evaluation.summary import TextSource, architecture, frank_verdict, results_table, text_sources, what_was_built
+from evaluation.summary import (
+    TextSource,
+    architecture,
+    documents_read,
+    frank_verdict,
+    results_table,
+    sources_of,
+    text_sources,
+    what_was_built,
+)
 
 DATA = ("ingest", "clean", "dedupe", "decontaminate", "mix", "shard", "instructions", "preferences")
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
@@ -53,11 +62,11 @@ def model_card(
     own = _name(model)
     last = next((called for called in pipeline.models if pipeline.model(called).folder == known.get(own)), None)
     sections = [
-        _front_matter(config, name, model, pipeline, evaluations),
+        _front_matter(config, name, model, pipeline, last, evaluations),
         f"# {name}",
         _summary(pipeline, last, model),
         _use(config, model),
-        _data(pipeline, line),
+        _data(pipeline, last, line),
         _results(pipeline, evaluations, verdicts),
         _limits(evaluations),
         _samples(pipeline),
@@ -72,12 +81,17 @@ def _name(one: Artifact) -> str:
 
 
 def _front_matter(
-    config: RegisterConfig, name: str, model: Artifact, pipeline: PipelineResults, evaluations: Mapping[str, Artifact]
+    config: RegisterConfig,
+    name: str,
+    model: Artifact,
+    pipeline: PipelineResults,
+    called: str | None,
+    evaluations: Mapping[str, Artifact],
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     licence = config.licence.lower() or "unknown"
-    languages = sorted({one.language for one in text_sources(pipeline) if one.language})
+    languages = sorted({one.language for one in text_sources(pipeline, called) if one.language})
     of_model = next((one for one in evaluations.values() if _is_about(one, model)), None)
     tasks = (of_model.read_json("results.json") or {}).get("tasks", {}) if of_model else {}
     results = [
@@ -139,8 +153,8 @@ Out of scope: decisions about people, advice that someone relies on, text that i
 or checked it. What the model writes is likely, not true."""
 
 
-def _data(pipeline: PipelineResults, line: Sequence[Artifact]) -> str:
-    sources = text_sources(pipeline)
+def _data(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact]) -> str:
+    sources = text_sources(pipeline, called)
     lines = ["## Data", ""]
     if sources:
         lines += ["| source | language | licence | documents | text |", "|---|---|---|---:|---:|"]
@@ -152,7 +166,7 @@ def _data(pipeline: PipelineResults, line: Sequence[Artifact]) -> str:
     lines += [f"- {one.label}: {one.headline}" for one in made]
     if len(lines) == 2:
         return "## Data\n\nThe training data is not part of this pipeline."
-    return "\n".join([*lines, *_cleaning(line)])
+    return "\n".join([*lines, *_cleaning(pipeline, called, line)])
 
 
 def _source_row(one: TextSource) -> str:
@@ -160,15 +174,29 @@ def _source_row(one: TextSource) -> str:
     return f"| {one.name} | {' | '.join(stated)} | {one.documents:,} | {size(one.bytes)} |"
 
 
-def _cleaning(line: Sequence[Artifact]) -> list[str]:
-    """What the rules looked at, from the config of the cleaning."""
-    cleaned = next((one.manifest.config for one in line if one.stage == "clean" and one.manifest), None)
-    if cleaned is None:
-        return ["- The text was not filtered."] if any(one.stage == "ingest" for one in line) else []
-    toxic, personal = (cleaned.get(key) is not None for key in ("toxicity", "personal_data"))
+def _cleaning(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact]) -> list[str]:
+    """What the rules looked at, from the config of the cleaning; apart for texts that were cleaned otherwise."""
+    if not any(one.stage == "ingest" or one.stage == "clean" for one in line):
+        return []
+    read = documents_read(pipeline, called)
+    said: dict[str, list[str]] = {}
+    for documents in read:
+        cleaned = next((one for one in reversed(ancestors(documents)) if one.stage == "clean"), None)
+        names = [one.name for one in sources_of([documents])]
+        said.setdefault(_rules_of(cleaned), []).extend(names)
+    if len(said) < 2:
+        cleaned = next((one for one in line if one.stage == "clean"), None)
+        return [f"- The text {next(iter(said), _rules_of(cleaned))}"]
+    return [f"- The text of {', '.join(dict.fromkeys(names))} {rules}" for rules, names in said.items()]
+
+
+def _rules_of(cleaned: Artifact | None) -> str:
+    if cleaned is None or cleaned.manifest is None:
+        return "was not filtered."
+    toxic, personal = (cleaned.manifest.config.get(key) is not None for key in ("toxicity", "personal_data"))
     said = ["toxic text was filtered by a classifier" if toxic else "not for what it says of people"]
     said.append("personal data was looked for by pattern" if personal else "personal data was not looked for")
-    return [f"- The text was filtered for quality; {'; '.join(said)}. The model may repeat what it read."]
+    return f"was filtered for quality; {'; '.join(said)}. The model may repeat what it read."
 
 
 def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], verdicts: Sequence[Verdict]) -> str:

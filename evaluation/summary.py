@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evaluation.artifacts import Artifact
@@ -41,17 +42,52 @@ class TextSource:
     bytes: int
 
 
-def text_sources(pipeline: PipelineResults) -> list[TextSource]:
-    """The sources of the text as the tokenizer and the shards read it; empty where no documents are in the pipeline."""
-    for stage in DOCUMENTS:
-        for id in pipeline.steps(stage):
-            found: Mapping[str, Any] = pipeline.artifacts[id].read_json("sources.json") or {}
-            if found:
-                return [
-                    TextSource(name, one["licence"], one["language"], one["documents"], one["bytes"])
-                    for name, one in found.items()
-                ]
-    return []
+def text_sources(pipeline: PipelineResults, model: str | None) -> list[TextSource]:
+    """The sources of the text that a model and those before it were trained on, as their shards read it; of None all
+    that any training of the pipeline read. Empty where no documents are in the pipeline."""
+    return sources_of(documents_read(pipeline, model))
+
+
+def documents_read(pipeline: PipelineResults, model: str | None) -> list[Artifact]:
+    """The documents that became the shards of a model and of those before it, the first first; as `text_sources`."""
+    line = [pipeline.model(name) for name in lineage_of(pipeline, model)] if model else []
+    found: dict[Path, Artifact] = {}
+    for one in line or [pipeline.artifacts[id] for id in pipeline.steps("pretrain")]:
+        for documents in _documents_of(pipeline, one):
+            found.setdefault(documents.folder, documents)
+    if found:
+        return list(found.values())
+    # The shards, or what they were made of, are not in the pipeline.
+    known = (pipeline.artifacts[id] for stage in DOCUMENTS for id in pipeline.steps(stage))
+    return [one for one in known if _sources(one)][:1]
+
+
+def _documents_of(pipeline: PipelineResults, trained: Artifact) -> list[Artifact]:
+    """Those of one training; where it went on from a state of another, of that one too."""
+    before = _input(pipeline, trained, "state")
+    earlier = _documents_of(pipeline, before) if before else []
+    shards = _input(pipeline, trained, "shards") if trained.stage == "pretrain" else None
+    documents = _input(pipeline, shards, "documents") if shards else None
+    while documents and not _sources(documents):
+        documents = _input(pipeline, documents, "documents")
+    return [*earlier, *([documents] if documents else [])]
+
+
+def _input(pipeline: PipelineResults, one: Artifact, name: str) -> Artifact | None:
+    wanted = one.manifest.inputs.get(name) if one.manifest else None
+    return pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+
+
+def sources_of(documents: Sequence[Artifact]) -> list[TextSource]:
+    """All sources of these documents, each once."""
+    return list(dict.fromkeys(source for one in documents for source in _sources(one)))
+
+
+def _sources(documents: Artifact) -> list[TextSource]:
+    found: Mapping[str, Any] = documents.read_json("sources.json") or {}
+    return [
+        TextSource(name, one["licence"], one["language"], one["documents"], one["bytes"]) for name, one in found.items()
+    ]
 
 
 def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
@@ -98,7 +134,8 @@ def _training(pipeline: PipelineResults, one: Artifact) -> str:
     match one.stage:
         case "pretrain":
             tokens = f" on {compact(figures['tokens'])} tokens" if "tokens" in figures else ""
-            return f"Pretraining: from {'another model' if one.branch else 'scratch'}{tokens}{_of_text(pipeline)}."
+            goes_on = one.branch or (one.manifest and "model" in one.manifest.inputs)
+            return f"Pretraining: from {'another model' if goes_on else 'scratch'}{tokens}{_of_text(pipeline, one)}."
         case "base_model":
             return "It begins with an existing model that was taken over."
         case "sft":
@@ -117,8 +154,8 @@ def _training(pipeline: PipelineResults, one: Artifact) -> str:
     return ""
 
 
-def _of_text(pipeline: PipelineResults) -> str:
-    sources = text_sources(pipeline)
+def _of_text(pipeline: PipelineResults, trained: Artifact) -> str:
+    sources = sources_of(_documents_of(pipeline, trained) or documents_read(pipeline, None)[:1])
     if not sources:
         return ""
     names = ", ".join(one.name for one in sources)
@@ -136,20 +173,25 @@ def _pairs(pipeline: PipelineResults, one: Artifact, name: str) -> float | None:
 def frank_verdict(pipeline: PipelineResults, model: str) -> str:
     """What such a model is good for, by its size and the text that it read; "" where neither is known to be small."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
-    first = line[0].figures
-    parameters, tokens = first.get("parameters"), first.get("tokens")
-    made = (one.read_json("meta.json") for id in pipeline.steps("shard") if (one := pipeline.get(id)))
-    shards = next(made, None) or {}
-    if not parameters or not tokens or not shards.get("train_tokens") or not shards.get("train_bytes"):
+    parameters = line[0].figures.get("parameters")
+    read = [_bytes_read(pipeline, one) for one in line if one.stage == "pretrain" or one is line[0]]
+    if not parameters or not all(read):
         return ""
-    read = tokens * shards["train_bytes"] / shards["train_tokens"]
-    small, little = GPT2_PARAMETERS / parameters, GPT2_TEXT_BYTES / read
+    small, little = GPT2_PARAMETERS / parameters, GPT2_TEXT_BYTES / sum(read)
     if small < 2 and little < 2:
         return ""
     return (
         "It shows that the pipeline works; it is no model to rely on. The smallest GPT-2, about the least that "
         f"continues a text sensibly, has {_times(small)} its parameters and was trained on {_times(little)} its text."
     )
+
+
+def _bytes_read(pipeline: PipelineResults, trained: Artifact) -> float:
+    """How much text a training read, again and again counted each time; 0 where that is not known."""
+    shards = _input(pipeline, trained, "shards") or next(map(pipeline.get, pipeline.steps("shard")), None)
+    meta: Mapping[str, Any] = (shards.read_json("meta.json") if shards else None) or {}
+    tokens = meta.get("train_tokens")
+    return trained.figures.get("tokens", 0.0) * meta.get("train_bytes", 0) / tokens if tokens else 0.0
 
 
 def _times(value: float) -> str:
@@ -171,9 +213,15 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         return _cell(found, share, digits) if found else ""
 
     own = {name: pipeline.model(name).figures for name in models}
-    add("validation loss, nats a token", {name: shown(own[name], "validation_loss", digits=3) for name in models})
+    texts = {_validated_on(pipeline.model(name)) for name in models if "validation_loss" in own[name]}
+    each = ", each of its own text" if len(texts) > 1 else ""
+    losses = {name: shown(own[name], "validation_loss", digits=3) for name in models}
+    add(f"validation loss, nats a token{each}", losses)
     bits = {name: own[name].get("bits_per_byte", math.nan) for name in models}
-    add("bits per byte of validation text", {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()})
+    add(
+        f"bits per byte of validation text{each}",
+        {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()},
+    )
     for stage, label, figure, share in (
         ("sft", "loss on held-out instructions, nats a token", "heldout_loss", False),
         ("sft", "likeliest answers that end by themselves", "ends_share", True),
@@ -187,12 +235,17 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("rlhf", "reward on held-out prompts", "heldout_reward", False),
         ("rlhf", "judge's score on held-out prompts", "heldout_judge", False),
     ):
-        values = {
-            model: shown(pipeline.figures(id), f"{figure}_{role}", share=share)
-            for id in pipeline.steps(stage)
-            for role, model in pipeline.roles(id).items()
-        }
-        add(label, {name: values.get(name, "") for name in models})
+        by = {"heldout_reward": "reward_model", "heldout_judge": "judge"}.get(figure, "")
+        values: dict[str, dict[str, str]] = {}
+        for id in pipeline.steps(stage):
+            # Scores of different reward models have no common scale.
+            of = values.setdefault(" and ".join(pipeline.input_steps(id, by)) if by else "", {})
+            for role, model in pipeline.roles(id).items():
+                if found := shown(pipeline.figures(id), f"{figure}_{role}", share=share):
+                    of.setdefault(model, found)
+        several = sum(map(bool, values.values())) > 1
+        for judge, of in values.items():
+            add(f"{label}, by {judge or 'another'}" if several else label, {name: of.get(name, "") for name in models})
     scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
     for task in dict.fromkeys(task for found in scores.values() for task in found):
         cells = {name: found[task]["acc"] for name, found in scores.items() if "acc" in found.get(task, {})}
@@ -209,6 +262,12 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
     scores_of = {name: f"{value:.0f} %" for name, value in stereotypes.items() if value is not None}
     add("stereotype score (50 % is no preference)", scores_of)
     return [[label, *(values.get(name) or "–" for name in models)] for label, values in rows]
+
+
+def _validated_on(model: Artifact) -> str:
+    """The shards whose validation text a model was measured on, by their digest."""
+    shards = model.manifest.inputs.get("shards") if model.manifest else None
+    return shards.digest if shards else ""
 
 
 def _interval(cell: Mapping[str, float]) -> Interval:

@@ -306,7 +306,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=4,
+            version=5,
             config=RegisterConfig,
             section=True,
             function="evaluation.register:register",
@@ -319,7 +319,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=3,
+            version=4,
             config=ReportConfig,
             section=True,
             function="evaluation.report:report",

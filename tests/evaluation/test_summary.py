@@ -1,0 +1,72 @@
+"""What the report's opening and the card say of a model's text and figures, where a pipeline has several of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from evaluation.artifacts import read_artifacts
+from evaluation.card import model_card
+from evaluation.config import RegisterConfig
+from evaluation.pipeline_results import PipelineResults
+from evaluation.summary import frank_verdict, results_table, what_was_built
+from infra.store.manifest import Manifest
+from tests.evaluation.pipeline import write_pipeline
+
+
+def written_beside(folders: dict[str, Path], step: str, of: str, **changed: str) -> Path:
+    """A copy of an artifact under another step's name, with other inputs by name."""
+    before, address = Manifest.read(folders[of]), f"{len(folders):016x}"
+    folder = folders[step] = folders[of].parent / address
+    shutil.copytree(folders[of], folder)
+    read = {name: Manifest.read(folders[up]).as_input() for name, up in changed.items()}
+    digest = f"{len(folders):064x}"
+    replace(before, step=step, fingerprint=address, digest=digest, inputs={**before.inputs, **read}).write(folder)
+    return folder
+
+
+def write_sources(folder: Path, name: str, **said: str) -> None:
+    counted = {"weight": 1.0, "documents": 9, "bytes": 4_000_000}
+    (folder / "sources.json").write_text(json.dumps({name: {**counted, **said}}))
+
+
+def test_a_model_that_was_pretrained_further_is_told_with_all_text_that_it_read(tmp_path: Path) -> None:
+    """The report told of the first corpus alone, and the card left out the other's licence and language."""
+    folders = write_pipeline(tmp_path / "store")
+    write_sources(folders["clean"], "books", licence="CC0-1.0", language="en")
+    write_sources(written_beside(folders, "more", "ingest"), "letters", licence="Our own", language="de")
+    written_beside(folders, "more_shards", "shard", documents="more")
+    written_beside(folders, "continued", "pretrain", model="pretrain", shards="more_shards")
+    pipeline = PipelineResults(folders)
+    assert what_was_built(pipeline, "base")[1:2] == [
+        "Pretraining: from scratch on 1.02M tokens, out of 4.0 MB of English text (books)."
+    ]
+    assert what_was_built(pipeline, "continued")[1:3] == [
+        "Pretraining: from scratch on 1.02M tokens, out of 4.0 MB of English text (books).",
+        "Pretraining: from another model on 1.02M tokens, out of 4.0 MB of German text (letters).",
+    ]
+    assert "trained on 5,400 times its text" in frank_verdict(pipeline, "continued")
+    assert "trained on 11,000 times its text" in frank_verdict(pipeline, "base")
+    rows = {row[0]: row[1:] for row in results_table(pipeline, pipeline.models)}
+    assert "validation loss, nats a token, each of its own text" in rows
+    model = read_artifacts({"model": folders["continued"]})["model"]
+    card = model_card(RegisterConfig(), "demo", model, {"model": model}, [])
+    assert "| books | en | CC0-1.0 | 9 | 4.0 MB |" in card and "| letters | de | Our own | 9 | 4.0 MB |" in card
+    assert "- de\n- en\n" in card
+    assert "- The text of books was filtered" in card and "- The text of letters was not filtered." in card
+
+
+def test_scores_by_different_reward_models_stand_in_rows_of_their_own(tmp_path: Path) -> None:
+    """The second alignment's scores of the model that both began with took the place of the first's."""
+    folders = write_pipeline(tmp_path / "store")
+    written_beside(folders, "strict", "reward_model")
+    written_beside(folders, "severe", "rlhf", reward_model="strict")
+    made = Manifest.read(folders["severe"])
+    made.result["figures"]["heldout_reward_sft"] = -7.0
+    made.write(folders["severe"])
+    rows = {row[0]: row[1:] for row in results_table(PipelineResults(folders), ["sft", "rlhf", "severe"])}
+    first, second = (rows[f"reward on held-out prompts, by {name}"] for name in ("reward_model", "strict"))
+    assert first[0] != "–" and first[0][:5] != "−7.00" and first[2] == "–"
+    assert second[0][:5] == "−7.00" and second[1] == "–" and second[2] != "–"
