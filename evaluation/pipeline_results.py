@@ -177,12 +177,15 @@ class PipelineResults:
                         "verified": {},
                     },
                 )
-                for model, answer in line.get("answers", {}).items():
-                    row["answers"].setdefault(called.get(model, model), answer)
-                for model, is_right in (line.get("verified") or {}).items():
-                    row["verified"].setdefault(called.get(model, model), is_right)
-                for model, reward in (line.get("rewards") or {}).items():
-                    row["rewards"].setdefault(called.get(model, model), reward)
+                for role, answer in line.get("answers", {}).items():
+                    model = called.get(role, role)
+                    if model in row["answers"]:
+                        continue
+                    row["answers"][model] = answer
+                    # Of this very answer: another step, or another line with this prompt, marked one of its own.
+                    for of in ("verified", "rewards"):
+                        if role in (line.get(of) or {}):
+                            row[of][model] = line[of][role]
         # Prompts that every model answered come first; the order is otherwise that of the files.
         ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
         return ordered[:count]

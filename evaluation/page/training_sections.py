@@ -184,13 +184,19 @@ def _loss_sentence(
         word = "overfitting is small" if gap < 0.3 else "the model fits its training text markedly better"
         said.append(f"Its distance from the training loss at the end is {signed(gap)}: {word}.")
     if "bigram_loss" in figures and validation:
-        below = [step for step, value in validation if value < figures["bigram_loss"]]
-        said.append(
-            f"It is below the bigram model from batch {compact(below[0])} on."
-            if below
-            else "It never gets below the bigram model."
-        )
+        said.append(_below_bigrams(validation, figures["bigram_loss"]))
     return " ".join(said) or "Training loss only; no validation text was measured."
+
+
+def _below_bigrams(validation: list[tuple[float, float]], bigram: float) -> str:
+    """From when on the loss of the sample stays below that of a bigram model."""
+    last_above = next((place for place in range(len(validation), 0, -1) if validation[place - 1][1] >= bigram), 0)
+    if last_above < len(validation):
+        return f"It is below the bigram model from batch {compact(validation[last_above][0])} on."
+    below = [step for step, value in validation if value < bigram]
+    if below:
+        return f"It was below the bigram model at batch {compact(below[-1])}, and is not at the end."
+    return "It never gets below the bigram model."
 
 
 def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Section:

@@ -1,4 +1,4 @@
-"""What the report's opening and the card say of a model's text and figures, where a pipeline has several of them."""
+"""What the report and the card say of a model's text, figures and answers, where a pipeline has several of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from evaluation.artifacts import read_artifacts
 from evaluation.card import model_card
 from evaluation.config import RegisterConfig
+from evaluation.page.training_sections import pretraining
 from evaluation.pipeline_results import PipelineResults
 from evaluation.summary import frank_verdict, results_table, what_was_built
 from infra.store.manifest import Manifest
@@ -70,3 +73,35 @@ def test_scores_by_different_reward_models_stand_in_rows_of_their_own(tmp_path: 
     first, second = (rows[f"reward on held-out prompts, by {name}"] for name in ("reward_model", "strict"))
     assert first[0] != "–" and first[0][:5] != "−7.00" and first[2] == "–"
     assert second[0][:5] == "−7.00" and second[1] == "–" and second[2] != "–"
+
+
+def test_a_mark_stands_beside_the_answer_that_it_is_of(tmp_path: Path) -> None:
+    """The sampled answer that is shown of a tuned model bore the mark of its greedy one, which is not shown."""
+    folders = write_pipeline(tmp_path / "store")
+    for id, answers, more in (
+        ("rlhf", {"sft": "sampled", "rlhf": "other"}, {"rewards": {"sft": 0.5, "rlhf": 0.6}}),
+        ("sft", {"base": "nothing", "sft": "greedy"}, {"verified": {"base": False, "sft": True}}),
+    ):
+        line = {"prompt": "Which?", "reference": "greedy", "answers": answers, **more}
+        (folders[id] / "aux" / "samples.jsonl").write_text(json.dumps(line) + "\n")
+    (row,) = PipelineResults(folders).samples(5)
+    assert row["answers"] == {"sft": "sampled", "rlhf": "other", "base": "nothing"}
+    assert row["verified"] == {"base": False} and row["rewards"] == {"sft": 0.5, "rlhf": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ((5.2, 4.8, 4.95, 4.7), "It is below the bigram model from batch 40 on."),
+        ((4.8, 4.7), "It is below the bigram model from batch 10 on."),
+        ((5.2, 4.8, 5.1), "It was below the bigram model at batch 20, and is not at the end."),
+        ((5.2, 5.1), "It never gets below the bigram model."),
+    ],
+)
+def test_a_loss_that_rose_again_is_not_below_the_bigram_model_from_then_on(
+    tmp_path: Path, losses: tuple[float, ...], said: str
+) -> None:
+    folders = write_pipeline(tmp_path / "store", ["pretrain"])
+    rows = [{"step": 10 * at, "values": {"validation/sample_loss": loss}} for at, loss in enumerate(losses, 1)]
+    (folders["pretrain"] / "aux/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert said in str(pretraining(PipelineResults(folders), "pretrain").figures[0].means)
