@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -116,15 +115,15 @@ class Manifest:
 
     def rewrite(self, folder: Path) -> None:
         """Takes the place of the manifest of a finished artifact, if it has one, at once."""
-        beside = folder / f".{MANIFEST}.{os.getpid()}"
-        beside.mkdir()
+        # Not in the artifact, where what a kill leaves would be a file in no manifest.
+        beside = folder.with_name(f".{folder.name}.{MANIFEST}.{os.getpid()}")
         try:
-            self.write(beside)
-            sync(beside / MANIFEST)
-            os.replace(beside / MANIFEST, folder / MANIFEST)
+            beside.write_bytes(self.as_bytes())
+            sync(beside)
+            os.replace(beside, folder / MANIFEST)
             sync(folder)
         finally:
-            shutil.rmtree(beside)
+            beside.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +218,29 @@ def test_a_kill_while_a_file_is_put_beside_leaves_a_whole_artifact(
     mended = store.find("rlhf", made.fingerprint)
     assert mended and store.verify(store.path(mended), mended) == []
     assert (store.path(made) / "aux" / "CARD.md").read_text() == "another"
+
+
+KILLED_AT_THE_RENAME = """
+import os, signal, sys
+from pathlib import Path
+from infra.store.manifest import Manifest
+folder = Path(sys.argv[1])
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Manifest.read(folder).rewrite(folder)
+"""
+
+
+def test_what_a_kill_left_of_a_manifest_is_no_part_of_the_artifact_and_in_nobodys_way(
+    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed in the artifact for good, and whoever had that process's number, as in a container, could not write."""
+    made = make("rlhf", {"w": "1"})
+    child = subprocess.Popen([sys.executable, "-c", KILLED_AT_THE_RENAME, str(store.path(made))])
+    assert child.wait() == -signal.SIGKILL
+    assert store.verify(store.path(made), made) == [] and store.folders("rlhf") == [store.path(made)]
+    monkeypatch.setattr(os, "getpid", lambda: child.pid)
+    (card := tmp_path / "CARD.md").write_text("a card")
+    store.put_beside(made, card, "CARD.md")
+    found = store.find("rlhf", made.fingerprint)
+    assert found and store.verify(store.path(found), found) == []
+    assert [path.name for path in store.path(found).parent.iterdir()] == [made.fingerprint]
