@@ -74,14 +74,16 @@ GUESSING = Level("guessing", math.log(2))
 
 
 def read_curves(lines: Iterable[str]) -> Curves:
-    """Metric name → (step, value) points, from JSON lines {"step", "values"}; lines without a step are left out."""
+    """Metric name → (step, value) points, from JSON lines {"step", "values"}; lines without a step are left out, and
+    values that are not finite, such as the gradient norm of a batch whose loss scale was too high."""
     curves: Curves = defaultdict(list)
     for text in lines:
         line = json.loads(text)
         if line.get("step") is None:
             continue
         for name, value in line["values"].items():
-            curves[name].append((float(line["step"]), float(value)))
+            if math.isfinite(float(value)):
+                curves[name].append((float(line["step"]), float(value)))
     return dict(curves)
 
 

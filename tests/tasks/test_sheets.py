@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.page import LINES, WINDOW_S, Throttle
+from tasks.sheet import drawings, read_curves
 from tests.command import Answer
 from tests.prefect_page import sheets
 
@@ -68,3 +69,17 @@ def test_a_talkative_stage_does_not_flood_the_page() -> None:
     now = WINDOW_S
     assert throttle.let_through("again") == ["… 960 more lines: stemma logs pretrain", "again"]
     assert throttle.let_through("\r 1 %\r 50 %\r 99 %\r") == [" 99 %"]
+
+
+@pytest.mark.parametrize("odd", ["inf", "-inf", "nan"])
+def test_a_value_that_is_not_finite_takes_no_picture_from_a_sheet(odd: str) -> None:
+    """Under fp16 the gradient norm of a batch whose loss scale was too high is infinite: there was no sheet at all."""
+    values = [odd, *(str(1 + 1 / step) for step in range(1, 9))]
+    lines = [
+        json.dumps({"step": step, "values": {"train/loss": 4.0, "train/grad_norm": value}})
+        for step, value in enumerate(values, 1)
+    ]
+    curves = read_curves(lines)
+    assert len(curves["train/grad_norm"]) == 8
+    pictures = {title: base64.b64decode(uri.partition(",")[2]).decode() for title, uri in drawings("sft", curves, {})}
+    assert set(pictures) == {"Loss", "Gradient norm"} and "nan" not in pictures["Gradient norm"]
