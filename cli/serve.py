@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def command(
     $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key.
     """
     folder = root_of(root)
-    found = {_name(place): place for place in (writing_model(model, folder) for model in models)}
+    found = _named([writing_model(model, folder) for model in models])
     if engine == "vllm" and len(found) > 1:
         raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
     from infra.servers.credentials import credentials
@@ -68,6 +69,17 @@ def command(
         click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
         uvicorn.run(served, host=settings.host, port=free, log_level="warning")
     return {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}, 0
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """The folders by `_name`; different ones of one name by as many folders around them as tell them apart."""
+    named: dict[str, Path] = {}
+    for folder in dict.fromkeys(one.absolute() for one in folders):
+        same = [other.absolute() for other in folders if _name(other) == _name(folder) and other.absolute() != folder]
+        counts = range(2, len(folder.parts) + 1)
+        apart = (n for n in counts if all(other.parts[-n:] != folder.parts[-n:] for other in same))
+        named["/".join(folder.parts[-next(apart, len(folder.parts)) :]) if same else _name(folder)] = folder
+    return named
 
 
 def _name(folder: Path) -> str:

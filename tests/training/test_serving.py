@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -142,3 +144,19 @@ def test_vllm_whose_key_guards_not_all_of_it_is_no_door_to_other_machines(base_d
     assert answer.code == 2
     (error,) = answer.document["errors"]
     assert "would answer without its API key" in error["message"] and "proxy" in error["message"] + error["fix"]
+
+
+def test_models_whose_folders_have_one_name_are_all_served(base_dir: Path, tmp_path: Path) -> None:
+    """All but the last were left out without a word."""
+    folders = [tmp_path / run / "model" for run in ("first", "second")]
+    for folder in folders:
+        shutil.copytree(base_dir, folder, ignore=shutil.ignore_patterns("manifest.json"))
+    command = [sys.executable, "-m", "cli.main", "serve", *map(str, folders), "--port", str(any_free_port())]
+    server = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        said = next(line for line in server.stderr if "a page to talk" in line)
+    finally:
+        server.terminate()
+        server.wait()
+    assert said.startswith("first/model, second/model: ")
