@@ -82,16 +82,29 @@ class Export:
 
 
 def write_whole(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes a new folder with these texts by file name: all of them or none. Raises as `require_free`."""
+    """Writes a new folder, or an empty one, with these texts by file name: all of them or none. Raises as
+    `require_free`."""
     require_free(folder)
+    # One that is there stays what it is: it may be where somebody is, or another disk.
+    is_there = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    place = folder if is_there else folder.parent
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=place))
+    moved: list[Path] = []
     try:
         for name, text in files.items():
             (made / name).write_text(text, encoding="utf8")
         made.chmod(0o755)
-        os.replace(made, folder)
+        if not is_there:
+            os.replace(made, folder)
+            return
+        for name in files:
+            os.replace(made / name, folder / name)
+            moved.append(folder / name)
+        made.rmdir()
     except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
         shutil.rmtree(made, ignore_errors=True)
         raise
 
