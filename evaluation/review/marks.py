@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class Marks:
                 if before.mark != read.mark:
                     said = f"{read.annotator} marked this document {before.mark} before, and now {read.mark}"
                     found.aside.append(Aside(where, said, row))
+                elif read.reason and not before.reason:  # the page was saved again
+                    known[read.annotator, read.document] = replace(before, reason=read.reason)
         found.used = list(known.values())
         return found
 
