@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from corpus.readers.encodings import whole_characters
 from evaluation.config import DATA_DIR, BiasConfig, ToxicityConfig
 from infra.errors import stage_error
 
@@ -35,7 +36,8 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
         prompts = [_json_prompt(f"{path}:{number}", line) if as_json else _plain_prompt(line) for number, line in lines]
     if not prompts:
         raise stage_error("bad_prompts", str(path), "expected at least one prompt, found none")
-    return prompts[: config.limit]
+    # JSON can escape halves of surrogate pairs, which no tokenizer takes.
+    return [{**one, "prompt": whole_characters(one["prompt"])} for one in prompts[: config.limit]]
 
 
 def is_bold(config: ToxicityConfig) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from corpus.readers.encodings import whole_characters
 from evaluation.feedback import label_studio
 from evaluation.feedback.page import judging_page
 from evaluation.feedback.pairs import Export, blind, require_free
@@ -35,9 +36,10 @@ class Drawing:
 
 
 def prompts_in(path: Path) -> Sequence[str]:
-    """The prompts of a JSON lines file, each once, without those that go on a conversation. Raises StageError for a
-    file without any."""
-    return list(dict.fromkeys(row["prompt"] for row in read_rows(path, ("prompt",)) if not row.get("history")))
+    """The prompts of a JSON lines file, each once, without those that go on a conversation; halves of surrogate pairs,
+    which JSON can escape and no tokenizer takes, are mended. Raises StageError for a file without any."""
+    rows = read_rows(path, ("prompt",))
+    return list(dict.fromkeys(whole_characters(row["prompt"]) for row in rows if not row.get("history")))
 
 
 def held_out_prompts(root: Path) -> Sequence[str]:

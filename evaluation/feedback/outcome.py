@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from corpus.readers.encodings import whole_characters
 from evaluation.feedback.agreement import krippendorff_alpha
 from evaluation.feedback.judgements import Judgement, Judgements
 from evaluation.feedback.pairs import PREFERENCES, TIES, Export
@@ -47,7 +48,8 @@ def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mappi
     rows = {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some) for name, some in lines.items()}
     for name, text in {**rows, **texts}.items():
         unfinished = folder / f".{name}.unfinished"
-        unfinished.write_text(text, encoding="utf8")
+        # A row that is put aside may hold half of a surrogate pair, which JSON can escape.
+        unfinished.write_text(whole_characters(text), encoding="utf8")
         os.replace(unfinished, folder / name)
 
 

@@ -23,6 +23,7 @@ from flows.config import parse
 from flows.feedback import with_feedback
 from infra.errors import StageError
 from infra.run import Run
+from training.candidates import prompts_in
 
 
 def test_alpha_is_that_of_the_paper() -> None:
@@ -243,3 +244,34 @@ def test_a_round_s_votes_and_ties_go_on_to_the_reward_model(export: Export, tmp_
     lines = [json.loads(line) for side in ("train", "heldout")
              for line in (tmp_path / "artifact" / f"{side}.jsonl").read_text().splitlines()]  # fmt: skip
     assert sorted(line["votes"] for line in lines) == [[1.5, 1.5], [2, 1], *[[3, 0]] * 5]
+
+
+def test_an_export_goes_into_an_empty_folder_that_is_there(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--out .`, or another disk: it cannot be taken away and another put in its place. All answers were drawn then."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    before = here.stat().st_ino
+    export.write(Path("."), {"judge.html": "page"})
+    assert Export.read(here).id == export.id and here.stat().st_ino == before
+    assert sorted(path.name for path in here.iterdir()) == ["judge.html", "key.json", "pairs.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_an_export_that_cannot_be_written_leaves_an_empty_folder_empty(export: Export, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        export.write(tmp_path, {"no/folder": "page"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_surrogate_pairs_in_prompts_and_reasons_end_nothing(export: Export, tmp_path: Path) -> None:
+    """JSON can escape them; tokenizers and UTF-8 take none."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a \\ud83d b"}\n{"prompt": "\\ud83d\\ude00"}\n')
+    assert prompts_in(tmp_path / "p.jsonl") == ["a \ufffd b", "\U0001f600"]
+    pair = next(iter(export.pairs))
+    rows = [{"pair": pair, "annotator": "Ann", "choice": "a", "reason": "odd \ud83d"}, {"pair": "\ud83d"}]
+    (tmp_path / "j.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome(export, Judgements.read([tmp_path / "j.jsonl"], export)).write(tmp_path / "judged")
+    said = json.loads((tmp_path / "judged" / "judgements.jsonl").read_text(encoding="utf8"))
+    assert said["reason"] == "odd \ufffd"

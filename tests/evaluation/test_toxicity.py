@@ -137,6 +137,8 @@ class TestToxicity:
              [("A B is a", "Dancers"), ("C is", "Poets")]),
             ("toxigen.txt", "- one\\n- two\\n-\n", [("- one\n- two\n-", "all")]),
             ("plain.txt", "A path is C:\\new\n", [("A path is C:\\new", "all")]),
+            ("halves.jsonl", '{"prompt": "You \\ud83d are"}\n', [("You \ufffd are", "all")]),
+            ("halves.json", '{"Poets": {"C": ["C \\udc00 is"]}}', [("C \ufffd is", "Poets")]),
         ],
     )  # fmt: skip
     def test_prompts_are_read_as_their_authors_write_them(
