@@ -14,6 +14,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -24,6 +25,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.errors import StemmaError
 from infra.run import messages_in
 from infra.servers.callers import HEADERS, Callers
 from infra.servers.credentials import Credentials, credentials
@@ -31,7 +33,10 @@ from infra.servers.http import post
 from infra.servers.services import services
 from infra.servers.settings import Settings
 from infra.servers.state import prefect_api_url
+from infra.store import lease_place
 from infra.store.layout import Layout
+from infra.store.lease import Leases
+from infra.store.lease_table import TABLE_ERRORS
 
 JOURNAL_END_BYTES = 64_000
 LIVE = {
@@ -95,8 +100,7 @@ class StoreCollector(Collector):
             "stemma_progress_ratio", "How far a stage that is being built has come.", labels=["stage"]
         )
         families = {key: GaugeMetricFamily(name, message, labels=["stage"]) for key, (name, message) in LIVE.items()}
-        for journal in sorted((self._layout.root / ".work").glob("*/*/scratch/journal.jsonl")):
-            stage = journal.parts[-4]
+        for stage, journal in self._being_built().items():
             values: dict[str, float] = {}
             progress = None
             for line in _newest_lines(journal):
@@ -112,6 +116,18 @@ class StoreCollector(Collector):
         yield done
         yield from families.values()
 
+    def _being_built(self) -> dict[str, Path]:
+        """The journals of builds that go on, by their steps. What a failed one leaves waits for the next build, and is
+        no sign of life; of two builds of one step, in two pipelines, the one that wrote last."""
+        journals = (self._layout.root / ".work").glob("*/*/scratch/journal.jsonl")
+        written = sorted((changed, path) for path in journals if (changed := _changed(path)) is not None)
+        try:
+            table = lease_place.existing(self._layout)
+            living = set(Leases(table).living() if table is not None else [])
+        except (StemmaError, *TABLE_ERRORS):
+            return {}  # the leases are out of reach: nobody knows
+        return {_step(path): path for _, path in written if "/".join(path.parts[-4:-2]) in living}
+
     def _outbox(self) -> Iterator[Metric]:
         waiting = sum(1 for _ in (self._layout.root / "lineage" / "outbox").glob("*"))
         yield GaugeMetricFamily("stemma_lineage_waiting", "Messages that MLflow has not got yet.", waiting)
@@ -120,6 +136,21 @@ class StoreCollector(Collector):
         usage = shutil.disk_usage(self._layout.root)
         yield GaugeMetricFamily("stemma_disk_free_bytes", "Free space where the store lies.", usage.free)
         yield GaugeMetricFamily("stemma_disk_size_bytes", "Size of the disk where the store lies.", usage.total)
+
+
+def _changed(path: Path) -> float | None:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return None
+
+
+def _step(journal: Path) -> str:
+    """The step that is built, which a folder of its stage's name may not be called."""
+    with suppress(OSError, ValueError):
+        return str(
+            json.loads((journal.parent / "job.json").read_text(encoding="utf8")).get("node") or journal.parts[-4]
+        )
+    return journal.parts[-4]
 
 
 def _newest_lines(journal: Path) -> Iterator[dict[str, Any]]:

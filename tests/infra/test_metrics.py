@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import subprocess
 import sys
 import urllib.error
@@ -19,6 +20,7 @@ from infra.servers.http import answers
 from infra.servers.metrics import StoreCollector
 from infra.servers.ports import any_free_port
 from infra.store.layout import Layout
+from infra.store.store import Store
 from tests.command import Answer, environment, write_config
 from tests.pipelines import data_config
 from tests.processes import wait_until
@@ -49,21 +51,47 @@ def test_runs_and_failures_are_counted_by_pipeline(data_pipeline: Path, run: Cal
     assert 0 < found["stemma_disk_free_bytes", ()] < found["stemma_disk_size_bytes", ()]
 
 
-def test_a_stage_that_is_being_built_shows_its_speed(tmp_path: Path) -> None:
-    scratch = Layout(tmp_path).work("pretrain", "0" * 16) / "scratch"
+def written(root: Path, fingerprint: str, step: str, tokens_per_s: float) -> Path:
+    """What a build of pretraining says, as far as it is: 3 of 4 of it are done."""
+    scratch = Layout(root).work("pretrain", fingerprint) / "scratch"
     scratch.mkdir(parents=True)
-    assert ("stemma_tokens_per_second", ("pretrain",)) not in scraped(tmp_path)
+    (scratch / "job.json").write_text(json.dumps({"node": step}))
     with open_journal(scratch / "journal.jsonl") as journal:
         run = Run(scratch, journal=journal)
-        for step in range(3000):
-            run.metrics({"train/tokens_per_s": 100.0 + step, "train/mfu": 0.4}, step)
+        for turn in range(3000):
+            run.metrics({"train/tokens_per_s": tokens_per_s - 2999 + turn, "train/mfu": 0.4}, turn)
         run.progress(750, 1000, "batches")
-    with open(scratch / "journal.jsonl", "a") as journal:
+    return scratch / "journal.jsonl"
+
+
+def test_a_stage_that_is_being_built_shows_its_speed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    lease = store.leases.acquire(f"pretrain/{'0' * 16}")
+    assert lease is not None
+    assert ("stemma_tokens_per_second", ("pretrain",)) not in scraped(tmp_path)
+    with open(written(tmp_path, "0" * 16, "pretrain", 3099), "a") as journal:
         journal.write('{"kind": "progress", "ti\n')  # cut short by a kill, and ended by who went on
     found = scraped(tmp_path)
     assert found["stemma_tokens_per_second", ("pretrain",)] == 3099
     assert found["stemma_mfu_ratio", ("pretrain",)] == 0.4
     assert found["stemma_progress_ratio", ("pretrain",)] == 0.75
+    lease.release()
+    assert ("stemma_tokens_per_second", ("pretrain",)) not in scraped(tmp_path), "nobody builds it any more"
+
+
+def test_what_a_failed_build_left_is_no_sign_of_life_and_steps_of_one_stage_are_told_apart(tmp_path: Path) -> None:
+    """A training that had failed kept its speed, so that no alarm went off, and two samples had one name."""
+    leases = Store(tmp_path).leases
+    written(tmp_path, "f" * 16, "pretrain", 9000)
+    held = [leases.acquire(f"pretrain/{number * 16}") for number in "12"]
+    for number, step in (("1", "pretrain"), ("2", "longer")):
+        written(tmp_path, number * 16, step, 4000 + int(number))
+    found = scraped(tmp_path)
+    speeds = {labels: value for (name, labels), value in found.items() if name == "stemma_tokens_per_second"}
+    assert speeds == {("pretrain",): 4001, ("longer",): 4002}
+    for lease in held:
+        assert lease is not None
+        lease.release()
 
 
 @pytest.mark.parametrize(
