@@ -159,7 +159,7 @@ def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
         flops, best = (np.log([point[column] for point in points]) for column in (0, 1))
         slope, offset = np.polyfit(flops, best, 1)
         return _as_tried(float(np.exp(offset + slope * math.log(compute))), [run["settings"][key] for run in runs])
-    return min(_means(runs, key).items(), key=lambda entry: sign * entry[1])[0]
+    return min(_means(runs, key), key=lambda entry: sign * entry[1])[0]
 
 
 def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
@@ -171,11 +171,13 @@ def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
     return max(1, round(value / step)) * step
 
 
-def _means(runs: Sequence[Mapping[str, Any]], key: str) -> dict[Any, float]:
-    values: dict[Any, list[float]] = {}
+def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float]]:
+    """(value of the key, mean of what it came to), in the order in which they were tried; a value may be a list."""
+    values: dict[str, tuple[Any, list[float]]] = {}
     for run in runs:
-        values.setdefault(run["settings"][key], []).append(run["value"])
-    return {value: fmean(some) for value, some in values.items()}
+        value = run["settings"][key]
+        values.setdefault(json.dumps(value, sort_keys=True), (value, []))[1].append(run["value"])
+    return [(value, fmean(some)) for value, some in values.values()]
 
 
 def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tuple[float, float]]:
@@ -189,9 +191,10 @@ def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tu
     points = []
     for group in groups.values():
         sized = [run for run in group if run["parameters"] and run["tokens"]]
-        means = _means(sized, key)
-        if len(means) < 3 or not all(isinstance(value, int | float) and value > 0 for value in means):
+        found = _means(sized, key)
+        if len(found) < 3 or not all(isinstance(value, int | float) and value > 0 for value, _ in found):
             continue
+        means = dict(found)
         values = sorted(means)
         at = min(range(len(values)), key=lambda place: sign * means[values[place]])
         if 0 < at < len(values) - 1:

@@ -406,6 +406,20 @@ def test_a_batch_that_follows_compute_holds_whole_sequences(config: Path, tmp_pa
     assert (found % 1024, abs(found - expected) <= 512) == (0, True), (found, expected)
 
 
+def test_a_value_that_is_a_list_is_taken_over(config: Path, tmp_path: Path) -> None:
+    """It ended in a TypeError: no key of a dict."""
+    betas = "pretrain.optimizer.betas"
+    runs = [
+        {"settings": {betas: [0.9, second]}, "value": value, "parameters": 1e6, "tokens": 1e5}
+        for second, value in ((0.95, 3.2), (0.98, 3.1), (0.99, 3.3))
+    ]
+    (tmp_path / "lists").mkdir()
+    told = {"sweep": "lists", "measure": "m", "maximise": False, "runs": runs}
+    (tmp_path / "lists" / FILE).write_text(json.dumps(told))
+    pipeline = load(config, {betas: f"from sweep {tmp_path / 'lists'}"})
+    assert list(pipeline.pretrain.optimizer.betas) == [0.9, 0.98]  # type: ignore[attr-defined]
+
+
 def test_a_config_takes_over_what_a_sweep_found_and_follows_compute(config: Path, tmp_path: Path) -> None:
     asked = {RATE: f"from sweep {tmp_path / 'one'}"}
     found_rates(tmp_path / "one", (1e9,))
