@@ -15,6 +15,8 @@ from evaluation.page.words import compact
 
 Point = tuple[float, float]
 MAX_POINTS = 400
+ROW_CHARACTER, MARK_CHARACTER = 7.2, 6.6
+"""Room for a character of the labels beside a drawing, where a phone's style does not enlarge them."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,14 @@ def interval_plot(
     ends += [row.reference for row in rows if row.reference is not None]
     low, high = span or (min(ends), max(ends))
     scale = ticks(low, high, 6)
-    left, right, top, bottom, step, gap = 150, 90, 6, 26, 18, 12
+    top, bottom, step, gap = 6, 26, 18, 12
+    names = [row.label for row in rows]
+    left = min(max(150, 24 + math.ceil(ROW_CHARACTER * max(map(len, names)))), width // 3)
+    # Before a mark's value stands its name, of which it has to leave room for the value.
+    values = max(len(value_format(mark.value)) for row in rows for mark in row.marks)
+    longest = max(len(mark.label) for row in rows for mark in row.marks)
+    right = min(max(90, 16 + math.ceil(MARK_CHARACTER * (longest + 1 + values))), width // 4)
+    of_name = max(3, int((right - 16) / MARK_CHARACTER) - 1 - values)
     heights = [step * len(row.marks) + gap for row in rows]
     height = top + sum(heights) + bottom
 
@@ -200,15 +209,17 @@ def interval_plot(
         parts.append(f'<text class="tick" x="{x}" y="{height - 9}" text-anchor="middle">{value_format(tick)}</text>')
     y = float(top)
     for row, tall in zip(rows, heights, strict=True):
-        middle = y + tall / 2
+        middle, shown = y + tall / 2, _shortened(row.label, int((left - 24) / ROW_CHARACTER))
         parts.append(
-            f'<text class="row-label" x="{left - 12}" y="{middle + 4:.1f}" text-anchor="end">{escape(row.label)}</text>'
+            f'<text class="row-label" x="{left - 12}" y="{middle + 4:.1f}" text-anchor="end">'
+            f"{escape(shown)}<title>{escape(row.label)}</title></text>"
         )
         if row.reference is not None:
             x = f"{across(row.reference):.1f}"
             parts.append(f'<line class="level" x1="{x}" x2="{x}" y1="{y + 3:.1f}" y2="{y + tall - 3:.1f}"/>')
         for number, mark in enumerate(row.marks):
-            parts.append(_whisker(mark, y + gap / 2 + step * (number + 0.5), across, value_format, width - right + 8))
+            at = (width - right + 8, y + gap / 2 + step * (number + 0.5))
+            parts.append(_whisker(mark, at, across, value_format, of_name))
         y += tall
     if reference_label:
         parts.append(
@@ -217,9 +228,19 @@ def interval_plot(
     return Markup("".join([*parts, "</svg>"]))
 
 
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _whisker(
-    mark: Mark, y: float, across: Callable[[float], float], value_format: Callable[[float], str], label_x: float
+    mark: Mark,
+    at: tuple[float, float],
+    across: Callable[[float], float],
+    value_format: Callable[[float], str],
+    of_name: int,
 ) -> str:
+    """A mark with its interval. at: the place of its label, of whose name so many characters are shown."""
+    label_x, y = at
     message = f"{mark.label}: {value_format(mark.value)}"
     parts = []
     if mark.low is not None and mark.high is not None:
@@ -228,7 +249,8 @@ def _whisker(
         parts.append(f'<line class="whisker {mark.style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
     parts.append(f'<circle class="dot {mark.style}" cx="{across(mark.value):.1f}" cy="{y:.1f}" r="4.5"/>')
     parts.append(
-        f'<text class="mark-label {mark.style}" x="{label_x:.1f}" y="{y + 4:.1f}">{escape(mark.label)} '
+        f'<text class="mark-label {mark.style}" x="{label_x:.1f}" y="{y + 4:.1f}">'
+        f"{escape(_shortened(mark.label, of_name))} "
         f"{escape(value_format(mark.value))}</text>"
     )
     return f"<g><title>{escape(message)}</title>{''.join(parts)}</g>"

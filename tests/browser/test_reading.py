@@ -21,6 +21,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from evaluation.config import ReportConfig
+from evaluation.page.comparison import STYLES, comparison_page
 from evaluation.report import render
 from infra.servers.http import post
 from tests.evaluation.pipeline import write_pipeline
@@ -159,6 +160,49 @@ def test_the_report_is_read_in_both_themes_and_at_phone_width(
         assert dead == []
     finally:
         context.close()
+
+
+UNDRAWN = """() => [...document.querySelectorAll('svg.chart .whisker')].filter(line =>
+  getComputedStyle(line).stroke === 'none').length"""
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_a_comparison_shows_every_interval_and_whole_values_beside_long_names(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    """Values stood outside of the drawing, where they are cut off, and intervals of some styles had no colour."""
+    names = [
+        "pretrain/5edd266c",
+        *(f"sft/0761f4f{n}" for n in range(len(STYLES) - 2)),
+        "a_step_with_quite_a_long_name" * 2,
+    ]
+    paired = [
+        {
+            "name": name,
+            "figure": figure,
+            "unit": "share",
+            "difference": -0.125,
+            "low": -0.41,
+            "high": 0.19,
+            "shown": False,
+        }
+        for figure in (
+            "cloze accuracy",
+            "expected maximum toxicity",
+            "accuracy of " + "a task with a very long name " * 2,
+        )
+        for name in names[1:]
+    ]
+    compared = [{"name": name, "kind": "artifact", "headline": "", "evaluations": []} for name in names]
+    document = {"compared": compared, "seeds": [], "differences": [], "figures": [], "paired": paired}
+    (tmp_path / "page.html").write_text(comparison_page(document, names, [{} for _ in names]), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.locator(".whisker").count() == 3 * (len(names) - 1)
+    assert page.evaluate(UNDRAWN) == 0
+    assert [fault for fault in page.evaluate(FAULTS) if "cut in" in fault or "overlap" in fault] == []
+    assert all(text.endswith(" −12.5") for text in page.locator(".mark-label").all_text_contents())
+    page.close()
 
 
 @pytest.fixture(scope="module")
