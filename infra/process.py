@@ -22,7 +22,8 @@ PARENT_FD = "STEMMA_PARENT_FD"
 
 
 def started_at(pid: int) -> float | None:
-    """When a process started (Unix time), which tells it from a later one with the same number; None if it is gone."""
+    """When a process started (Unix time); None if it is gone. A clock that is set moves it: `start_ticks` tells a
+    process from a later one with the same number."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -44,8 +45,13 @@ def start_ticks(pid: int) -> int | None:
 def this_machine() -> str:
     """What tells whether a process number means the same process here: the host's name, its boot, its process
     numbers' namespace (containers on one machine have their own)."""
+    return f"{socket.gethostname()} {this_boot()}"
+
+
+def this_boot() -> str:
+    """The same without the host's name, which another network may change."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def group_alive(group: int) -> bool:

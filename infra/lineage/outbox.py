@@ -25,7 +25,7 @@ _sequence = itertools.count()
 
 @dataclass(frozen=True)
 class Envelope:
-    """One message in its file. sender: the process that sent it, as `{"host", "pid", "started"}`."""
+    """One message in its file. sender: the process that sent it, as `relay_lock.this_process` has it."""
 
     path: Path
     content: dict[str, Any]

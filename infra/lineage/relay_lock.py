@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from infra.process import started_at
+from infra.process import start_ticks, started_at, this_boot
 from infra.servers.state import same_process
 
 
@@ -91,9 +91,12 @@ def anyone_registered(root: Path | str) -> bool:
 
 
 def this_process() -> dict[str, Any]:
-    return {"host": os.uname().nodename, "pid": os.getpid(), "started": started_at(os.getpid())}
+    pid = os.getpid()
+    since = {"started": started_at(pid), "ticks": start_ticks(pid), "boot": this_boot()}
+    return {"host": os.uname().nodename, "pid": pid, **since}
 
 
 def process_lives(process: dict[str, Any]) -> bool:
     """True for a process of this machine that lives; of another machine's nothing can be said, so False."""
-    return process["host"] == os.uname().nodename and same_process(process["pid"], process["started"])
+    since = (process["started"], process.get("ticks", 0), process.get("boot", ""))
+    return process["host"] == os.uname().nodename and same_process(process["pid"], *since)

@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 
 from infra.errors import ConfigError, Problem, StageError, stage_error
-from infra.process import end_group, group_alive, signal_group, started_at
+from infra.process import end_group, group_alive, signal_group, start_ticks, started_at, this_boot
 from infra.project import PROJECT
 from infra.servers.environment import server_environ
 from infra.servers.ports import reserved_port
@@ -193,7 +193,8 @@ class _Starter:
                 start_new_session=True,
             )
         _started.append(process)
-        return Service(spec.name, spec.url, process.pid, started_at(process.pid) or time.time())
+        started, ticks = started_at(process.pid) or time.time(), start_ticks(process.pid) or 0
+        return Service(spec.name, spec.url, process.pid, started, ticks, this_boot())
 
     def _wait(self, waiting: dict[str, Spec]) -> None:
         begin = time.monotonic()

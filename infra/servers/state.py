@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infra.process import started_at
+from infra.process import start_ticks, started_at, this_boot
 from infra.tables import damaged, read_state
 
 # The kernel's clock of process starts drifts from ours by less than this; no pid comes round again that fast.
@@ -21,24 +21,29 @@ class Service:
     """A server or worker in the background.
 
     name: prefect, mlflow, worker or relay. url: its page or API, empty where it has none. started: Unix time of the
-    process `pid`, which leads its own process group.
+    process `pid`, which leads its own process group. ticks, boot: the same by `start_ticks` and `this_boot`, which no
+    clock moves; earlier versions did not write them.
     """
 
     name: str
     url: str
     pid: int
     started: float = 0.0
+    ticks: int = 0
+    boot: str = ""
 
     @property
     def alive(self) -> bool:
-        return same_process(self.pid, self.started)
+        return same_process(self.pid, self.started, self.ticks, self.boot)
 
     def as_json(self) -> dict[str, str | int]:
         return {"name": self.name, "url": self.url, "pid": self.pid}
 
 
-def same_process(pid: int, started: float) -> bool:
-    """True if `pid` is alive and still the process that started then, not a later one with its number."""
+def same_process(pid: int, started: float, ticks: int = 0, boot: str = "") -> bool:
+    """True if `pid` is alive and still the process that started then, not a later one with its number. See Service."""
+    if boot:
+        return boot == this_boot() and start_ticks(pid) == ticks
     now = started_at(pid)
     return now is not None and abs(now - started) < START_TOLERANCE_S
 

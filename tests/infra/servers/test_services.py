@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from infra.errors import StageError
-from infra.process import started_at
+from infra.lineage.relay_lock import anyone_registered, register
+from infra.process import start_ticks, started_at, this_boot
 from infra.servers import state
 from infra.servers.http import post
 from infra.servers.ports import any_free_port
@@ -81,6 +82,28 @@ def test_a_recorded_process_number_that_another_process_has_now_is_left_alone(ro
         assert down(root) == []
         assert stranger.poll() is None
         stranger.communicate(b"\n")
+
+
+def test_a_clock_that_is_set_makes_nobody_dead(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's time of a start moves with the clock: what ran counted as gone, `up` ended and started it anew, and
+    MLflow was told that living runs were killed."""
+    state.servers_folder(root).mkdir()
+    register(root)
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as server:
+        started, ticks = started_at(server.pid), start_ticks(server.pid)
+        assert started and ticks
+        state.record(root, [state.Service("mlflow", "http://127.0.0.1:1", server.pid, started, ticks, this_boot())])
+        boot_time = psutil._pslinux.boot_time
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3600)
+        moved = started_at(server.pid)
+        assert moved is not None and moved - started > 3000
+        assert state.mlflow_url(root) == "http://127.0.0.1:1"
+        assert anyone_registered(root)
+        (recorded,) = state.recorded(root).values()
+        assert not replace(recorded, ticks=ticks + 1).alive and not replace(recorded, boot="another").alive
+        server.communicate(b"\n")
+    assert not recorded.alive
 
 
 def test_a_service_that_cannot_start_says_why_and_leaves_the_others(root: Path) -> None:
