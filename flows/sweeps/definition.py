@@ -28,7 +28,23 @@ MEASURED = {
     "rlhf": "reward_gain",
 }
 """The figure of a training stage that a sweep is judged by, where it names none."""
-_MORE_IS_BETTER = ("accuracy", "acc", "gain", "win_rate", "reward", "margin", "score", "mfu", "per_s", "verified")
+_MORE_IS_BETTER = (
+    *("accuracy", "acc", "gain", "win_rate", "reward", "margin", "score", "mfu", "per_s", "verified", "judge"),
+    *(
+        "improvement",
+        "ends_share",
+        "prefers_chosen",
+        "chosen_rise",
+        "exact_match",
+        "pass_",
+        "f1",
+        "bleu",
+        "rouge",
+        "chrf",
+    ),
+)
+_LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "failure_rate", "stereotype_score", "apart")
+"""Of these less is better whatever else is in the name, such as that of a task: accounting_bits_per_byte."""
 BASE = "base"
 """The arm of an ablation that changes nothing."""
 
@@ -105,6 +121,11 @@ class Sweep:
         return load(self.config, {**self.given, **settings_text(settings), **seeds})
 
 
+def more_is_better(figure: str) -> bool:
+    """What a figure's name says of it; --maximise and --minimise say it of any other."""
+    return any(part in figure for part in _MORE_IS_BETTER) and not any(part in figure for part in _LESS_IS_BETTER)
+
+
 def define(wishes: Wishes) -> Sweep:
     """The sweep that was asked for. Raises ConfigError with everything that is wrong: unknown keys with the nearest
     names, values that a config does not take, and keys that bear on nothing that is measured."""
@@ -136,7 +157,7 @@ def define(wishes: Wishes) -> Sweep:
     first = trainings[0].config.seed if trainings and isinstance(trainings[0].config, TrainerConfig) else base.seed
     maximise = wishes.maximise
     if maximise is None:
-        maximise = any(part in figure for part in _MORE_IS_BETTER)
+        maximise = more_is_better(figure)
     return Sweep(
         wishes.config,
         wishes.given,

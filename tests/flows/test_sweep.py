@@ -21,7 +21,7 @@ from flows.config import load
 from flows.graph import graph
 from flows.needs import architecture_of
 from flows.sweeps.carried import FILE
-from flows.sweeps.definition import Sweep, Wishes, define
+from flows.sweeps.definition import Sweep, Wishes, define, more_is_better
 from flows.sweeps.law import check, law_of
 from flows.sweeps.results import summary
 from flows.sweeps.sampling import Drawn, chooser
@@ -404,6 +404,20 @@ def test_a_batch_that_follows_compute_holds_whole_sequences(config: Path, tmp_pa
     expected = 2560 * (6 * shape.parameters * 1e5 / 1e9) ** 0.5  # type: ignore[union-attr]
     found = pipeline.pretrain.global_batch_tokens  # type: ignore[attr-defined]
     assert (found % 1024, abs(found - expected) <= 512) == (0, True), (found, expected)
+
+
+@pytest.mark.parametrize(
+    ("figure", "more"),
+    [
+        ("validation_loss", False), ("heldout_accuracy", True), ("reward_gain", True), ("tokens_per_s", True),
+        # Of these the worst was told as the best.
+        ("improvement", True), ("ends_share_sft", True), ("heldout_judge_rlhf", True), ("prefers_chosen_policy", True),
+        ("gsm8k_exact_match", True), ("squad_f1", True), ("accounting_bits_per_byte", False), ("brier", False),
+        ("stereotype_score", False), ("reward_models_apart_rlhf", False), ("negation_failure_rate", False),
+    ],
+)  # fmt: skip
+def test_whether_more_is_better_follows_from_the_figure(figure: str, more: bool) -> None:
+    assert more_is_better(figure) is more
 
 
 def test_a_value_that_is_a_list_is_taken_over(config: Path, tmp_path: Path) -> None:
