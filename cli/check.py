@@ -43,7 +43,7 @@ def command(
     from infra.errors import ConfigError
     from infra.store.store import Store
 
-    pipeline = load(config, settings_of(settings))
+    pipeline = load(config, settings_of(settings), lambda: root_of(root))
     nodes = graph(pipeline)
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     chosen = selection.choose(nodes)
@@ -130,7 +130,7 @@ def why(
     from infra.errors import ConfigError, Problem
     from infra.store.store import Store
 
-    pipeline = load(config, settings_of(settings))
+    pipeline = load(config, settings_of(settings), lambda: root_of(root))
     nodes = graph(pipeline)
     known(nodes, [stage], "STAGE")
     store = Store(root_of(root), reading=True)

@@ -45,7 +45,7 @@ def command(
 
     if cron is None and (timezone or overlap or catch_up):
         raise click.UsageError('--timezone, --overlap and --catch-up belong to a --cron, e.g. --cron "0 2 * * *"')
-    pipeline = load(config)
+    pipeline = load(config, root=lambda: root_of(root))
     folder = root_of(root)
     # Prefect reads its settings when it is first imported.
     reach_server(folder)
@@ -110,7 +110,7 @@ def resume(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any
 def _tell(config: Path, root: str | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
     from flows.config import load
 
-    pipeline = load(config)
+    pipeline = load(config, root=lambda: root_of(root))
     reach_server(root_of(root))
     from flows.schedules import schedule_rows, switch
 

@@ -145,7 +145,7 @@ def round_(
     from flows.config import load
     from infra.servers.settings import prefect_page
 
-    pipeline, folder = load(config), root_of(root)
+    pipeline, folder = load(config, root=lambda: root_of(root)), root_of(root)
     say_local(folder, "the round's answers and judgements lie")
     reach_server(folder)
     from prefect.client.orchestration import get_client

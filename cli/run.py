@@ -43,7 +43,7 @@ def command(
     from infra.lineage.ledger import mlflow_run_id, run_url
     from infra.store.store import Store
 
-    pipeline = load(config, settings_of(settings))
+    pipeline = load(config, settings_of(settings), lambda: root_of(root))
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     selection.choose(graph(pipeline))
     place = Store(root_of(root)).layout

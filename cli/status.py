@@ -68,7 +68,7 @@ def _pipeline(config: Path, settings: dict[str, str], root: Path) -> dict[str, A
     from flows.plan import plan
     from infra.store.store import Store
 
-    pipeline = load(config, settings)
+    pipeline = load(config, settings, lambda: root)
     store = Store(root, reading=True)
     rows = [row.as_json() for row in plan(graph(pipeline), store).values()]
     last = next(latest(store.runs(), pipeline.name), None)

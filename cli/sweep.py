@@ -75,7 +75,8 @@ def command(
     from infra.store.store import Store
 
     named = dict(map(read_ablation, ablate)) | _of_file(ablations)
-    sweep = define(Wishes(config, settings_of(settings), read_space(keys), named, **options))
+    wishes = Wishes(config, settings_of(settings), read_space(keys), named, root=lambda: root_of(root), **options)
+    sweep = define(wishes)
     if law:
         check(sweep)
     folder = root_of(root)

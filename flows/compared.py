@@ -122,7 +122,7 @@ def _run(store: Store, text: str) -> Compared:
 
 
 def _config(store: Store, text: str) -> Compared:
-    nodes = graph(load(Path(text)))
+    nodes = graph(load(Path(text), root=lambda: store.root))
     rows = plan(nodes, store)
     steps = {}
     for name, node in nodes.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from flows.problems import problems_of
 from flows.sweeps.carried import take_over
 from flows.wiring import Joint, joint_of, wiring_problems
 from infra.errors import ConfigError, Problem
+from infra.project import default_root
 from infra.sources import FOLDER
 from infra.yaml import BadYaml, read_plain, read_text
 from tasks.stage import Stage
@@ -23,9 +24,12 @@ from tasks.stages import STAGES
 __all__ = ["PipelineConfig", "dump", "load", "parse", "section_classes"]
 
 
-def load(path: Path, settings: Mapping[str, str] | None = None) -> PipelineConfig:
+def load(
+    path: Path, settings: Mapping[str, str] | None = None, root: Callable[[], Path] = default_root
+) -> PipelineConfig:
     """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) and what sweeps found
-    (`from sweep X`) in place.
+    (`from sweep X`) in place. root: says the store of these; asked where one is named alone, so that what is wrong with
+    the file is told before what is wrong with the store.
 
     Raises ConfigError with everything that is wrong in all sections and steps.
     """
@@ -38,7 +42,7 @@ def load(path: Path, settings: Mapping[str, str] | None = None) -> PipelineConfi
         problems += set_value(data, f"steps.{key}" if is_step else key, text)
     folder = path.absolute().parent
     try:
-        config = parse(take_over(data, folder), folder)
+        config = parse(take_over(data, folder, root), folder)
     except ConfigError as error:
         raise ConfigError(*problems, *error.problems) from None
     if problems:

@@ -51,7 +51,7 @@ def feedback_round(
     wait_days: after so many days without judgements the run fails.
     """
     try:
-        config, store = load(Path(config_path)), Store(root_of(root))
+        config, store = load(Path(config_path), root=lambda: root_of(root)), Store(root_of(root))
         if problem := _no_preferences(config):
             raise ConfigError(problem)
         folder = _folder_of(store.root, flow_run.get_id() or new_run_id())

@@ -55,7 +55,8 @@ def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "
     if state := turned_away(str(path), any_code=True):
         return state
     try:
-        config = load(path, {key: json.dumps(value) for key, value in settings.items()})
+        texts = {key: json.dumps(value) for key, value in settings.items()}
+        config = load(path, texts, lambda: root_of(root))
         store = Store(root_of(root))
     except StemmaError as error:
         return Failed(message=str(error))

@@ -52,7 +52,7 @@ def run_stage(
     if state := turned_away(config_path):
         return state
     texts = {key: json.dumps(value) for key, value in settings.items()}
-    pipeline = load(Path(config_path), texts)
+    pipeline = load(Path(config_path), texts, lambda: root_of(root))
     changed = parse(with_form(pipeline, stage, section, config), Path(config_path).parent)
     store = Store(root_of(root))
     selection = Selection(from_=(stage,)) if and_below else Selection(only=(stage,))

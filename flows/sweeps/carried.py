@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -61,10 +61,11 @@ def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, asked.group(1)
 
 
-def take_over(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
 
-    folder: the config's, to which paths of sweeps are relative. Raises ConfigError with all that is wrong.
+    folder: the config's, to which paths of sweeps are relative. root: says the store that an id is of.
+    Raises ConfigError with all that is wrong.
     """
     from flows.config import parse
 
@@ -75,7 +76,7 @@ def take_over(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     found: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for path, name in asked:
         try:
-            found[path] = read(name, folder)
+            found[path] = read(name, folder, root)
             _put(data, path, carried(found[path], _key(path), None))
         except ConfigError as error:
             problems += [replace(one, path=".".join(path)) for one in error.problems]
@@ -122,12 +123,12 @@ def _compute(config: PipelineConfig, key: str) -> float | None:
     return None if arch is None else 6.0 * arch.parameters * tokens
 
 
-def read(name: str, folder: Path | None) -> dict[str, Any]:
-    """What a sweep left. name: its id in the store at hand, or the path of its folder, relative to the config's.
+def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
+    """What a sweep left. name: its id in the store at root(), or the path of its folder, relative to the config's.
 
     Raises ConfigError `no_sweep`.
     """
-    places = [(folder or Path()) / name, default_root() / "sweeps" / name]
+    places = [(folder or Path()) / name, root() / "sweeps" / name]
     for place in places:
         if (place / FILE).is_file():
             found: dict[str, Any] = json.loads((place / FILE).read_text(encoding="utf8"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from flows.graph import Graph, ancestors, graph, known
 from flows.sweeps.space import Choices, Range, Space, grid, settings_text
 from infra.errors import ConfigError, Problem
 from infra.identity import canonical, canonical_json
+from infra.project import default_root
 from tasks.stage import Node
 from training.config import TrainerConfig
 
@@ -61,7 +62,8 @@ class Arm:
 class Wishes:
     """What the command line asks for. given: `--set` values. measure: empty for the default of the stage.
 
-    ablations: settings by name. trials: how many settings are drawn; None in a grid.
+    ablations: settings by name. trials: how many settings are drawn; None in a grid. root: says the store of sweeps
+    that the config takes values over from.
     """
 
     config: Path
@@ -74,6 +76,7 @@ class Wishes:
     sampler: Sampler | None = None
     pruner: Pruner = "none"
     trials: int | None = None
+    root: Callable[[], Path] = default_root
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Sweep:
     sampler: Sampler
     pruner: Pruner
     trials: int
+    root: Callable[[], Path] = default_root
 
     @property
     def measure(self) -> str:
@@ -118,7 +122,7 @@ class Sweep:
     def pipeline(self, settings: Mapping[str, Any], seed: int) -> PipelineConfig:
         """The pipeline of one trial, as `stemma run --set` would have it."""
         seeds = {key: str(seed) for key in self.seed_keys}
-        return load(self.config, {**self.given, **settings_text(settings), **seeds})
+        return load(self.config, {**self.given, **settings_text(settings), **seeds}, self.root)
 
 
 def more_is_better(figure: str) -> bool:
@@ -130,7 +134,7 @@ def define(wishes: Wishes) -> Sweep:
     """The sweep that was asked for. Raises ConfigError with everything that is wrong: unknown keys with the nearest
     names, values that a config does not take, and keys that bear on nothing that is measured."""
     _check(wishes)
-    base = load(wishes.config, wishes.given)
+    base = load(wishes.config, wishes.given, wishes.root)
     sampler = wishes.sampler or ("tpe" if _has_ranges(wishes.space) else "grid")
     arms: tuple[Arm, ...] = ()
     if wishes.ablations:
@@ -172,6 +176,7 @@ def define(wishes: Wishes) -> Sweep:
         sampler,
         wishes.pruner,
         len(arms) or int(wishes.trials or 0),
+        wishes.root,
     )
 
 
@@ -211,7 +216,7 @@ def _graphs(wishes: Wishes, tried: Sequence[Mapping[str, Any]]) -> list[Graph]:
     found = []
     for settings in tried:
         try:
-            found.append(graph(load(wishes.config, {**wishes.given, **settings_text(settings)})))
+            found.append(graph(load(wishes.config, {**wishes.given, **settings_text(settings)}, wishes.root)))
         except ConfigError as error:
             problems.update(dict.fromkeys(error.problems))
     if problems:

@@ -97,6 +97,7 @@ def sweep_run(
             sampler,
             pruner,
             trials,
+            lambda: root_of(root),
         )
         sweep = define(wishes)
         if law:

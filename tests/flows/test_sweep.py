@@ -406,6 +406,16 @@ def test_a_batch_that_follows_compute_holds_whole_sequences(config: Path, tmp_pa
     assert (found % 1024, abs(found - expected) <= 512) == (0, True), (found, expected)
 
 
+def test_the_id_of_a_sweep_is_looked_for_in_the_store_that_was_named(config: Path, tmp_path: Path) -> None:
+    """It was looked for in the default one."""
+    found_rates(tmp_path / "store" / "sweeps" / "73cc55af5137", (1e9,))
+    settings = {RATE: "from sweep 73cc55af5137"}
+    rate = load(config, settings, lambda: tmp_path / "store").pretrain.optimizer.learning_rate  # type: ignore[attr-defined]
+    assert rate == pytest.approx(2e-3 / 1.2)
+    answer = stemma("check", config, "--set", f"{RATE}={settings[RATE]}", "--root", tmp_path / "store")
+    assert answer.document["errors"] == []
+
+
 @pytest.mark.parametrize(
     ("figure", "more"),
     [
