@@ -170,7 +170,8 @@ def _data(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact
 
 
 def _source_row(one: TextSource) -> str:
-    stated = [one.language or "not stated", one.licence or "not stated"]
+    # A licence may be told in any words; a line of Markdown's table ends at its own.
+    stated = [" ".join(said.split()).replace("|", "\\|") or "not stated" for said in (one.language, one.licence)]
     return f"| {one.name} | {' | '.join(stated)} | {one.documents:,} | {size(one.bytes)} |"
 
 

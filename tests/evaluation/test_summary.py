@@ -39,7 +39,8 @@ def test_a_model_that_was_pretrained_further_is_told_with_all_text_that_it_read(
     """The report told of the first corpus alone, and the card left out the other's licence and language."""
     folders = write_pipeline(tmp_path / "store")
     write_sources(folders["clean"], "books", licence="CC0-1.0", language="en")
-    write_sources(written_beside(folders, "more", "ingest"), "letters", licence="Our own", language="de")
+    own = "Our own | see\nLICENSE"
+    write_sources(written_beside(folders, "more", "ingest"), "letters", licence=own, language="de")
     written_beside(folders, "more_shards", "shard", documents="more")
     written_beside(folders, "continued", "pretrain", model="pretrain", shards="more_shards")
     pipeline = PipelineResults(folders)
@@ -56,7 +57,10 @@ def test_a_model_that_was_pretrained_further_is_told_with_all_text_that_it_read(
     assert "validation loss, nats a token, each of its own text" in rows
     model = read_artifacts({"model": folders["continued"]})["model"]
     card = model_card(RegisterConfig(), "demo", model, {"model": model}, [])
-    assert "| books | en | CC0-1.0 | 9 | 4.0 MB |" in card and "| letters | de | Our own | 9 | 4.0 MB |" in card
+    assert (
+        "| books | en | CC0-1.0 | 9 | 4.0 MB |" in card
+        and "| letters | de | Our own \\| see LICENSE | 9 | 4.0 MB |" in card
+    )
     assert "- de\n- en\n" in card
     assert "- The text of books was filtered" in card and "- The text of letters was not filtered." in card
 
