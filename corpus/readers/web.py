@@ -15,6 +15,8 @@ from infra.sources import Place
 
 META_BYTES = 4096
 _META_CHARSET = re.compile(rb"""<meta[^>]+charset=["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
+_WHOLE = re.compile(r"<(?:html|rss|feed|\?xml)\b", re.IGNORECASE)
+"""In whole pages, and in feeds, which are none."""
 PAGES = {"text/html", "application/xhtml+xml"}
 
 
@@ -69,12 +71,16 @@ def _text_of(record: Record, place: Place, encoding: str, max_bytes: int) -> Tex
 
 def main_text(html: str) -> str:
     """The text of a page without its navigation, advertisements and footers; all of its text where nothing else is
-    found (trafilatura, Barbaresi, 2021). Raises Unreadable where it cannot be parsed."""
-    import trafilatura
+    found (trafilatura, Barbaresi, 2021). html: a page or a piece. Raises Unreadable where it cannot be parsed."""
+    from trafilatura import extract, html2txt
 
     try:
-        text = trafilatura.extract(html, include_comments=False, favor_recall=True)
-        return text or trafilatura.html2txt(html)
+        text = extract(html, include_comments=False, favor_recall=True) or html2txt(html)
+        if not text and not _WHOLE.search(html):
+            # A piece of a page, such as a field of a record holds: trafilatura takes one of a single block for no HTML.
+            html = f"<html><body>{html}</body></html>"
+            text = extract(html, include_comments=False, favor_recall=True) or html2txt(html)
+        return text
     except Exception as error:  # whatever its parsers stumble over
         raise Unreadable(f"not readable HTML: {type(error).__name__}: {error}") from None
 

@@ -154,6 +154,22 @@ def test_pages_and_mails_in_records_give_their_text(build, write):
     assert document.text.count(GOOD[0]) == 3 and "lamps" not in document.text
 
 
+@pytest.mark.parametrize(
+    ("piece", "text"),
+    [
+        (f"<p>{GOOD[0]}</p>", GOOD[0]),
+        ("<div>Use <code>sort</code> instead.</div>", "Use sort instead."),
+        ("Thanks! <b>It works.</b>", "Thanks! It works."),
+        ("<pre><code>a = 1\nb = 2</code></pre>", "a = 1\nb = 2"),
+        ("<script>var x = 1</script>", ""),
+    ],
+)
+def test_a_record_may_hold_a_piece_of_a_page_of_a_single_block(build, write, piece, text):
+    path = write("answers.jsonl", json.dumps({"text": piece}) + "\n")
+    [document] = read_documents(build(ingest, config(path, content="html")))
+    assert document.text == text
+
+
 @pytest.mark.parametrize("name", ["mail.txt", "mail.jsonl"])
 def test_a_mail_is_cut_once_its_text_is_out_of_it(build, write, name):
     paragraphs = [f"Paragraph {number} of the mail" + ", and on" * 12 for number in range(4)]
