@@ -97,6 +97,9 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
         except Unreadable as error:
             yield Rejected(str(item.file), item.line, str(error))
             return
+        # What a mail's parts and a page's entities stood for comes to light only here.
+        text, was_mended_inside = mend(text)
+        was_mended |= was_mended_inside
     if len(text) > source.max_document_mb * 1e6:
         yield Rejected(str(item.file), item.line, too_long(int(source.max_document_mb * 1e6), "a text"))
         return

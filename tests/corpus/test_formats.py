@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import io
@@ -168,6 +169,16 @@ def test_a_record_may_hold_a_piece_of_a_page_of_a_single_block(build, write, pie
     path = write("answers.jsonl", json.dumps({"text": piece}) + "\n")
     [document] = read_documents(build(ingest, config(path, content="html")))
     assert document.text == text
+
+
+def test_what_a_mail_decodes_to_is_mended_as_any_text_is(build, write):
+    head = "Subject: The lamp\nContent-Type: text/plain; charset="
+    nul = base64.b64encode("It went\0 out at the cafÃ©, which was closed.".encode()).decode()
+    mails = [f"{head}utf-8\nContent-Transfer-Encoding: base64\n\n{nul}\n", f"{head}utf-7\n\nIt +2AA- went out.\n"]
+    path = write("mail.jsonl", "".join(json.dumps({"text": mail}) + "\n" for mail in mails))
+    first, second = read_documents(build(ingest, config(path, content="email")))
+    assert first.text == "The lamp\n\nIt went out at the café, which was closed."
+    assert second.text == "The lamp\n\nIt \ufffd went out."
 
 
 @pytest.mark.parametrize("name", ["mail.txt", "mail.jsonl"])
