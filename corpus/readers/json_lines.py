@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -183,9 +184,10 @@ def _items(place: Place, encoding: str, span: Span | None, max_line_bytes: int |
 def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | Rejected:
     is_repaired = False
     try:
-        value = orjson.loads(line)
+        # What is in another encoding may well be UTF-8 too, and mean something else.
+        value = orjson.loads(line if _may_be_utf8(encoding) else line.decode(encoding))
     except ValueError:
-        # orjson is stricter: no other encodings, half surrogate pairs, NaN, or integers of over 64 bits.
+        # orjson is stricter: no half surrogate pairs, NaN, or integers of over 64 bits.
         try:
             text, is_repaired = decode(line, encoding)
             read = json.loads(text)
@@ -198,6 +200,11 @@ def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | R
     if not isinstance(value, dict):
         return Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
     return Record(place, number, value, is_repaired)
+
+
+@lru_cache
+def _may_be_utf8(encoding: str) -> bool:
+    return encoding == AUTO or python_name(encoding) == "utf-8-sig"
 
 
 def _whole(value: Any) -> Any:
@@ -232,13 +239,15 @@ def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int
                     yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
             return
     number = 0
+    # Its items are written out as UTF-8 again where they are read in an encoding of their own.
+    inside = encoding if _may_be_utf8(encoding) else "utf-8"
     try:
         for element in elements_of(_texts(content, stream, encoding), max_bytes):
             number += 1
             if isinstance(element, TooLong):
                 yield Rejected(str(place), number, str(element))
             else:
-                yield _object(place, number, element.encode("utf-8", "surrogateescape"), encoding)
+                yield _object(place, number, element.encode("utf-8", "surrogateescape"), inside)
     except UnicodeDecodeError:
         raise wrong_encoding(place, encoding) from None
     except TornList as torn:
@@ -251,7 +260,7 @@ def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int
 
 def _texts(content: bytes, stream: io.BufferedReader, encoding: str) -> Iterator[str]:
     """A stream in pieces of text. Bytes that are no UTF-8 are escaped where each item is to be looked at by itself."""
-    is_own = encoding != AUTO and python_name(encoding) != "utf-8-sig" and not is_wide(encoding)
+    is_own = not (_may_be_utf8(encoding) or is_wide(encoding))
     decoder = codecs.getincrementaldecoder(encoding)() if is_own else _UTF8("surrogateescape")
     while content:
         yield decoder.decode(content)

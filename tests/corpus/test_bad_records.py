@@ -25,6 +25,8 @@ from corpus.config import IngestConfig
 from corpus.documents import read_documents
 from corpus.ingest import ingest
 from corpus.readers import table_process
+from corpus.readers.json_lines import read_records
+from corpus.readers.record import Record
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
@@ -200,6 +202,20 @@ def test_utf_16_without_a_byte_order_mark_is_not_read_in_parts(build, write, mon
     assert [d.text for d in read_documents(build(ingest, config(path, text_unit="line")))] == texts
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [("gbk", "模"), ("utf-7", "Grüße"), ("latin-1", "Â£ und Ã¼"), ("hz", "模"), ("shift_jis", "ｼﾀ")],
+)
+def test_lines_in_a_configured_encoding_are_not_taken_for_utf_8_where_they_might_be(encoding, text, tmp_path):
+    rows, items = tmp_path / "a.jsonl", tmp_path / "b.json"
+    rows.write_bytes(f'{{"text": "{text}"}}\n'.encode(encoding))
+    # An item that is wrong has the others read one by one, and what orjson refuses is read by another parser.
+    items.write_bytes(f'[{{"text": "{text}"}}, {{"text": "{text}", "n": NaN}}, {{"text": oops}}]'.encode(encoding))
+    for path, count in ((rows, 1), (items, 2)):
+        found = [item for item in read_records(path, encoding, (), "key", ()) if isinstance(item, Record)]
+        assert [item.value["text"] for item in found] == [text] * count
+
+
 @pytest.mark.parametrize("encoding", ["hex", "rot13", "zlib", "idna", "undefined", "no-such"])
 def test_an_encoding_that_is_none_of_text_is_refused_in_the_config(encoding):
     with pytest.raises(ValidationError, match="expected one of text that Python knows"):
@@ -264,6 +280,8 @@ from corpus.ingest import ingest
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from corpus.readers import table_process
+from corpus.readers.json_lines import read_records
+from corpus.readers.record import Record
 from tests.memory import own_peak_mb
 read, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 out.mkdir()
