@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
@@ -9,7 +10,7 @@ import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from infra.errors import stage_error
 from infra.sources import Place, open_place
@@ -129,11 +130,50 @@ class _Transcoder(io.RawIOBase):
         return len(part)
 
 
+class _Unpacked(io.RawIOBase):
+    """The streams of an xz or bzip2 file, one after the other. Python's own readers pass over whatever behind the first
+    one opens none, also a damaged one with all its text; pyarrow's stumbles over an empty one."""
+
+    def __init__(self, file: BinaryIO, kind: str) -> None:
+        self._file, self._kind = file, kind
+        self._unpacker: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while True:
+            if self._unpacker is None or self._unpacker.eof:
+                rest = self._between()
+                if not rest:
+                    return 0
+                self._unpacker = lzma.LZMADecompressor() if self._kind == "xz" else bz2.BZ2Decompressor()
+            else:
+                rest = self._file.read(BUFFER_BYTES) if self._unpacker.needs_input else b""
+                if self._unpacker.needs_input and not rest:
+                    raise EOFError("it ends within a stream")
+            part = self._unpacker.decompress(rest, len(buffer))
+            if part:
+                buffer[: len(part)] = part
+                return len(part)
+
+    def _between(self) -> bytes:
+        """The beginning of the next stream, b"" behind the last; streams of xz may have zeros behind them."""
+        rest = self._unpacker.unused_data if self._unpacker else b""
+        while True:
+            rest = rest.lstrip(b"\0") if self._kind == "xz" else rest
+            if rest:
+                return rest
+            rest = self._file.read(BUFFER_BYTES)
+            if not rest:
+                return b""
+
+
 def _decompressed(file: BinaryIO, kind: str) -> io.BufferedReader:
     if not kind:
         return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, BUFFER_BYTES)  # type: ignore[arg-type]
-    if kind == "xz":
-        return io.BufferedReader(lzma.open(file), BUFFER_BYTES)
+    if kind in ("xz", "bz2"):
+        return io.BufferedReader(_Unpacked(file, kind), BUFFER_BYTES)
     import pyarrow as pa
 
     return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), kind), BUFFER_BYTES)

@@ -155,6 +155,23 @@ def test_pages_and_mails_in_records_give_their_text(build, write):
     assert document.text.count(GOOD[0]) == 3 and "lamps" not in document.text
 
 
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress, gzip.compress])
+def test_all_streams_of_a_compressed_file_are_read_and_a_damaged_one_is_told_of(build, write, compress):
+    first, last = (json.dumps({"text": text}).encode() + b"\n" for text in GOOD[:2])
+    whole = compress(first) + compress(b"") + compress(last)
+    out = build(ingest, config(write("a.jsonl", whole)))
+    assert [document.text for document in read_documents(out)] == GOOD[:2]
+    for number, damaged in enumerate((compress(first) + b"?" + compress(last)[1:], whole + b"behind")):
+        with pytest.raises(StageError, match="not a whole"):
+            build(ingest, config(write(f"{number}.jsonl", damaged)))
+
+
+def test_streams_of_xz_may_be_padded(build, write):
+    first, last = (lzma.compress(json.dumps({"text": text}).encode() + b"\n") for text in GOOD[:2])
+    out = build(ingest, config(write("a.jsonl", first + b"\0" * 512 + last + b"\0" * 8)))
+    assert [document.text for document in read_documents(out)] == GOOD[:2]
+
+
 @pytest.mark.parametrize(
     ("piece", "text"),
     [
