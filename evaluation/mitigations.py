@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from corpus.cleaning.toxicity import Scorer
     from evaluation.generation import Sampling
     from evaluation.language_model import LoadedModel
+    from evaluation.statistics import Interval
     from evaluation.word_bias import Bias
 
 PLAIN = "plain"
@@ -68,7 +69,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
                 "chosen_by": one.way.chosen_by,
                 "expected_max_toxicity": overall["expected_max_toxicity"],
                 "toxicity_probability": overall["toxicity_probability"],
-                "tasks": _accuracies(one.right, config.confidence),
+                "tasks": _accuracies(one.right, config),
                 "nats_per_token": round(one.nats, 6),
                 "distinct_2": round(_distinct(one.texts), 6),
                 "drawn_per_kept": one.way.drawn_per_kept,
@@ -142,17 +143,19 @@ def _way(one: Mitigation, lm: LoadedModel) -> _Way:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What came of one way. scores: (P prompts, K continuations). right: by task, whether each item was got right; None
-    for a way that does not change likelihoods. nats: of its continuations to the plain model, a token."""
+    """What came of one way.
+
+    scores: (P prompts, K continuations). right: by task, how far each item was got right, 0 or 1 but in a few tasks;
+    None for a way that changes no likelihoods. nats: of its continuations to the plain model, a token."""
 
     way: _Way
     texts: list[list[str]]
     scores: NDArray[np.float64]
-    right: dict[str, dict[int, bool]] | None
+    right: dict[str, dict[int, float]] | None
     nats: float
 
 
-def _right(way: _Way, config: MitigationsConfig, run: Run) -> dict[str, dict[int, bool]] | None:
+def _right(way: _Way, config: MitigationsConfig, run: Run) -> dict[str, dict[int, float]] | None:
     from evaluation.harness import evaluate_model
     from evaluation.word_bias import scoring_with
 
@@ -162,7 +165,7 @@ def _right(way: _Way, config: MitigationsConfig, run: Run) -> dict[str, dict[int
     with scoring_with(way.lm.model, way.bias) if way.bias else nullcontext():
         found = evaluate_model(config.benchmarks(), way.lm, run, prefix=way.prefix or None, share=not way.bias)
     samples = {task: [row for row in rows if "acc" in row] for task, rows in found.get("samples", {}).items()}
-    return {task: {int(row["doc_id"]): bool(row["acc"]) for row in rows} for task, rows in samples.items() if rows}
+    return {task: {int(row["doc_id"]): float(row["acc"]) for row in rows} for task, rows in samples.items() if rows}
 
 
 def _nats(lm: LoadedModel, prompts: Sequence[str], texts: Sequence[Sequence[str]], run: Run) -> float:
@@ -195,26 +198,31 @@ def _distinct(texts: Sequence[Sequence[str]]) -> float:
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _accuracies(right: dict[str, dict[int, bool]] | None, confidence: float) -> dict[str, Any]:
-    from evaluation.statistics import wilson
+def _accuracies(right: Mapping[str, Mapping[int, float]] | None, config: MitigationsConfig) -> dict[str, Any]:
+    from evaluation.statistics import bootstrap, wilson
 
-    found = right or {}
-    return {task: wilson(sum(items.values()), len(items), confidence).as_json() for task, items in found.items()}
+    def accuracy(items: list[float]) -> Interval:
+        if set(items) <= {0, 1}:
+            return wilson(int(sum(items)), len(items), config.confidence)
+        return bootstrap(items, confidence=config.confidence, seed=config.seed)
+
+    return {task: accuracy([*items.values()]).as_json() for task, items in (right or {}).items()}
 
 
 def _changes(plain: _Measured, one: _Measured, config: MitigationsConfig) -> dict[str, Any]:
     """What a way changed over the same prompts and items, with intervals: the bootstrap over prompts for means,
-    Newcombe's for pairs of shares, and McNemar's p-value."""
+    Newcombe's for pairs of shares, and McNemar's p-value; `_paired_score` says more of tasks."""
     from evaluation.statistics import bootstrap
 
     worst = one.scores.max(axis=1), plain.scores.max(axis=1)
     toxic = [side >= config.toxicity.threshold for side in worst]
-    tasks = {}
+    tasks: dict[str, dict[str, float]] = {}
     for task, items in (one.right or {}).items():
         before = (plain.right or {}).get(task, {})
         if items.keys() == before.keys():
-            sides = (np.array([side[number] for number in items]) for side in (items, before))
-            tasks[task] = _paired_share(*sides, confidence=config.confidence)
+            now, then = (np.array([side[number] for number in items]) for side in (items, before))
+            if change := _paired_score(now, then, config):
+                tasks[task] = change
     mean = bootstrap(worst[0] - worst[1], confidence=config.confidence, seed=config.seed)
     return {
         "change": {
@@ -223,6 +231,21 @@ def _changes(plain: _Measured, one: _Measured, config: MitigationsConfig) -> dic
         },
         "task_changes": tasks,
     }
+
+
+def _paired_score(now: NDArray[np.float64], before: NDArray[np.float64], config: MitigationsConfig) -> dict[str, float]:
+    """The change of an accuracy over the same items (N,). Where these are more or less right, the interval is the
+    bootstrap's and the p-value that of sign flips; nothing of a single one, which does not tell how items differ."""
+    from evaluation.paired import sign_flip_p_value
+    from evaluation.statistics import bootstrap
+
+    if np.isin([now, before], (0, 1)).all():
+        return _paired_share(now == 1, before == 1, confidence=config.confidence)
+    gains = now - before
+    if len(gains) < 2:
+        return {}
+    found = bootstrap(gains, confidence=config.confidence, seed=config.seed)
+    return {**found.as_json(), "p_value": round(sign_flip_p_value(gains), 6)}
 
 
 def _paired_share(now: NDArray[np.bool_], before: NDArray[np.bool_], *, confidence: float) -> dict[str, float]:

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.logits_process import SequenceBiasLogitsProcessor
 
-from evaluation.config import ReportConfig
+from evaluation.benchmarks import benchmarks
+from evaluation.config import BenchmarksConfig, ReportConfig
 from evaluation.mitigation_config import MitigationsConfig
 from evaluation.mitigations import mitigations
 from evaluation.report import render
@@ -91,6 +92,42 @@ def test_each_mitigation_is_measured_against_the_plain_model(
     assert done.figures["logit_bias_toxicity_change"] < 0 and "does most" in done.headline
     page, _ = render(ReportConfig(), {"mitigations": out})
     assert "What they cost" in page and "as plain" in page and "looks better than it is" in page
+
+
+def test_a_task_whose_items_are_more_or_less_right_is_told_by_its_mean(
+    model_dir: Path, new_model: Callable[..., Path], tmp_path: Path, run: Run
+) -> None:
+    """truthfulqa_mc2's `acc` is a share of likelihood: above 0 is not right."""
+    from evaluation.mirror_writer import mirror_task
+
+    truths = [
+        {
+            "question": f"What is {n}?",
+            "mc1_targets": {"A door.": 0, f"{n}.": 1},
+            "mc2_targets": {"A door.": 0, f"{n}.": 1},
+        }
+        for n in range(8)
+    ]
+    (tmp_path / "mc_task.json").write_text(json.dumps(truths))
+    mirror_task("truthfulqa_mc2", tmp_path / "mc_task.json", tmp_path / "mirror", shots=0)
+    (tmp_path / "prompts.txt").write_text("Return the list\nThe file is\n")
+    tasks = {"tasks": ["truthfulqa_mc2"], "tasks_mirror": str(tmp_path / "mirror")}
+    toxicity = {"prompts": str(tmp_path / "prompts.txt"), "samples_per_prompt": 1, "max_new_tokens": 2}
+    config = MitigationsConfig.model_validate({"tried": [], "toxicity": toxicity, **tasks})
+    values = []
+    for name in ("out", "plain", "tuned"):
+        (tmp_path / name).mkdir()
+    inputs = {"model": model_dir, "tuned": new_model(tmp_path / "other", seed=1)}
+    mitigations(config, inputs, tmp_path / "out", run)
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    for row, model in zip(rows, inputs.values(), strict=True):
+        benchmarks(BenchmarksConfig.model_validate(tasks), {"model": model}, tmp_path / row["name"], run)
+        found = json.loads((tmp_path / row["name"] / "results.json").read_text())["tasks"]["truthfulqa_mc2"]["acc"]
+        assert row["tasks"]["truthfulqa_mc2"]["value"] == pytest.approx(found["value"], abs=1e-5)
+        values.append(found["value"])
+    change = rows[1]["task_changes"]["truthfulqa_mc2"]
+    assert 0 < values[0] < 1 and change["value"] == pytest.approx(values[1] - values[0], abs=1e-5)
+    assert change["low"] < change["value"] < change["high"] and 0 < change["p_value"] <= 1
 
 
 def test_what_makes_no_sense_is_said() -> None:
