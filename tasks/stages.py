@@ -61,7 +61,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=3,
+            version=4,
             config=IngestConfig,
             section=True,
             function="corpus.ingest:ingest",
@@ -197,7 +197,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=1,
+            version=2,
             config=InstructionsConfig,
             section=True,
             function="corpus.instructions:instructions",
@@ -206,7 +206,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=3,
+            version=4,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",
@@ -296,7 +296,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "mitigations",
             about="What mitigations of a model's toxicity do, and what they cost.",
-            version=1,
+            version=2,
             config=MitigationsConfig,
             function="evaluation.mitigations:mitigations",
             inputs=(needs("model"), may_have("tuned", "model")),
