@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import re
 import zlib
@@ -29,6 +30,9 @@ _SPLITS = {
 }
 
 
+_QUOTED = re.compile('"(?:[^"]|"")*"')
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines, JSON (a list), CSV, TSV, Parquet or WikiText's raw text; .gz too.
 
@@ -49,10 +53,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf8") if path.suffix == ".gz" else path.open(encoding="utf8") as file:
-        if kind in (".csv", ".tsv"):
-            return list(csv.DictReader(file, delimiter="\t" if kind == ".tsv" else ","))
-        text = file.read()
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        # As Python's text mode does.
+        text = file.read().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    if kind in (".csv", ".tsv"):
+        return _table(path, text, "\t" if kind == ".tsv" else ",")
     if kind == ".txt":
         return list(wikitext_pages(text))
     if kind == ".json" and text.lstrip().startswith("["):
@@ -65,6 +70,23 @@ def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
             except ValueError:
                 raise stage_error("corrupt_file", f"{path}:{number}", "expected a JSON object on each line") from None
     return _objects(path, rows)
+
+
+def _table(path: Path, text: str, delimiter: str) -> list[dict[str, Any]]:
+    """The rows of a table whose first line names its columns. In most TSV files a quote is a character like any other,
+    and would else take in the lines up to the next one."""
+    lines = [line.split(delimiter) for line in text.split("\n") if line]
+    is_plain = delimiter == "\t" and all(len(line) == len(lines[0]) for line in lines)
+    if is_plain and any(one.startswith('"') and not _QUOTED.fullmatch(one) for line in lines for one in line):
+        return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+    rows = []
+    for row in reader:
+        if None in row:
+            message = f"expected {len(row) - 1} fields as in the first line, found {len(row) - 1 + len(row[None])}"
+            raise stage_error("corrupt_file", f"{path}:{reader.line_num}", message)
+        rows.append(row)
+    return rows
 
 
 def _objects(path: Path, rows: Any) -> list[dict[str, Any]]:

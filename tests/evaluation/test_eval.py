@@ -426,6 +426,22 @@ def test_a_file_that_was_cut_off_is_named(name: str, tmp_path: Path) -> None:
     assert problem.code == "corrupt_file" and problem.path == str(path)
 
 
+def test_tables_are_read_as_those_who_wrote_them_meant_them(tmp_path: Path) -> None:
+    """TSV files with quotes as mere characters, tables as Excel writes them, and a line of too many fields."""
+    from evaluation.mirror_rows import read_rows
+
+    def read(name: str, text: str) -> list[list[str]]:
+        (tmp_path / name).write_bytes(text.encode())
+        return [[row["de"], row["en"]] for row in read_rows(tmp_path / name)]
+
+    spoken = [['"Ja, sagte er.', "Yes, he said."], ["Nein", "No"], ['"Doch" sagte sie.', 'Said "yes"'], ["Gut", "Good"]]
+    assert read("plain.tsv", "".join("\t".join(row) + "\n" for row in [["de", "en"], *spoken])) == spoken
+    assert read("excel.tsv", '\ufeffde\ten\r\n"a\tb"\t"say ""no"""\r\n') == [["a\tb", 'say "no"']]
+    assert read("excel.csv", '\ufeffde,en\r\n"a\r\nb",c\r\n') == [["a\nb", "c"]]
+    with pytest.raises(StageError, match="expected 2 fields as in the first line, found 3"):
+        read("long.csv", "de,en\na,b\na,b,c\n")
+
+
 def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) -> None:
     """Also where choices are one token long, alike, begin alike, or are too long for one row, and where questions begin
     alike: what they begin with is computed once."""
