@@ -12,7 +12,7 @@ from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions, FilePreferences, FileSelection, HuggingFaceDocuments
 from corpus.readers.plan import Piece
 from infra.errors import Problem, StageError
-from infra.sources import SCHEME, Place, by_name, size_of
+from infra.sources import SCHEME, Place, by_name, files_below, size_of
 
 LOOKED_AT = 20
 """Records of a source. One that cannot be read is put aside later; where none of so many can, the key is wrong."""
@@ -47,7 +47,7 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
 def _empty_folders(source: FileSelection | HuggingFaceDocuments, key: str) -> Iterator[Problem]:
     for number, path in enumerate(source.paths if isinstance(source, FileSelection) else ()):
         folder = Path(path)
-        if path.startswith(SCHEME) or not folder.is_dir() or any(child.is_file() for child in folder.rglob("*")):
+        if path.startswith(SCHEME) or not folder.is_dir() or any(files_below(folder)):
             continue
         yield Problem(
             "empty_source",

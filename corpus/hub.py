@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from infra.errors import stage_error
+from infra.sources import files_below
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".txt")
 COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
@@ -44,7 +45,7 @@ def dataset_files(dataset: str, subset: str | None, split: str, revision: str | 
         if split not in listed:
             raise _no_split(dataset, split, listed)
         return tuple(sorted({path for pattern in listed[split] for path in folder.glob(pattern) if path.is_file()}))
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_data(path.relative_to(folder))]
+    files = [path for path in sorted(files_below(folder)) if _is_data(path.relative_to(folder))]
     if subset:
         files = [path for path in files if subset in path.relative_to(folder).parts]
     return _of_split(dataset, folder, files, split)

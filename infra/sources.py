@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -88,12 +89,31 @@ def expand(patterns: Iterable[str]) -> tuple[Path, ...]:
             continue
         path = Path(pattern)
         if path.is_dir():
-            found.update(child for child in path.rglob("*") if child.is_file())
+            found.update(files_below(path))
         elif path.exists():
             found.add(path)
         else:
             found.update([Path(name) for name in glob.glob(pattern, recursive=True)] or [path])
     return tuple(sorted(found))
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files in a folder and those in it, also where a link leads out of it to another disk. A folder that several
+    links lead to is gone through once."""
+    known = {os.path.realpath(folder)}
+    inside = os.path.join(os.path.realpath(folder), "")
+    for place, folders, files in os.walk(folder, followlinks=True):
+        left = []
+        for name in sorted(folders):
+            path = os.path.join(place, name)
+            real = os.path.realpath(path)
+            # What lies within the folder is read there, and what the folder lies in is no part of it.
+            is_own = os.path.islink(path) and (real.startswith(inside) or inside.startswith(os.path.join(real, "")))
+            if real not in known and not is_own:
+                known.add(real)
+                left.append(name)
+        folders[:] = left
+        yield from (child for child in (Path(place, name) for name in files) if child.is_file())
 
 
 def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from infra.sources import expand
+from infra.sources import expand, files_below
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
@@ -31,7 +31,7 @@ def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
 
     found = dataset_of(task)
     folder = mirror / found[1] if found else mirror
-    data = sorted(path for path in folder.rglob("*") if path.suffix in MIRRORED and path.is_file())
+    data = sorted(path for path in files_below(folder) if path.suffix in MIRRORED)
     return (*((found[0],) if found else ()), *(data or [folder]))
 
 

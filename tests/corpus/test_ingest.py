@@ -12,6 +12,7 @@ import pytest
 
 from corpus.config import IngestConfig
 from corpus.documents import read_documents
+from corpus.first_records import first_record_problems
 from corpus.ingest import ingest
 from infra.errors import StageError
 
@@ -89,6 +90,29 @@ def test_corrupt_lines_are_put_aside_with_file_line_and_reason(build, write, lin
     assert "not JSON" in aside[0]["reason"] and "not a string" in aside[1]["reason"]
     [source] = json.loads((out / "aux" / "sources.json").read_text())
     assert source["documents"] + source["quarantined"] == 300
+
+
+def test_a_folder_is_read_with_the_folders_that_its_links_lead_to_each_once(build, tmp_path):
+    """Text on another disk was left out without a word."""
+    for path in ("corpus/a.txt", "corpus/inner/b.txt", "disk/shard/c.txt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"It is {path}.")
+    for link, target in (
+        ("one", "../disk"),
+        ("two", "../disk/shard"),
+        ("inner/up", ".."),
+        ("all", ".."),
+        ("b", "inner"),
+    ):
+        (tmp_path / "corpus" / link).symlink_to(target)
+    (tmp_path / "disk" / "back").symlink_to("../corpus")
+    (tmp_path / "disk" / "shard" / "round").symlink_to("..")
+    out = build(ingest, files(str(tmp_path / "corpus")))
+    found = [document.text for document in read_documents(out)]
+    assert found == ["It is corpus/a.txt.", "It is corpus/inner/b.txt.", "It is disk/shard/c.txt."]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "disk").symlink_to("../disk")
+    assert first_record_problems(files(str(tmp_path / "links"))) == []
 
 
 def test_a_line_that_is_not_in_the_encoding_of_the_config_is_put_aside(build, write, lines_of):
