@@ -137,7 +137,8 @@ def _checked(
 ) -> Pair:
     """The pair with its rule. Raises Unreadable where the rule has no use for what it is to hold answers against."""
     reference = _reference(record.value, source.reference_field) if source.reference_field else ""
-    if source.verify and (why := unusable_reference(source.verify, reference or response)):
+    held_against = reference if source.reference_field else response
+    if source.verify and (why := unusable_reference(source.verify, held_against)):
         raise Unreadable(f"verify: {source.verify} has no use for this reference: {why}")
     fields = {"prompt": prompt, "response": response}
     pair = Pair(fields, record.file.name, group, source.verify, history, source.weight)

@@ -145,6 +145,20 @@ def test_a_reference_may_stand_beside_the_response_and_what_is_none_is_put_aside
     assert right_answers([CODE, "def twice(x): return 0"], rules).tolist() == [1.0, 0.0]
 
 
+def test_an_empty_reference_is_none_and_the_response_does_not_take_its_place(tmp_path: Path, run: Run) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"Double {n}.", "response": f"In 3 steps it is {n}.", "final": str(2 * n)} for n in range(40)
+    ]
+    rows[3]["final"], rows[5]["final"] = " ", []
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"kind": "files", "paths": [str(tmp_path / "sums.jsonl")], "verify": "number", "reference_field": "final"}
+    config = {"read": [source], "heldout_share": 0.3, "max_quarantine_share": 0.1}
+    instructions(InstructionsConfig.model_validate(config), {}, tmp_path, run)
+    assert len(pairs := _pairs(tmp_path)) == 38 and all(pair["reference"] for pair in pairs)
+    reasons = [row["reason"] for row in _lines(tmp_path / "aux" / "quarantine.jsonl")]
+    assert ["there is no text to hold answers against" in why for why in reasons] == [True, True]
+
+
 def test_worked_answers_of_gsm8k_are_read_and_verified_by_their_last_number(
     shared_data: Path, tmp_path: Path, run: Run
 ) -> None:
