@@ -119,6 +119,8 @@ def _rejected(record: Record, why: str) -> Rejected:
 
 def _check_fields(record: Record, source: FilePreferences, key: str) -> None:
     if answers_field(record, source):
+        if prompt_field(record, source) is None and _conversation_field(record) is None:
+            raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", (source.prompt_field,))
         return
     wanted = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
     if not source.dialogue and _form_of(record, source) == "prompt" and prompt_field(record, source) is None:
@@ -138,9 +140,13 @@ def _form_of(record: Record, source: FilePreferences) -> Literal["prompt", "turn
         return "turns"
     if prompt_field(record, source) is not None:
         return "prompt"
-    if any(isinstance(record.value.get(name), list) for name in CONVERSATIONS):
+    if _conversation_field(record):
         return "conversation"
     return "dialogue" if isinstance(chosen, str) and ASSISTANT in f"\n\n{chosen}" else "prompt"
+
+
+def _conversation_field(record: Record) -> str | None:
+    return next((name for name in CONVERSATIONS if isinstance(record.value.get(name), list)), None)
 
 
 def _pair(record: Record, source: FilePreferences) -> Pair:
@@ -201,8 +207,7 @@ def _is_number(value: object) -> bool:
 
 def _prompt(record: Record, source: FilePreferences, form: str) -> tuple[str, str]:
     """The prompt's text and the pair's group."""
-    if form == "conversation":
-        name = next(name for name in CONVERSATIONS if isinstance(record.value.get(name), list))
+    if form == "conversation" and (name := _conversation_field(record)):
         return prompt_of_turns(turns_of(record.value[name]))
     field = prompt_field(record, source)
     if field is None:

@@ -9,6 +9,7 @@ import pytest
 from corpus.config import PreferencesConfig
 from corpus.preferences import file_pairs, preferences
 from corpus.readers.config import FilePreferences
+from infra.errors import StageError
 
 ORDER = [("A", "B"), ("A", "C"), ("B", "C")]
 
@@ -56,6 +57,15 @@ def test_a_ranking_is_read_as_all_its_pairs_side_by_side_whatever_its_form(form,
     places = [number for number, line in enumerate(lines) if line["prompt"] == "0"]
     assert places == [*range(places[0], places[0] + 3)]
     assert "ranking" not in _asked("1", lines)[0], "two answers are a plain pair"
+
+
+def test_a_ranking_without_a_prompt_is_put_aside_or_where_the_first_has_none_refused(build, write, lines_of):
+    ranked = [{"prompt": str(number), "answers": ["yes", "no"]} for number in range(12)]
+    lines, out = _built([*ranked, {"answers": ["yes", "no"]}], build, write, lines_of)
+    assert len(lines) == 12
+    assert [row["reason"] for row in lines_of(out / "aux" / "quarantine.jsonl")] == ["no field instruction"]
+    with pytest.raises(StageError, match="expected the field instruction, there are: answers"):
+        _built([{"answers": ["yes", "no"]}, *ranked], build, write, lines_of)
 
 
 def test_equal_ranks_are_ties_and_what_is_no_ranking_is_put_aside(build, write, lines_of):
