@@ -5,7 +5,6 @@ python -m corpus.preferences --config preferences.yaml --out DIR
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -27,7 +26,7 @@ from corpus.dialogues import (
 )
 from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, records_of, write_pairs
 from corpus.quarantine import Rejected
-from corpus.rankings import Judged, Tally, answers_field, by_annotators, pairs_of_ranking, ranked_answers
+from corpus.rankings import Judged, Tally, answers_field, by_annotators, is_number, pairs_of_ranking, ranked_answers
 from corpus.readers.config import FilePreferences
 from corpus.readers.json_lines import wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, pick
@@ -185,7 +184,7 @@ def _votes(record: Record, source: FilePreferences) -> tuple[float, float] | Non
     if (
         not isinstance(votes, list)
         or len(votes) != 2
-        or not all(map(_is_number, votes))
+        or not all(map(is_number, votes))
         or not votes[0] >= votes[1] >= 0
     ):
         raise Unreadable(f"expected votes for the chosen and for the rejected answer, not fewer for the first: {votes}")
@@ -196,13 +195,9 @@ def _margin(record: Record, source: FilePreferences) -> float | None:
     margin = pick(record.value, source.margin_field) if source.margin_field else MISSING
     if margin is MISSING or margin is None:
         return None
-    if not isinstance(margin, int | float) or not _is_number(margin) or margin < 0:
+    if not isinstance(margin, int | float) or not is_number(margin) or margin < 0:
         raise Unreadable(f"expected a margin from 0 on, not {margin!r}")
     return float(margin)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _prompt(record: Record, source: FilePreferences, form: str) -> tuple[str, str]:

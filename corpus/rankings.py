@@ -61,10 +61,18 @@ def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
         is_rank = key in (None, "rank")
         given = [one.get(key) if isinstance(one, Mapping) else None for one in items] if key else [*range(len(items))]
     for one in given:
-        if isinstance(one, bool) or not isinstance(one, int | float) or one != one:
+        if not is_number(one):
             raise Unreadable(f"expected a rank or a score of every answer, found {one!r}")
     ranked = [Ranked(text, -one if is_rank else one, not is_rank) for text, one in zip(texts, given, strict=True)]
     return sorted(ranked, key=lambda one: -one.standing)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number that a float holds: JSON as Python writes it also has infinities and NaN."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _text(item: Any) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from corpus.config import PreferencesConfig
 from corpus.preferences import file_pairs, preferences
+from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
 from infra.errors import StageError
 
@@ -57,6 +58,23 @@ def test_a_ranking_is_read_as_all_its_pairs_side_by_side_whatever_its_form(form,
     places = [number for number, line in enumerate(lines) if line["prompt"] == "0"]
     assert places == [*range(places[0], places[0] + 3)]
     assert "ranking" not in _asked("1", lines)[0], "two answers are a plain pair"
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1" + 400 * "0"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"prompt": "p", "answers": ["a", "b"], "scores": [%s, 1]}',
+        '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": %s}',
+        '{"prompt": "p", "chosen": "a", "rejected": "b", "votes": [%s, 1]}',
+    ],
+)
+def test_numbers_that_no_float_holds_are_no_scores_margins_or_votes(record, number, write):
+    """They would stand in the loss of a reward model."""
+    path = str(write("a.jsonl", record % number + "\n"))
+    source = FilePreferences(paths=[path], votes_field="votes", margin_field="margin")
+    (aside,) = file_pairs(source, source.places(), "preferences.read.0")
+    assert isinstance(aside, Rejected) and aside.reason.startswith("expected ")
 
 
 def test_a_ranking_without_a_prompt_is_put_aside_or_where_the_first_has_none_refused(build, write, lines_of):
