@@ -108,8 +108,8 @@ def _text(record: Record, field: str) -> str:
     found = _found(record, field)
     if found is MISSING:
         raise Unreadable(f"no field {field}")
-    if isinstance(found, list) and found and all(isinstance(one, str) for one in found):
-        return "\n".join(found).strip()
+    if isinstance(found, list) and all(isinstance(one, str) for one in found):
+        found = "\n".join(found)
     if isinstance(found, str) and found.strip():
         return found.strip()
     if isinstance(found, bool | int | float):

@@ -101,6 +101,12 @@ def test_a_label_without_words_and_an_empty_field_are_put_aside(build, write):
     ]
 
 
+@pytest.mark.parametrize("answers", [[""], ["  ", "\n"], []])
+def test_a_list_of_empty_texts_is_an_empty_field(answers, write):
+    aside = _read({"q": "Who?", "answers": answers}, write, [{"prompt": "{q}", "answer": "{answers}"}])
+    assert isinstance(aside, Rejected) and aside.reason == "the field answers is no text or number, or empty"
+
+
 def test_a_field_that_the_records_do_not_have_is_told_before_a_run(write):
     templates = [ENTAILS[0], {**ENTAILS[1], "prompt": "{premise} {hypotesis}"}]
     path = write("nli.jsonl", json.dumps(_rows(1)[0]) + "\n")
