@@ -43,6 +43,7 @@ from infra.s3_write import UploadStopped, etag_of, put_if, remove, remove_below,
 from infra.store.layout import MANIFEST, RESERVED
 from infra.store.manifest import File, Manifest
 from infra.store.remote_runs import RemoteRuns
+from infra.store.states import new_states
 
 FILES = ".files"
 EXTRA = "in no manifest"
@@ -144,19 +145,22 @@ class Remote:
 
     def commit(self, manifest: Manifest, folder: Path, check: Callable[[], None], stopped: Stopped) -> Manifest:
         """Uploads the files of a build and makes them the artifact of their address: what is it now, which is another
-        where that one has the same payload, or where somebody else was first.
+        where that one has the same payload and every state of its training that this build kept, or where somebody
+        else was first.
 
         One that was there and is whole stays under `<fingerprint>.<digest8>`. check: called before the last step, after
         an upload that may take hours. Raises what it raises, and StageError `upload_lost` where files are gone by then.
         """
         current = self._read(manifest.stage, manifest.fingerprint)
-        if current and current[0].digest == manifest.digest and self._is_whole(current[0], folder):
+        is_whole = current and current[0].digest == manifest.digest and self._is_whole(current[0], folder)
+        if current and is_whole and not new_states(current[0], manifest):
             return self._settled(current[0])
         self._upload(manifest, folder, stopped)
         check()
         if lost := self.differences(manifest):
             raise stage_error("upload_lost", lost[0][0], f"it was uploaded, and is {lost[0][1]} now", "run again")
-        if current is not None and current[0].digest != manifest.digest and not self.differences(current[0]):
+        is_other = current and current[0].digest != manifest.digest and not self.differences(current[0])
+        if current and (is_whole or is_other):
             self._retire(current[0])
         if not self._put(manifest, manifest.fingerprint, current[1] if current else None):
             now = self._read(manifest.stage, manifest.fingerprint)

@@ -9,12 +9,15 @@ from one is still found.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.errors import Problem, StageError, stage_error
+from infra.files import sync
 from infra.store.layout import AUX
 from infra.store.manifest import File, Manifest
 
@@ -77,6 +80,43 @@ def remove_state(artifact: Path, manifest: Manifest, state: KeptState) -> None:
     gone = set(state.files(manifest))
     replace(manifest, files=tuple(file for file in manifest.files if file not in gone)).rewrite(artifact)
     shutil.rmtree(state.folder, ignore_errors=True)
+
+
+def new_states(old: Manifest, new: Manifest) -> tuple[str, ...]:
+    """The names of the states that a later build of the same bytes kept and the artifact lacks: gc removed them, or
+    `keep_state` asks for more by now."""
+    there, built = ({_name(file) for file in one.files if _name(file)} for one in (old, new))
+    return tuple(sorted(built - there))
+
+
+def take_states(artifact: Path, old: Manifest, built: Path, new: Manifest) -> None:
+    """Moves the states that a finished artifact lacks to it from a later build of the same bytes. Killed on the way, it
+    leaves files that no manifest names, and none that differs from what a manifest says of it."""
+    names = new_states(old, new)
+    if not names:
+        return
+    known = {state.batch: state.digest for state in kept_states(artifact)}
+    known |= {state.batch: state.digest for state in kept_states(built) if state.folder.name in names}
+    write_states(built, known)
+    (artifact / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        shutil.rmtree(artifact / STATE_FOLDER / name, ignore_errors=True)
+        os.rename(built / STATE_FOLDER / name, artifact / STATE_FOLDER / name)
+    others = tuple(file for file in old.files if file.path != STATES)
+    replace(old, files=others).rewrite(artifact)
+    sync(built / STATES)
+    os.replace(built / STATES, artifact / STATES)
+    data = (artifact / STATES).read_bytes()
+    added = [file for file in new.files if _name(file) in names]
+    added.append(File(STATES, len(data), hashlib.sha256(data).hexdigest()))
+    replace(old, files=tuple(sorted((*others, *added), key=lambda file: file.path))).rewrite(artifact)
+
+
+def _name(file: File) -> str:
+    """The name of the state that a file belongs to; empty for none."""
+    return (
+        file.path.removeprefix(f"{STATE_FOLDER}/").partition("/")[0] if file.path.startswith(f"{STATE_FOLDER}/") else ""
+    )
 
 
 def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptState:

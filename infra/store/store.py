@@ -31,7 +31,7 @@ from infra.store.lease import Leases
 from infra.store.manifest import File, Input, Manifest, glance_folder
 from infra.store.remote import EXTRA, Remote
 from infra.store.remote_root import open_root
-from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states, without_states
+from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states, take_states, without_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -347,9 +347,10 @@ class Store:
         """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that. On an object
         store by a put of its manifest, see `infra.store.remote`, and this folder becomes the copy of it here.
 
-        A finished artifact at that address is kept if its payload is the same and its files are whole; otherwise it
-        moves to `<fingerprint>.<digest8>`, where lineage still finds it. check: called after an upload, which may take
-        hours; what it raises ends the commit. stopped: see `infra.store.remote.Remote`.
+        A finished artifact at that address is kept if its payload is the same and its files are whole, and gets the
+        states of its training that this build kept and it lacks; otherwise it moves to `<fingerprint>.<digest8>`, where
+        lineage still finds it. check: called after an upload, which may take hours; what it raises ends the commit.
+        stopped: see `infra.store.remote.Remote`.
         """
         place = self.path(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -365,6 +366,7 @@ class Store:
             return self._commit_remotely(self.remote, unfinished, manifest, check, stopped)
         old = self.read(place)
         if old is not None and old.digest == manifest.digest and not self.differences(place, old):
+            take_states(place, old, unfinished, manifest)
             shutil.rmtree(unfinished)
             return place
         if place.exists():

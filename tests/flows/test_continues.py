@@ -163,3 +163,16 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
     refused = answer("run", longer=hand)
     assert refused.code == 1 and refused.document["errors"][0]["code"] == "no_state"
     assert refused.document["errors"][0]["fix"].endswith("--force pretrain")
+    # What the error asks for helps: the artifact stays, and gets its states back, also those that were never kept.
+    again = answer("run", "--force", "pretrain", longer=hand)
+    assert again.code == 0 and again.with_status("built") == {"pretrain", "longer"}
+    first, second = (one.rows()["pretrain"] for one in (built, again))
+    assert (first["path"], first["digest"]) == (second["path"], second["digest"])
+    more = {"pretrain": {**PRETRAIN, "keep_state": {"every": "4 batches"}}}
+    early = {**LONGER, "continues": {"step": "pretrain", "at": "4 batches"}}
+    config = write_config(tmp_path / "more.yaml", {"name": "branch", **SECTIONS, **more, "steps": {"early": early}})
+    assert run("run", config, "--root", store).document["errors"][0]["code"] == "no_state"
+    assert run("run", config, "--force", "pretrain", "--root", store).code == 0
+    assert run("verify", f"pretrain/{first['fingerprint']}", "--root", store).code == 0
+    states = {path.name for path in (Path(first["path"]) / "aux" / "state").iterdir()}
+    assert states == {"ba000000004", "ba000000008", "ba000000012"}

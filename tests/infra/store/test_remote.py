@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,21 @@ def test_the_states_of_a_training_come_when_they_are_asked_for(host: Host, proxy
     assert there.fetch(made, state="four") == there.fetch(made) == folder
     assert proxy.requests == []
     assert there.find("pretrain", made.fingerprint) == made
+
+
+def test_a_build_of_the_same_bytes_that_keeps_more_states_takes_the_place_of_the_one_that_is_there(host: Host) -> None:
+    first, second = host("a"), host("b")
+
+    def build(name: str, *batches: int) -> Manifest:
+        states = {f"aux/state/ba00000000{batch}/{file}": f"{batch}" for batch in batches for file in ("w", CLOCK)}
+        digests = json.dumps({str(batch): f"after {batch}" for batch in batches})
+        return make_artifact(first, "pretrain", {"model": "1", STATES: digests, **states}, build_id=name)
+
+    assert build("one", 4).build_id == build("none", 4).build_id == build("fewer").build_id == "one"
+    second.fetch(build("again", 4))
+    more = build("two", 2, 4)
+    assert more.build_id == "two" and second.find("pretrain", more.fingerprint) == more
+    assert (second.fetch(more, state="after 2") / "aux/state/ba000000002/w").read_text() == "2"
 
 
 def test_promotions_are_those_of_all_machines(host: Host) -> None:
