@@ -33,7 +33,7 @@ def command(
 
     All mistakes in the config are reported at once, and so is what is wrong with the first record of each source.
     """
-    from flows.branches import branch_notes
+    from flows.branches import branch_notes, refuse_removed_states
     from flows.config import load
     from flows.graph import Selection, graph
     from flows.journal import latest
@@ -53,6 +53,7 @@ def command(
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()
     rows = plan(nodes, store, selection.force, look=True)
+    refuse_removed_states(nodes, rows, chosen)
     notes = branch_notes(nodes, rows)
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
     refuse(pipeline, nodes, found)

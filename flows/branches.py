@@ -3,10 +3,13 @@ said before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from flows.graph import Graph
 from flows.plan import Row
+from infra.errors import ConfigError, Problem
+from infra.store.states import removed_state, state_at
 from tasks.stage import STATE, Node
 from training.config import PretrainConfig, TrainerConfig
 from training.duration import parse_duration
@@ -33,6 +36,24 @@ def branch_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
         if isinstance(node.config, TrainerConfig) and node.config.continues and STATE in node.inputs
         if (note := "\n".join(filter(None, _notes(node, node.config, nodes[node.inputs[STATE]], rows))))
     }
+
+
+def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterable[str]) -> None:
+    """Raises ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
+    removed: else the run ends there, after all that comes before was built."""
+    problems: list[Problem] = []
+    for name in chosen:
+        node, first = nodes[name], rows.get(nodes[name].inputs.get(STATE, ""))
+        if rows[name].status != "build" or first is None or first.status != "reuse":
+            continue
+        if first.manifest is None or first.path is None:
+            continue
+        step = first.node.id
+        state = state_at(first.path, step, node.key, node.continues_at())
+        if not state.files(first.manifest):
+            problems += (replace(one, path=f"{node.key}.continues") for one in removed_state(step, state).problems)
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _notes(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> tuple[str, str]:

@@ -22,12 +22,13 @@ from prefect.states import Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.admission import keep_slots
+from flows.branches import refuse_removed_states
 from flows.config import PipelineConfig, dump
 from flows.graph import Graph, Selection, descendants, graph
 from flows.journal import PRIVATE, RunJournal, StageRow
 from flows.notices import Kind
 from flows.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
-from flows.plan import locate_upstream
+from flows.plan import locate_upstream, plan
 from flows.stop import Stop
 from flows.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
@@ -41,7 +42,7 @@ from infra.store.store import Store
 from tasks.build import BuildContext, Done
 from tasks.failures import failure_of, traceback_of
 from tasks.semaphore import PrioritySemaphore
-from tasks.stage import Node
+from tasks.stage import STATE, Node
 from tasks.task import stage_task
 from tasks.warm_start import WarmStart
 
@@ -140,6 +141,8 @@ class PipelineRun:
                 from flows.needs import refuse_run
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)
+            if any(STATE in self.nodes[name].inputs for name in chosen):
+                refuse_removed_states(self.nodes, plan(self.nodes, self.store, self.selection.force), chosen)
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
             self.journal.reads(self.manifests.values())
             self._look_for_refused()

@@ -160,9 +160,11 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
     assert run("gc", "--states", "--yes", "--root", store).code == 0
     assert run("verify", place, "--root", store).code == 0
     assert answer("check", longer=LONGER).with_status("reuse") >= {"pretrain", "longer"}
-    refused = answer("run", longer=hand)
-    assert refused.code == 1 and refused.document["errors"][0]["code"] == "no_state"
-    assert refused.document["errors"][0]["fix"].endswith("--force pretrain")
+    for command in ("check", "run"):
+        refused = answer(command, longer=hand)
+        (error,) = refused.document["errors"]
+        assert (refused.code, error["code"], error["path"]) == (2, "no_state", "steps.longer.continues")
+        assert error["fix"].endswith("--force pretrain")
     # What the error asks for helps: the artifact stays, and gets its states back, also those that were never kept.
     again = answer("run", "--force", "pretrain", longer=hand)
     assert again.code == 0 and again.with_status("built") == {"pretrain", "longer"}
