@@ -58,7 +58,7 @@ def check(path: Path, lost: str) -> None:
             raise damaged(path, str(found), lost)
 
 
-def damaged(path: Path, reason: str, lost: str) -> StageError:
+def damaged(path: Path | str, reason: str, lost: str) -> StageError:
     """lost: what to do, and what is lost by it."""
     return stage_error("damaged_state", str(path), f"this file is damaged: {reason}", lost)
 

@@ -81,7 +81,7 @@ class Promotions:
     def _changed(self) -> Iterator[dict[str, Any]]:
         if self._url:
             before = read_object(self._url)
-            found = json.loads(before[0]) if before else {}
+            found = self._parsed(before[0]) if before else {}
             yield found
             if not put_if(_as_text(found).encode(), self._url, before[1] if before else None):
                 raise _meanwhile(self._url)
@@ -102,10 +102,18 @@ class Promotions:
     def _read(self) -> dict[str, Any]:
         if self._url:
             there = read_object(self._url)
-            return dict(json.loads(there[0])) if there else {}
-        found = read_state(self._path, _LOST, {})
+            return self._parsed(there[0]) if there else {}
+        return self._by_name(read_state(self._path, _LOST, {}))
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        try:
+            return self._by_name(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            raise damaged(self._url, str(error), _LOST) from error
+
+    def _by_name(self, found: Any) -> dict[str, Any]:
         if not isinstance(found, dict):
-            raise damaged(self._path, "an object of promotions by name was expected", _LOST)
+            raise damaged(self._url or self._path, "an object of promotions by name was expected", _LOST)
         return found
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from infra.errors import Cancelled, ConfigError, StageError, stage_error
+from infra.s3 import read_object
+from infra.s3_write import put_if
 from infra.store.ancestry import locate
 from infra.store.manifest import Manifest
-from infra.store.promotions import Promotion, Promotions
+from infra.store.promotions import FILE, Promotion, Promotions
 from infra.store.roots import root_folder
 from infra.store.states import CLOCK, STATES, kept_states
 from infra.store.store import Store
@@ -255,6 +257,11 @@ def test_promotions_are_those_of_all_machines(host: Host) -> None:
     with pytest.raises(StageError, match="meanwhile"):
         first.promote("demo", one, one)
     assert first.rollback("demo") == (one, two)
+    there = read_object(f"{URL}/{FILE}")
+    assert there and put_if(b'{"demo": [', f"{URL}/{FILE}", there[1])
+    with pytest.raises(StageError, match="this file is damaged") as caught:
+        second.promoted("demo")
+    assert caught.value.problems[0].path == f"{URL}/{FILE}"
 
 
 @pytest.mark.parametrize(
