@@ -62,9 +62,8 @@ def measure_memorisation(
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
         if not sequences:
             message = "trained" if split == "train" else split
-            return {
-                "skipped": f"prefix and continuation need {length} tokens, the documents in {message} text are shorter"
-            }
+            why = f"no sequence of the shards holds as many of one document of {message} text"
+            return {"skipped": f"prefix and continuation need {length} tokens, {why}"}
         scored = token_log_likelihoods(lm, sequences, run, "memorisation")
         losses[split] = np.array([-float(scores.double().mean()) for scores, _ in scored])
         recited = recited_tokens([hits for _, hits in scored], config.prefix_tokens)

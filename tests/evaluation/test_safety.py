@@ -450,7 +450,7 @@ class TestMemorisation:
         assert len(read(100, 3)) == 18
 
     @pytest.mark.parametrize(
-        ("length", "who"), [(60, "documents in trained text are shorter"), (200, "the model reads 128")]
+        ("length", "who"), [(60, "as many of one document of trained text"), (200, "the model reads 128")]
     )
     def test_too_long_a_continuation_is_skipped_with_a_reason(
         self, length: int, who: str, model_dir: Path, shards: Path, run: Run, tmp_path: Path
