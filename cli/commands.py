@@ -70,7 +70,23 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, message) for name, (_, message) in COMMANDS.items()])
 
 
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+    from platform import python_version
+
+    from infra.project import code_state, lock_hash
+
+    state = code_state()
+    commit = f"commit {str(state['commit'])[:10]}{' with changes' if state['dirty'] else ''}" if state["commit"] else ""
+    lock = f"requirements.lock {lock_hash()[:10]}" if lock_hash() else ""
+    click.echo(", ".join(filter(None, [f"stemma {version('stemma')}", commit, lock, f"Python {python_version()}"])))
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Which this is.")
 def stemma() -> None:
     """From raw text to an evaluated, instruction-tuned, aligned language model, and its whole family tree.
 

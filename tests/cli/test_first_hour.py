@@ -16,6 +16,7 @@ from flows.compare import compare
 from flows.compared import find
 from flows.journal import RunJournal, StageRow
 from flows.listing import runs
+from infra.project import code_state, lock_hash
 from infra.store.reference import resolve
 from infra.store.store import Store
 from tests.artifacts import make_artifact
@@ -112,6 +113,13 @@ def test_a_slip_is_answered_with_what_was_meant(tmp_path: Path, root: Path, word
         ]
     found = typed(*words)
     assert found.exit_code == 2 and told in found.stderr
+
+
+def test_version_names_the_code_and_what_it_is_installed_with() -> None:
+    told = typed("--version")
+    commit, lock = code_state()["commit"], lock_hash()
+    assert told.exit_code == 0 and told.stdout.startswith("stemma ") and f"requirements.lock {lock[:10]}" in told.stdout
+    assert not commit or f"commit {str(commit)[:10]}" in told.stdout
 
 
 def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
