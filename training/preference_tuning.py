@@ -93,7 +93,8 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)
     if "judge" in inputs:
-        load_other_scorer("judge", inputs["judge"], network, chat, hardware)  # one that cannot judge is told at once
+        # One that cannot judge is told at once.
+        load_other_scorer("judge", inputs["judge"], network, chat, hardware, max_length)
     model = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
 
     keys = ("prompt", "chosen", "rejected")
@@ -308,7 +309,7 @@ def _answers(
     }
     judged: dict[str, NDArray[np.float64]] = {}
     if "judge" in inputs:
-        judge = load_other_scorer("judge", inputs["judge"], policy, chat, hardware)
+        judge = load_other_scorer("judge", inputs["judge"], policy, chat, hardware, max_length)
         judge = judge.to(hardware.device).eval().requires_grad_(False)
         choose_attention(judge.model, hardware, max_length)
         judged = raw_scores(judge, answers, chat, hardware)

@@ -101,11 +101,11 @@ def _trained(
     hardware = prepare(run.launch)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    ensemble, judge = _scorers(config, inputs, policy, chat, hardware)
-    scorers = [*ensemble.members.values(), *([judge] if judge is not None else [])]
     longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
     if problems := config.problems(longest):
         raise StageError(*problems)
+    ensemble, judge = _scorers(config, inputs, policy, chat, hardware, longest)
+    scorers = [*ensemble.members.values(), *([judge] if judge is not None else [])]
     for network in (policy, *(scorer.model for scorer in scorers)):
         choose_attention(network, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
@@ -190,16 +190,15 @@ def _trained(
 
 
 def _scorers(
-    config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, chat: Chat, hardware: Hardware
+    config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, chat: Chat, hardware: Hardware, tokens: int
 ) -> tuple[Ensemble, Scorer | None]:
-    """The reward models, and the judge where there is one.
+    """The reward models, and the judge where there is one; tokens: of the longest prompt with its answer.
 
-    Raises StageError `other_vocabulary` where one was not trained from a model like the policy, `same_judge` where the
-    judge is one of them.
+    Raises what `load_other_scorer` raises, and StageError `same_judge` where the judge is one of them.
     """
     names = member_names(inputs)
     scorers = {
-        name: load_other_scorer(name, inputs[name], policy, chat, hardware)
+        name: load_other_scorer(name, inputs[name], policy, chat, hardware, tokens)
         for name in (*names, *(["judge"] if "judge" in inputs else []))
     }
     ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")

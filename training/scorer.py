@@ -21,6 +21,7 @@ from infra.errors import stage_error
 from training.chat import Chat
 from training.evaluate import measuring
 from training.hardware import Hardware
+from training.models import limit_length
 from training.norms import last_stack
 from training.rankings import Ranking, ranking_batch
 from training.shared_prompts import hidden_states
@@ -142,12 +143,22 @@ def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Sc
     return Scorer(model.train(), hardware)
 
 
-def load_other_scorer(name: str, folder: Path, model: PreTrainedModel, chat: Chat, hardware: Hardware) -> Scorer:
-    """The reward model that is the input `name`, to score answers of `model`, whose tokenizer is that of `chat`.
+def load_other_scorer(
+    name: str, folder: Path, model: PreTrainedModel, chat: Chat, hardware: Hardware, tokens: int
+) -> Scorer:
+    """The reward model that is the input `name`, to score prompts with answers of `model`, at most `tokens` together;
+    the model's tokenizer is that of `chat`.
 
-    Raises StageError `other_vocabulary` where its token ids mean other text.
+    Raises StageError `other_vocabulary` where its token ids mean other text, `too_few_positions` where it reads less.
     """
     scorer = load_scorer(folder, hardware)
+    if (positions := limit_length(scorer.model, tokens)) < tokens:
+        raise stage_error(
+            "too_few_positions",
+            name,
+            f"expected a model that reads {tokens:,} tokens, a prompt with its answer, not {positions:,}",
+            "shorten prompts or answers, or take a reward model with more positions",
+        )
     rows = scorer.model.config.vocab_size, model.config.vocab_size
     differ = f"a vocabulary of {rows[1]}, not {rows[0]}" if rows[0] != rows[1] else ""
     if not differ and (folder / "tokenizer_config.json").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,19 +84,44 @@ def test_a_judge_scores_the_answers_of_both_models(inputs: dict[str, Path], base
     assert line["judge"].keys() == line["answers"].keys()
 
 
-@pytest.mark.parametrize("stage", ["preference_tuning", "rlhf"])
-def test_a_judge_of_another_tokenizer_of_the_same_size_is_refused_at_once(
-    stage: str, inputs: dict[str, Path], base_dir: Path, instructions_dir: Path, tmp_path: Path, run: Run, journal: Any
-) -> None:
-    """It would read other text than was answered, and score that."""
-    judge = tmp_path / "judge"
-    load_scorer(base_dir, prepare(run.launch), seed=1).model.save_pretrained(judge)
-    copy_beside(base_dir, judge)
+def _other_tokenizer(judge: Path) -> None:
     text = json.loads((judge / "tokenizer.json").read_text())
     ids = text["model"]["vocab"]
     ids["a"], ids["b"] = ids["b"], ids["a"]
     (judge / "tokenizer.json").write_text(json.dumps(text))
-    with pytest.raises(StageError, match="4 entries of them differ") as caught:
+
+
+def _fewer_positions(judge: Path) -> None:
+    settings = json.loads((judge / "config.json").read_text())
+    (judge / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 7}))
+
+
+@pytest.mark.parametrize("stage", ["preference_tuning", "rlhf"])
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (_other_tokenizer, "other_vocabulary", "4 entries of them differ"),
+        (_fewer_positions, "too_few_positions", "a prompt with its answer, not 7"),
+    ],
+)
+def test_a_judge_that_cannot_read_the_answers_is_refused_at_once(
+    stage: str,
+    change: Callable[[Path], None],
+    code: str,
+    said: str,
+    inputs: dict[str, Path],
+    base_dir: Path,
+    instructions_dir: Path,
+    tmp_path: Path,
+    run: Run,
+    journal: Any,
+) -> None:
+    """It would read other text than was answered, or a part of it, and score that."""
+    judge = tmp_path / "judge"
+    load_scorer(base_dir, prepare(run.launch), seed=1).model.save_pretrained(judge)
+    copy_beside(base_dir, judge)
+    change(judge)
+    with pytest.raises(StageError, match=said) as caught:
         if stage == "rlhf":
             given = {"model": base_dir, "prompts": instructions_dir, "reward_model": judge}
             sizes = {"rollouts": 1, "rollout_prompts": 4, "minibatch_answers": 4, "answer_max_tokens": 4}
@@ -104,7 +130,7 @@ def test_a_judge_of_another_tokenizer_of_the_same_size_is_refused_at_once(
             preference_tuning(
                 PreferenceTuningConfig.model_validate(SETTINGS), inputs | {"judge": judge}, tmp_path / "out", run
             )
-    assert [one.code for one in caught.value.problems] == ["other_vocabulary"]
+    assert [one.code for one in caught.value.problems] == [code]
     assert not journal.metric("train/loss")
 
 
