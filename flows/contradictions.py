@@ -295,12 +295,21 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
         if section.batch_warmup and node.inputs.get("shards") != before.inputs.get("shards"):
             message = f"batches grow from the beginning of the data, which are not those of {first}"
             yield Problem("contradiction", f"{key}.batch_warmup", message, "set it to null")
+    of = "duration"
+    if isinstance(section, RlhfConfig) and isinstance(before.config, RlhfConfig):
+        of = "rollouts"
+        was, now = before.config.round_batches, section.round_batches
+        if was != now:
+            message = (
+                f"expected the {was:,} batches of a round of {first}, not {now:,}: its rollouts are counted by them"
+            )
+            yield Problem("contradiction", key, message, "leave epochs and minibatch_answers as they are there")
     at, behind, length = continues.batches, _duration(before.config), _duration(section)
     done = at or behind
     if done is not None and length is not None and length <= done:
         message = f"expected more than the {done:,} batches that it goes on from, not {length:,}"
-        fix = "duration counts from the beginning of the first training: lengthen it"
-        yield Problem("nothing_to_train", f"{key}.duration", message, fix)
+        fix = f"{of} counts from the beginning of the first training: lengthen it"
+        yield Problem("nothing_to_train", f"{key}.{of}", message, fix)
     kept = before.config.keep_state
     every = _batches(kept.every) if isinstance(kept, KeepEvery) else None
     if kept == "none":
@@ -311,8 +320,10 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
 
 
 def _duration(section: TrainerConfig) -> int | None:
-    length = getattr(section, "duration", None)  # of PPO it is a number of rollouts
-    return _batches(length) if length else None
+    """Batches of a training whose length is given in them; None also for one that may end before."""
+    if isinstance(section, RlhfConfig):
+        return None if section.stop_on_divergence else section.rollouts * section.round_batches
+    return _batches(section.duration)  # type: ignore[attr-defined]
 
 
 def _batches(length: str) -> int | None:

@@ -132,7 +132,7 @@ def _trained(
         )
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     _check_rewards(config, train, bool(ensemble), judge is not None)
-    steps = config.epochs * (config.learnt_answers // config.minibatch_answers)
+    steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
     vllm = None

@@ -138,7 +138,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._hardware = hardware
         self._run = run
         self._watch = DivergenceWatch(config.stop_on_divergence, run)
-        self._batches = config.epochs * (config.learnt_answers // config.minibatch_answers)
+        self._batches = config.round_batches
         self.times = RoundTimes(run, self._batches)
         self._round = 0
         self._rows: dict[str, Tensor] | None = None

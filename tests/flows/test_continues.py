@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flows.branches import branch_notes
 from flows.config import dump, parse
@@ -128,6 +129,24 @@ def test_what_cannot_go_on_is_said_at_once_with_the_nearest_right_name() -> None
         "steps.fresh.inputs.tokenizer": "contradiction",
         "steps.none.keep_state": "no_state",
     }
+
+
+def test_rounds_of_another_number_of_batches_cannot_go_on() -> None:
+    """A training is as long as its batches: other rounds would not come to the `rollouts` that the step says."""
+    config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "quickstart.yaml").read_text(encoding="utf8"))
+    rounds = config["rlhf"]["rollouts"]
+
+    def told(**changes: Any) -> list[tuple[str, str]]:
+        step = {"continues": {"step": "rlhf"}, "rollouts": 2 * rounds, **changes}
+        try:
+            parse(config | {"steps": {"more": step}})
+        except ConfigError as error:
+            return [(problem.path, problem.code) for problem in error.problems]
+        return []
+
+    assert not told()
+    assert told(rollouts=rounds) == [("steps.more.rollouts", "nothing_to_train")]
+    assert told(epochs=config["rlhf"].get("epochs", 1) + 1) == [("steps.more", "contradiction")]
 
 
 def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path) -> None:

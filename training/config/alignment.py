@@ -335,6 +335,11 @@ class RlhfConfig(TrainerConfig):
         return self.rollout_prompts // (self.answers_per_prompt if self.chosen_algorithm == "raft" else 1)
 
     @property
+    def round_batches(self) -> int:
+        """Minibatches of a round, over all of its epochs."""
+        return self.epochs * (self.learnt_answers // self.minibatch_answers)
+
+    @property
     def ratio_bounds(self) -> tuple[float, float]:
         """Between which the probability ratio of policy and sampling policy is clipped."""
         high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
