@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from infra.store.reference import resolve
 from infra.store.store import Store
 
 REGISTER = "register"
+_KINDS = ("benchmarks", "safety")
 LESS_IS_BETTER = ("expected maximum toxicity", "toxicity probability")
 
 
@@ -107,13 +108,12 @@ def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[
     old = store.read(store.root / before.registration)
     if old is None:  # collected since; there is nothing to compare with
         return []
-    first, second = (_evaluations(store, one) for one in (old, manifest))
     rows = []
-    for kind in first.keys() & second.keys():
-        for one in paired_figures(first[kind], second[kind]):
+    for step, first, second in _pairs(_evaluations(store, old), _evaluations(store, manifest)):
+        for one in paired_figures(first, second):
             rows.append(
                 {
-                    "figure": one.figure,
+                    "figure": f"{step}: {one.figure}" if step else one.figure,
                     "difference": one.difference.value,
                     "low": one.difference.low,
                     "high": one.difference.high,
@@ -130,16 +130,30 @@ def is_worse(one: Paired) -> bool:
     return one.difference.low > 0 if one.figure in LESS_IS_BETTER else one.difference.high < 0
 
 
-def _evaluations(store: Store, registration: Manifest) -> Mapping[str, Artifact]:
-    """The benchmarks and safety of the model that was registered, by kind."""
+def _evaluations(store: Store, registration: Manifest) -> dict[str, dict[str, Artifact]]:
+    """Steps of benchmarks and of safety of the model that was registered, by kind and name."""
     digest = registration.inputs["model"].digest
-    found = {}
-    for one in registration.inputs.values():
-        kind = next((kind for kind in ("benchmarks", "safety") if one.stage.startswith(kind)), "")
+    found: dict[str, dict[str, Artifact]] = {kind: {} for kind in _KINDS}
+    for name, one in registration.inputs.items():
+        kind = next((kind for kind in _KINDS if one.stage.startswith(kind)), "")
         manifest = store.read(store.root / one.path) if kind else None
         if manifest and "model" in manifest.inputs and manifest.inputs["model"].digest == digest:
-            found[kind] = read_artifacts({kind: store.fetch(manifest, store.root / one.path)})[kind]
+            found[kind][name] = read_artifacts({kind: store.fetch(manifest, store.root / one.path)})[kind]
     return found
+
+
+def _pairs(
+    before: Mapping[str, Mapping[str, Artifact]], now: Mapping[str, Mapping[str, Artifact]]
+) -> Iterator[tuple[str, Artifact, Artifact]]:
+    """Steps of both models to hold against each other: those of one name, else the only ones of a kind. With the
+    step's name where there are several of its kind."""
+    for kind in _KINDS:
+        first, second = before[kind], now[kind]
+        names = sorted(first.keys() & second.keys())
+        for name in names:
+            yield name if len(names) > 1 else "", first[name], second[name]
+        if not names and len(first) == len(second) == 1:
+            yield "", next(iter(first.values())), next(iter(second.values()))
 
 
 def _tell(store: Store, name: str, registration: Manifest) -> None:

@@ -94,6 +94,32 @@ def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wante
     assert rollback(store, "demo").now.registration == taken
 
 
+def test_every_step_of_benchmarks_counts(store: Store) -> None:
+    """A model may be benchmarked by several steps; it is worse where any of them says so."""
+    taken, later = (store.root / "register" / name for name in (_taken(store), "f" * 16))
+    for folder in (taken, later):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (name,) = [name for name, one in manifest["inputs"].items() if one["stage"] == "benchmarks"]
+        first = manifest["inputs"].pop(name)
+        second = dict(first)
+        if folder == later:
+            copy = (store.root / first["path"]).with_name("e" * 16)
+            shutil.copytree(store.root / first["path"], copy)
+            own = json.loads((copy / "manifest.json").read_text())
+            (copy / "manifest.json").write_text(json.dumps(own | {"fingerprint": copy.name}))
+            answers = copy / "aux" / "samples_cloze.jsonl"
+            rows = [json.loads(line) for line in answers.read_text().splitlines()]
+            answers.write_text("".join(json.dumps({**row, "acc": 0.0}) + "\n" for row in rows))
+            second = {**first, "path": f"{copy.parent.name}/{copy.name}"}
+        # The one that lost anything stands first, where a reader of the last alone passes over it.
+        manifest["inputs"] |= {"a_quiz": second, "b_quiz": first}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "registration.json").write_text(json.dumps({"name": "demo", "status": "registered", "reasons": []}))
+    promote(store, f"register/{taken.name}")
+    with pytest.raises(GateRefused, match="a_quiz: cloze accuracy -"):
+        promote(store, f"register/{later.name}")
+
+
 def test_a_task_whose_name_speaks_of_toxicity_is_better_with_more_right_answers() -> None:
     lost, won = Interval(-0.3, -0.4, -0.2), Interval(0.3, 0.2, 0.4)
     assert is_worse(Paired("toxicity_quiz accuracy", "share", lost))
