@@ -27,6 +27,14 @@ LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
 OTHER_STYLES = 5
 
 
+def asked_in(line: Mapping[str, Any]) -> str:
+    """What a line of samples asks: its prompt, of a conversation with all that was said before it."""
+    if not line.get("history"):
+        return str(line["prompt"])
+    turns = [*line["history"], {"role": "user", "content": line["prompt"]}]
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+
+
 class PipelineResults:
     """Every finished artifact of the pipeline by stage id; any of them may be missing."""
 
@@ -161,16 +169,16 @@ class PipelineResults:
     def samples(self, count: int) -> list[dict[str, Any]]:
         """The first held-out prompts with the answers of every model, in the order in which they were measured.
 
-        The tuning stages each wrote the answers of two models; they are joined by prompt.
+        The tuning stages each wrote the answers of two models; they are joined by prompt, with what was said before it.
         """
         rows: dict[str, dict[str, Any]] = {}
         for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
             found, called = self.get(id), self.roles(id)
             for line in found.read_lines("aux/samples.jsonl") if found else []:
                 row = rows.setdefault(
-                    line["prompt"],
+                    asked := asked_in(line),
                     {
-                        "prompt": line["prompt"],
+                        "prompt": asked,
                         "reference": line.get("reference", ""),
                         "answers": {},
                         "rewards": {},

@@ -319,7 +319,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=4,
+            version=5,
             config=ReportConfig,
             section=True,
             function="evaluation.report:report",

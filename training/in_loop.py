@@ -182,7 +182,7 @@ def kept_answers(work_dir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = [json.loads(text) for text in path.read_text(encoding="utf8").splitlines()]
-    last = {(line["batch"], line["prompt"]): line for line in lines}
+    last = {(line["batch"], line["prompt"], json.dumps(line.get("history"))): line for line in lines}
     return sorted(last.values(), key=lambda line: line["batch"])
 
 

@@ -26,12 +26,14 @@ from training.verify import Rule, right_answers
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its ids, the response beside it, and the rule that tells a right answer, if any."""
+    """A prompt with its ids, the response beside it, the rule that tells a right answer, if any, and what was said
+    before it, as messages."""
 
     text: str
     ids: list[int]
     response: str
     rule: Rule | None
+    history: Sequence[Mapping[str, str]] = ()
 
 
 class RewardScale(nn.Module):

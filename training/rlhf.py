@@ -250,7 +250,7 @@ def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Prompt]:
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
     found = [
-        Prompt(row["prompt"], ids, row.get("response", ""), rule)
+        Prompt(row["prompt"], ids, row.get("response", ""), rule, row.get("history", ()))
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]

@@ -159,6 +159,8 @@ class Heldout:
                     "reference": one.response,
                     "answers": {name: self._chat.decode(side.ids[number]) for name, side in answers.items()},
                 }
+                if one.history:
+                    line["history"] = one.history
                 if one.rule is None:
                     line["rewards"] = {name: round(float(values[number]), 4) for name, values in scores.items()}
                     if judged:

@@ -221,6 +221,7 @@ class _Side:
             text, rule = chat.decode(answer), rules[number]
             loss = round(float(self.losses[number] / self.tokens[number]), 4)
             line: dict[str, Any] = {"prompt": row["prompt"], "text": text, "loss": loss}
+            line |= {"history": row["history"]} if row.get("history") else {}
             found.append(line if rule is None else {**line, "verified": rule.allows(text)})
         return found
 

@@ -19,7 +19,7 @@ from evaluation.page.words import (
     signed,
     whole_percent,
 )
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pipeline_results import PipelineResults, asked_in
 from evaluation.statistics import Interval
 
 
@@ -332,9 +332,9 @@ def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
     if not lines:
         return []
     called = pipeline.roles(id)
-    references = {row["prompt"]: row["reference"] for row in found.read_lines("aux/samples.jsonl")} if found else {}
+    references = {asked_in(row): row["reference"] for row in found.read_lines("aux/samples.jsonl")} if found else {}
     rows = []
-    for prompt in dict.fromkeys(line["prompt"] for line in lines):
+    for prompt in dict.fromkeys(map(asked_in, lines)):
         points = [
             {
                 "model": pipeline.style(called["sft" if line["batch"] else "base"]),
@@ -344,7 +344,7 @@ def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
                 "mark": _mark(line, "verified"),
             }
             for line in lines
-            if line["prompt"] == prompt
+            if asked_in(line) == prompt
         ]
         points += _after_ppo(pipeline, called["sft"], prompt)
         rows.append({"prompt": prompt, "reference": references.get(prompt, ""), "answers": points})
@@ -361,7 +361,7 @@ def _after_ppo(pipeline: PipelineResults, tuned: str, prompt: str) -> list[dict[
         found, called = pipeline.get(id), pipeline.roles(id) if pipeline.get(id) else {}
         if found is None or called["sft"] != tuned:
             continue
-        line = next((line for line in found.read_lines("aux/samples.jsonl") if line["prompt"] == prompt), None)
+        line = next((line for line in found.read_lines("aux/samples.jsonl") if asked_in(line) == prompt), None)
         if line is not None:
             rewards = line.get("rewards") or {}
             points.append(

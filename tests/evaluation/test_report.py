@@ -342,6 +342,22 @@ def test_corrections_in_flight_are_drawn_and_listed(tmp_path: Path) -> None:
     assert "gradient norm" in page.text and "127 to 133" in page.text and "inf" in page.text
 
 
+def test_conversations_that_end_with_the_same_words_are_told_apart(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    before = [[{"role": "user", "content": said}, {"role": "assistant", "content": "Well."}] for said in ("One", "Two")]
+    for step, role in (("sft", "base"), ("rlhf", "rlhf")):
+        lines = [
+            {"prompt": "Go on.", "history": turns, "reference": "", "answers": {role: f"{role} of {number}"}}
+            for number, turns in enumerate(before)
+        ]
+        path = folders[step] / "aux" / "samples.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
+    first, second = PipelineResults(folders).samples(3)
+    assert first["prompt"] == "user: One\n\nassistant: Well.\n\nuser: Go on."
+    for number, row in enumerate((first, second)):
+        assert sorted(row["answers"].values()) == [f"base of {number}", f"rlhf of {number}"]
+
+
 def test_samples_of_a_training_are_shown_as_text(tmp_path: Path) -> None:
     folders = write_pipeline(tmp_path, ["pretrain"])
     told = [{"batch": batch, "prompt": "", "text": f"{HOSTILE} {batch}"} for batch in range(0, 110, 10)]
