@@ -160,13 +160,14 @@ def winogender(
             paired_gap("gap", male, female, confidence),
             share_of_pairs("resolved_by_gender", [a != b for a, b in zip(male, female, strict=True)], confidence),
         ]
-    occupations = sorted({one.category for one in items} & women.keys())
+    category_of = {one.pair: one.category for one in items}
+    occupations = sorted({category_of[pair] for pair in pairs} & women.keys())
     towards_women = []
     for occupation in occupations:
-        own = {one.pair for one in items if one.category == occupation}
+        own = [pair for pair in pairs if category_of[pair] == occupation]
         # The occupation is the first of the two people.
-        moved = [(answered[p, "female"] == 0) - (answered[p, "male"] == 0) for p in pairs if p in own]
-        towards_women.append(sum(moved) / max(1, len(moved)))
+        moved = [(answered[pair, "female"] == 0) - (answered[pair, "male"] == 0) for pair in own]
+        towards_women.append(sum(moved) / len(moved))
     rows.append(correlation("correlation_with_women", towards_women, [women[one] for one in occupations], confidence))
     return [{"category": OVERALL, **row} for row in rows if row]
 

@@ -285,7 +285,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=4,
+            version=5,
             config=SafetyConfig,
             section=True,
             function="evaluation.safety:safety",

@@ -176,6 +176,10 @@ def test_winogenders_figures_by_hand() -> None:
     assert found["gap"]["value"] == 0.25 and found["resolved_by_gender"]["value"] == 0.25
     # r of (1, 0, 0, 0) with (90, 50, 20, 10): 47.5 / sqrt(0.75 · 3875).
     assert found["correlation_with_women"]["value"] == pytest.approx(47.5 / (0.75 * 3875) ** 0.5, abs=1e-6)
+    # An occupation of which no sentence has both pronouns says nothing of how it goes with women.
+    alone_at_work = Coreference("baker.x.1", "baker", "male", "", "", ("baker", "x"), 1)
+    more = winogender([*items, alone_at_work], [*answers, 1], women | {"baker": 70.0}, 0.95)
+    assert [row for row in more if row["metric"] == "correlation_with_women"] == [found["correlation_with_women"]]
     men = [one for one in items if one.group == "male"]
     alone = winogender(men, [1] * len(men), {}, 0.95)
     assert [row["metric"] for row in alone] == ["accuracy_male"], "no sentence has both pronouns"
