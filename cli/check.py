@@ -37,7 +37,7 @@ def command(
     from flows.config import load
     from flows.graph import Selection, graph
     from flows.journal import latest
-    from flows.needs import check_hardware, refuse, stage_needs
+    from flows.needs import check_hardware, refuse, stage_needs, steps_to_build
     from flows.plan import plan
     from flows.start import runs_on_worker
     from infra.errors import ConfigError
@@ -48,7 +48,7 @@ def command(
     selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
-    if problems := check_hardware(pipeline):
+    if problems := check_hardware(pipeline, steps_to_build(nodes, chosen, store, selection.force)):
         raise ConfigError(*problems)
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()

@@ -137,7 +137,8 @@ class PipelineRun:
             self._begin(begun)
             self.store.leases.check()
             chosen = self.selection.choose(self.nodes)
-            if self.config.launch.hardware is not None or self.config.launch.checkpoint_remote is not None:
+            launch = self.config.launch
+            if launch.ranks > 1 or launch.device == "gpu" or launch.hardware or launch.checkpoint_remote:
                 from flows.needs import refuse_run
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)

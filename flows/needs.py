@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
 from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem, StageError
+from infra.launch.config import LaunchConfig
+from infra.launch.ranks import Node
 from infra.store.store import Store
+from tasks.warm_start import has_gpu
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.families import expert_ranks_problem, sequences_problem, split_problem
 from training.pipeline_cut import pipeline_problem
@@ -61,16 +65,52 @@ def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]
 def refuse_run(
     config: PipelineConfig, nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError for unknown hardware, for chosen steps that the named device does not hold, and where their
-    checkpoints cannot be uploaded to."""
-    if problems := check_hardware(config):
+    """Raises ConfigError for unknown hardware, for chosen steps that the ranks cannot share, that the named device does
+    not hold or this machine cannot begin, and where their checkpoints cannot be uploaded to."""
+    rows, missing = _rows(nodes, chosen, store, force)
+    built = [name for name in chosen if name not in rows or rows[name].status == "build"]
+    if problems := [*check_hardware(config, built), *_cannot_begin(config.launch, nodes, built)]:
         raise ConfigError(*problems)
-    planned = plan(nodes, store, force)
-    rows = {name: planned[name] for name in chosen}
-    refuse(config, nodes, stage_needs(config, nodes, rows))
     place = config.launch.checkpoint_remote
-    if place and any(row.status == "build" and nodes[name].stage.makes_weights for name, row in rows.items()):
+    if config.launch.hardware is None and place is None:
+        return  # of a source that is missing its own stage tells, and branches without it go on
+    if missing is not None:
+        raise missing
+    refuse(config, nodes, stage_needs(config, nodes, rows))
+    if place and any(nodes[name].stage.makes_weights for name in built):
         _refuse_place(place)
+
+
+def steps_to_build(nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]) -> list[str]:
+    """Those of the chosen steps that are not reused; all of them where sources are missing."""
+    rows, _ = _rows(nodes, chosen, store, force)
+    return [name for name in chosen if name not in rows or rows[name].status == "build"]
+
+
+def _rows(
+    nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
+) -> tuple[dict[str, Row], StageError | None]:
+    try:
+        planned = plan(nodes, store, force)
+    except StageError as error:
+        return {}, error
+    return {name: planned[name] for name in chosen}, None
+
+
+def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> list[Problem]:
+    """What training would end of at its beginning, after all that comes before it, where it starts its ranks here."""
+    if launch.cluster != "local" or not any(nodes[name].stage.trains for name in built):
+        return []
+    found: list[Problem] = []
+    if launch.nodes > 1:
+        try:
+            Node.of(launch, os.environ)
+        except StageError as error:
+            found += error.problems
+    if launch.device == "gpu" and not has_gpu():
+        message = "expected a CUDA GPU, found none"
+        found.append(Problem("no_gpu", "launch.device", message, "set launch.device to auto or cpu"))
+    return found
 
 
 def _refuse_place(place: str) -> None:
@@ -84,14 +124,19 @@ def _refuse_place(place: str) -> None:
             raise ConfigError(*(replace(problem, path="launch.checkpoint_remote") for problem in wrong)) from None
 
 
-def check_hardware(config: PipelineConfig) -> list[Problem]:
+def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None) -> list[Problem]:
     """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
-    `expert_parallel`, and batches that the ranks cannot share."""
-    found = list(_uneven_batches(config)) if config.launch.ranks > 1 else []
-    found += [] if config.launch.tensor_parallel == 1 else _unsplittable(config)
-    found += _unshareable(config)
-    found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config)
-    found += _no_experts(config)
+    `expert_parallel`, and batches that the ranks cannot share.
+
+    steps: those that train; by default all. One that is reused may have been trained on other machines.
+    """
+    nodes = graph(config)
+    training = [name for name in nodes if steps is None or name in steps]
+    found = list(_uneven_batches(config.launch, nodes, training)) if config.launch.ranks > 1 else []
+    found += [] if config.launch.tensor_parallel == 1 else _unsplittable(config.launch, nodes, training)
+    found += _unshareable(config.launch, nodes, training)
+    found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config.launch, nodes, training)
+    found += _no_experts(config.launch, nodes, training)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
         return found
     from flows.problems import nearest
@@ -104,10 +149,9 @@ def check_hardware(config: PipelineConfig) -> list[Problem]:
 _BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")
 
 
-def _uneven_batches(config: PipelineConfig) -> Iterator[Problem]:
+def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
     """Batches of which ranks would not have equal parts."""
-    launch, nodes = config.launch, graph(config)
-    for node in nodes.values():
+    for node in map(nodes.__getitem__, training):
         if node.adopted or not isinstance(section := node.config, TrainerConfig):
             continue
         count = launch.ranks
@@ -129,15 +173,15 @@ def _uneven_batches(config: PipelineConfig) -> Iterator[Problem]:
             yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
 
 
-def _unsplittable(config: PipelineConfig) -> list[Problem]:
+def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
     """Why ranks cannot share the layers of models that are pretrained; a vocabulary that is not known yet is looked at
     when the training begins."""
-    launch, count = config.launch, config.launch.tensor_parallel
+    count = launch.tensor_parallel
     shards = launch.ranks // count if launch.shards_weights else 1
     if launch.sharding == "hsdp":
         shards = launch.shard_ranks or max(1, launch.processes // count)
     found = []
-    for node in graph(config).values():
+    for node in map(nodes.__getitem__, training):
         if not isinstance(node.config, PretrainConfig) or "model" in node.inputs:
             continue
         model = node.config.model
@@ -158,35 +202,33 @@ def _unsplittable(config: PipelineConfig) -> list[Problem]:
     return found
 
 
-def _unshareable(config: PipelineConfig) -> list[Problem]:
+def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
     """Why ranks cannot share the sequences of pretrainings; of a model that is loaded, its family is looked at when the
     training begins."""
-    nodes = graph(config)
     found = []
-    for node in nodes.values():
+    for node in map(nodes.__getitem__, training):
         if not isinstance(section := node.config, PretrainConfig):
             continue
         shards = nodes.get(node.inputs.get("shards", ""))
         length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
         fresh = "model" not in node.inputs
         wrong = sequences_problem(
-            config.launch.context_parallel,
+            launch.context_parallel,
             section.model.architecture() if fresh else None,
             section.objective,
             length,
             section.model.transformers or {} if fresh else {},
-            config.launch.tensor_parallel,
+            launch.tensor_parallel,
         )
         if wrong and wrong not in found:
             found.append(wrong)
     return found
 
 
-def _no_pipelines(config: PipelineConfig) -> list[Problem]:
+def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
     """Why ranks cannot be pipelines in pretrainings; a model that is loaded is looked at when the training begins."""
-    launch, nodes = config.launch, graph(config)
     found = []
-    for node in nodes.values():
+    for node in map(nodes.__getitem__, training):
         if not isinstance(section := node.config, PretrainConfig):
             continue
         fresh = "model" not in node.inputs
@@ -210,17 +252,17 @@ def _no_pipelines(config: PipelineConfig) -> list[Problem]:
     return found
 
 
-def _no_experts(config: PipelineConfig) -> list[Problem]:
+def _no_experts(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
     """Why ranks cannot share the experts of pretrainings; a model that is loaded is looked at when training begins."""
     found = []
-    for node in graph(config).values():
+    for node in map(nodes.__getitem__, training):
         if not isinstance(section := node.config, PretrainConfig) or "model" in node.inputs:
             continue
         wrong = expert_ranks_problem(
-            config.launch.expert_parallel,
+            launch.expert_parallel,
             section.model.architecture(),
             section.model.transformers or {},
-            config.launch.shares_of_examples,
+            launch.shares_of_examples,
         )
         if wrong and wrong not in found:
             found.append(wrong)

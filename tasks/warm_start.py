@@ -105,7 +105,7 @@ class WarmStart:
 def modules_of(stage: str, launch: LaunchConfig) -> list[str]:
     """What a server imports for the processes that build this stage."""
     # streaming brings torch: a corpus stage that finds it imported would take the GPU for what it computed on.
-    later = [name for name in IMPORTED_LATER.get(stage, ()) if name != "streaming" or not _has_gpu()]
+    later = [name for name in IMPORTED_LATER.get(stage, ()) if name != "streaming" or not has_gpu()]
     if stage in _FITS:
         later.append(f"training.backends.{launch.trainer}")
     return [STAGES[stage].function.partition(":")[0], *later]
@@ -121,12 +121,13 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
         return "it starts a process a rank"
     if launch.ray is not None:
         return "it brings its work to Ray"
-    if _package(stage) in _WITH_CUDA and _has_gpu():
+    if _package(stage) in _WITH_CUDA and has_gpu():
         return "it may use the GPU of this machine, and CUDA does not survive a fork"
     return ""
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this machine has the device of a GPU, found without a library that would open it."""
     return any(map(os.path.exists, _GPU_DEVICES))
 
 

@@ -45,7 +45,8 @@ class Node:
                 "no_node_rank",
                 "launch.nodes",
                 f"expected the scheduler to say which of {launch.nodes} nodes this is and where node 0 is",
-                "start one process on each node with NODE_RANK and MASTER_ADDR set, as srun and Indexed Jobs do",
+                "name a launch.cluster that starts them, or start one process on each node with NODE_RANK and "
+                "MASTER_ADDR set, as srun and Indexed Jobs do",
             )
         return cls(int(number), address, int(environment.get("MASTER_PORT", _PORT)))
 

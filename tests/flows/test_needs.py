@@ -11,7 +11,7 @@ import yaml
 
 from flows.config import load
 from flows.graph import graph
-from flows.needs import check_hardware, refuse, stage_needs
+from flows.needs import check_hardware, refuse, refuse_run, stage_needs
 from flows.plan import plan
 from infra.errors import ConfigError
 from infra.launch.config import LaunchConfig
@@ -217,3 +217,40 @@ def test_a_run_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
     assert (answer.code, answer.document["status"]) == (2, "invalid")
     assert {error["code"] for error in answer.document["errors"]} == {"does_not_fit"}
     assert not answer.document["stages"] and not list((tmp_path / "store").glob("ingest/*"))
+
+
+def test_a_run_says_at_its_beginning_that_training_could_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `launch.hardware` too; it was said after everything before the training."""
+    settings = ("--set", "launch.processes=3", "--until", "pretrain")
+    answer = stemma("run", QUICKSTART, "--root", tmp_path / "store", *settings)
+    assert (answer.code, answer.document["status"]) == (2, "invalid")
+    assert [error["path"] for error in answer.document["errors"]] == ["pretrain.global_batch_tokens"]
+    assert not list((tmp_path / "store").glob("ingest/*"))
+
+    def problems(chosen: tuple[str, ...] = ("ingest", "pretrain"), **launch: str) -> list[tuple[str, str]]:
+        config = load(QUICKSTART, {f"launch.{key}": value for key, value in launch.items()})
+        try:
+            refuse_run(config, graph(config), chosen, Store(tmp_path / "store", reading=True), ())
+        except ConfigError as error:
+            return [(one.code, one.path) for one in error.problems]
+        return []
+
+    monkeypatch.setattr("flows.needs.has_gpu", lambda: False)
+    monkeypatch.delenv("NODE_RANK", raising=False)
+    assert problems(device="gpu") == [("no_gpu", "launch.device")]
+    assert problems(nodes="2") == [("no_node_rank", "launch.nodes")]
+    assert not problems(nodes="2", device="gpu", cluster="slurm"), "which has its own machines"
+    assert not problems(("ingest",), nodes="2", device="gpu"), "nothing trains"
+    monkeypatch.setattr("flows.needs.has_gpu", lambda: True)
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert not problems(nodes="2", device="gpu")
+
+
+def test_ranks_matter_to_steps_that_train_now() -> None:
+    """A model that is reused may have been trained on other machines."""
+    config = load(QUICKSTART, {"launch.processes": "3"})
+    assert {one.path for one in check_hardware(config, ["pretrain"])} == {"pretrain.global_batch_tokens"}
+    assert not check_hardware(config, ["benchmarks_base"])
