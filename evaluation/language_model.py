@@ -121,8 +121,14 @@ def tokenizer_problem(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: in
 
 
 def choose_device(run: Run) -> torch.device:
-    """The device that `launch.device` asks for; auto is a GPU where there is one."""
-    gpu = run.launch.device == "gpu" or (run.launch.device == "auto" and torch.cuda.is_available())
+    """The device that `launch.device` asks for; auto is a GPU where there is one.
+
+    Raises StageError for a GPU that is not there.
+    """
+    gpu = run.launch.device != "cpu" and torch.cuda.is_available()
+    if run.launch.device == "gpu" and not gpu:
+        fix = "set launch.device to auto or cpu"
+        raise stage_error("no_gpu", "launch.device", "expected a CUDA GPU, found none", fix)
     return torch.device("cuda" if gpu else "cpu")
 
 

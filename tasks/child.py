@@ -133,10 +133,19 @@ def _launch_of(job: Job) -> LaunchConfig:
     return LaunchConfig(**job.launch)
 
 
+def _launch_here(job: Job) -> LaunchConfig:
+    """`launch:` for the process of a stage. What does not train runs on this machine, also where training is for nodes
+    of a cluster: `device: gpu` speaks of those then, and here a GPU is taken if there is one."""
+    launch = _launch_of(job)
+    if STAGES[job.stage].trains or launch.cluster == "local" or launch.device != "gpu":
+        return launch
+    return launch.model_copy(update={"device": "auto"})
+
+
 def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
-        launch, mapper = _launch_of(job), _mapper(job)
+        launch, mapper = _launch_here(job), _mapper(job)
         run = Run(
             scratch,
             launch,

@@ -16,7 +16,8 @@ from flows.plan import plan
 from infra.errors import ConfigError
 from infra.launch.config import LaunchConfig
 from infra.store.store import Store
-from tests.command import stemma
+from tests.command import stemma, write_config
+from tests.evaluation.conftest import make_model
 from training.planner.architecture import of_preset
 from training.planner.devices import DEVICES
 from training.planner.plan import plan as planned
@@ -254,3 +255,15 @@ def test_ranks_matter_to_steps_that_train_now() -> None:
     config = load(QUICKSTART, {"launch.processes": "3"})
     assert {one.path for one in check_hardware(config, ["pretrain"])} == {"pretrain.global_batch_tokens"}
     assert not check_hardware(config, ["benchmarks_base"])
+
+
+def test_what_does_not_train_needs_no_gpu_of_the_cluster(tmp_path: Path) -> None:
+    """`device: gpu` is what nodes have. Benchmarks run beside the command, and ended after the training."""
+    config = {
+        "name": "t",
+        "base_model": {"path": str(make_model(tmp_path / "model", seed=0))},
+        "benchmarks": {"tasks": ["cloze"], "limit": 2},
+        "launch": {"cluster": "slurm", "device": "gpu", "retries": 0},
+    }
+    answer = stemma("run", write_config(tmp_path / "config.yaml", config), "--root", tmp_path / "store")
+    assert answer.code == 0, answer.document["errors"]
