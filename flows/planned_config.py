@@ -69,8 +69,8 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             "and a plan sets launch: to no other"
         )
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
-    node = found["devices_of_node"]
-    processes, nodes = (found["gpus"], 1) if found["gpus"] <= node else (node, -(-found["gpus"] // node))
+    processes = _processes(found["gpus"], found["devices_of_node"], layout["tp"])
+    nodes = found["gpus"] // processes
     called = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "planned"
     recipe = found["model"].replace("gpt-", "gpt3-")
     distance = max(1, min(found["failures"]["checkpoint_every_batches"], found["batches"]))
@@ -114,7 +114,7 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             "launch:",
             f"  hardware: {found['gpu']}",
             f"  processes: {processes} # one a GPU",
-            *([f"  nodes: {nodes}"] if nodes > 1 else []),
+            *([f"  nodes: {nodes} # say by launch.cluster what starts them"] if nodes > 1 else []),
             *_groups(layout),
             *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
             f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
@@ -138,6 +138,12 @@ def write_config(found: Mapping[str, Any], place: Path) -> None:
     except ConfigError:
         place.unlink()
         raise
+
+
+def _processes(gpus: int, node: int, tensor: int) -> int:
+    """Processes of a node: as many as it has devices, or of nodes that are not full, so many that all have as many and
+    none beyond the plan's are started; best such that the ranks which share layers are of one node."""
+    return max((size for size in range(1, min(gpus, node) + 1) if gpus % size == 0), key=lambda n: (n % tensor == 0, n))
 
 
 def _groups(layout: Mapping[str, Any]) -> list[str]:

@@ -66,7 +66,8 @@ def _of_degrees(job: Training, dp: int, tp: int, pp: int, cp: int, shardings: tu
         # Gathering weights for each microbatch of a pipeline costs more than it saves; nobody does both.
         if pp > 1 and sharding not in ("ddp", "zero1"):
             continue
-        if sharding == "hsdp" and dp * cp * tp <= job.device.node:
+        groups = max(1, job.device.node // tp)  # of a node's devices, of which there must be a whole number
+        if sharding == "hsdp" and (dp * cp * tp <= job.device.node or dp * cp % groups):
             continue
         for ep in widest if arch.experts > 1 else [1]:
             for microbatch in (one for one in (1, 2, 4, 8, 16, 32, 64) if dp * one <= job.batch):

@@ -193,8 +193,11 @@ def _check_machines(request: Request) -> None:
     problems = [
         Problem("not_positive", option, f"expected more than 0, not {value}")
         for option, value in given.items()
-        if value is not None and value <= 0
+        if value is not None and not 0 < value < math.inf
     ]
+    for option, value in (("--own-tokens", request.own_tokens), ("--used-tokens", request.used_tokens)):
+        if value is not None and not 0 <= value < math.inf:
+            problems.append(Problem("not_positive", option, f"expected 0 or more, not {value:g}"))
     if (request.pod is None) != (request.pod_gbit is None):
         there, missing = ("--pod", "--pod-gbit") if request.pod_gbit is None else ("--pod-gbit", "--pod")
         problems.append(Problem("half_a_network", missing, f"expected it beside {there}", "give both, or neither"))

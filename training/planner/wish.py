@@ -68,7 +68,7 @@ def check(preset: str | None, parameters: float | None, of_config: bool, tokens:
         fix = "for example --preset gpt-1.3b --tokens 20e9, or --money 5000"
         problems.append(Problem("nothing_to_plan", "", "expected a size, tokens or a budget, best two of them", fix))
     for flag, value in (("--parameters", parameters), ("--tokens", tokens), *_flags(budget)):
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             problems.append(Problem("not_positive", flag, f"expected a number above zero, not {value:g}"))
     if problems:
         raise ConfigError(*problems)

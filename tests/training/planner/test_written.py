@@ -33,8 +33,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
         {"preset": "olmoe-1b-7b", "tokens": 1e11, "gpu": "h100", "length": 4096, "batch_tokens": 32_768},
         {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "v100", "gpus": 64},
         {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "h100", "gpus": 64, "length": 131_072},
+        {"preset": "gpt-1.3b", "tokens": 2e10, "gpu": "h100", "gpus": 12},
+        {"preset": "llama-2-7b", "tokens": 1e11, "gpu": "h100", "gpus": 9},
     ],
-    ids=["preset", "budget", "small", "context", "stages", "experts", "layers-stages", "layers-context"],
+    ids=["preset", "budget", "small", "context", "stages", "experts", "layers-stages", "layers-context", "12", "9"],
 )
 def test_the_config_is_taken_and_takes_the_time_that_was_planned(
     wishes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -44,6 +46,7 @@ def test_the_config_is_taken_and_takes_the_time_that_was_planned(
     write_config(found, tmp_path / "planned.yaml")
     config = load(tmp_path / "planned.yaml")
     assert not check_hardware(config) and config.launch.context_parallel == found["layout"]["cp"]
+    assert config.launch.ranks == found["gpus"], "no more than were planned, on nodes that are not full"
     assert config.launch.pipeline_parallel == found["layout"]["pp"]
     assert config.launch.tensor_parallel == found["layout"]["tp"]
     assert config.launch.expert_parallel == found["layout"]["ep"] == (8 if "olmoe" in found["model"] else 1)
