@@ -5,6 +5,7 @@ What goes on unchanged ends with the bits of a training that was that long from 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from training.config import PretrainConfig, RlhfConfig, SftConfig
 from training.pretrain import pretrain
 from training.rlhf import rlhf
 from training.sft import sft
+from training.snapshot import STATE
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 SETTINGS: dict[str, Any] = {
@@ -36,11 +38,11 @@ LAUNCH = LaunchConfig(device="cpu", threads=1, precision="fp32")
 WSD = {"decay": "wsd", "warmup": "4 batches", "decay_length": "8 batches"}
 
 
-def _pretrain(folder: Path, inputs: Mapping[str, Path], **settings: Any) -> Path:
+def _pretrain(folder: Path, inputs: Mapping[str, Path], launch: LaunchConfig = LAUNCH, **settings: Any) -> Path:
     config = PretrainConfig.model_validate(SETTINGS | settings)
     (folder / "model").mkdir(parents=True)
     with open_journal(folder / "journal.jsonl") as journal:
-        run = Run(folder / "work", LAUNCH, journal=journal)
+        run = Run(folder / "work", launch, journal=journal)
         pretrain(config, inputs, folder / "model", run)
         run.close()
     return folder / "model"
@@ -153,6 +155,17 @@ def test_a_training_goes_on_by_another_optimizer_and_back(
     before, between, after = map(weights, (first, by_muon, back))
     assert all(not torch.equal(before[name], between[name]) for name in before)
     assert all(not torch.equal(between[name], after[name]) for name in before)
+
+
+def test_a_guard_and_a_loss_scale_that_the_state_knows_nothing_of_begin_anew(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    unguarded = _pretrain(tmp_path / "unguarded", inputs, duration="4 batches", guard={"enabled": False})
+    more = inputs | {"state": unguarded}
+    half = LaunchConfig(device="cpu", threads=1, precision="fp16")
+    on = _pretrain(tmp_path / "on", more, half, duration="6 batches", continues={"step": "unguarded"})
+    callbacks = json.loads((kept_states(on)[-1].folder / STATE).read_text(encoding="utf8"))["callbacks"]
+    assert len(callbacks["Guard"]["start"]) == 2 and callbacks["LossScale"]["good"] == 2
 
 
 def test_an_epoch_more_of_instructions(

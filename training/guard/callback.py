@@ -98,7 +98,8 @@ class Guard(Callback):
         return self._judge.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._judge.load_state_dict(state)
+        if state:  # of a training without a guard nothing is known, and what is usual is learnt anew
+            self._judge.load_state_dict(state)
 
 
 def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, int]:

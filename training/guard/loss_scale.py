@@ -63,7 +63,8 @@ class LossScale(Callback):
         return {"scale": self.scale, "good": self._good, "overflowed": self.overflowed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scale, self._good, self.overflowed = state["scale"], state["good"], state["overflowed"]
+        if state:  # a checkpoint of another precision has none
+            self.scale, self._good, self.overflowed = state["scale"], state["good"], state["overflowed"]
 
 
 def _finite_on_all_ranks(gradients: Sequence[Tensor]) -> bool:
