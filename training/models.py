@@ -148,7 +148,8 @@ def plain_head(model: PreTrainedModel) -> bool:
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
-    """Training FLOPs a token: 6N + 12 L·D·T (PaLM, appendix B), N without embeddings that are only looked up."""
+    """Training FLOPs a token: 6N + 12 L·D·T (PaLM, appendix B), N without embeddings that are only looked up, D the
+    width of all heads together, which is not the model's in every family."""
     config = model.config
     parameters = sum(weight.numel() for weight in model.parameters())
     looked_up = sum(
@@ -157,7 +158,9 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
         if isinstance(layer, nn.Embedding)
         and not (config.tie_word_embeddings and layer is model.get_input_embeddings())
     )
-    attention = 12 * config.num_hidden_layers * config.hidden_size * sequence_length
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = 12 * config.num_hidden_layers * heads * head_width * sequence_length
     return 6 * (parameters - looked_up) + attention
 
 

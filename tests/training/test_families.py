@@ -27,7 +27,8 @@ from training.families import FAMILIES
 from training.hardware import Hardware
 from training.language_model import LanguageModel
 from training.loaders import next_token_batch
-from training.models import build, hf_config
+from training.models import build, flops_per_token, hf_config
+from training.planner.architecture import of_transformers
 from training.sampling import sample, stream
 from training.shared_prompts import share
 
@@ -371,3 +372,21 @@ def test_the_docs_name_every_proven_family() -> None:
     rows = [line.split("|") for line in text.partition("### Families")[2].splitlines() if line.startswith("|")]
     named = {name.strip() for row in rows[2:5] for name in row[2].split(",")}
     assert named == set(FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+@pytest.mark.parametrize("own_heads", [True, False])
+def test_a_config_is_planned_as_the_model_that_transformers_builds(model_type: str, own_heads: bool) -> None:
+    """Also where it leaves out what is the family's default: as people write it, and as transformers saves it."""
+    sizes: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 32}
+    heads = {"head_dim": 16} if own_heads and hasattr(AutoConfig.for_model(model_type), "head_dim") else {}
+    config = AutoConfig.for_model(model_type, **sizes, **heads, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    parameters = sum(weight.numel() for weight in network.parameters())
+    written = {"model_type": model_type, **sizes, **heads}
+    for values in (written, config.to_diff_dict(), config.to_dict()):
+        planned = of_transformers(values, None)
+        assert planned is not None and planned.parameters == pytest.approx(parameters, rel=0.01)
+        if planned.experts == 1:
+            assert planned.flops_per_token(512) == pytest.approx(flops_per_token(network, 512), rel=0.01)

@@ -156,8 +156,48 @@ def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
     )
 
 
+_TIED = {"bert", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "opt", "smollm3", "starcoder2", "t5"}
+"""Whose output layer is the embedding where their config does not say."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "arcee": {"intermediate_size": 18_432},
+    "bert": {"max_position_embeddings": 512},
+    "cohere2": {"intermediate_size": 22_528},
+    "exaone4": {"num_key_value_heads": 32, "intermediate_size": 16_384},
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24_576},
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9_216},
+    "glm4": {"num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 13_696},
+    "gpt2": {"n_positions": 1_024},
+    "gpt_neox": {"intermediate_size": 24_576},
+    "granite": {"intermediate_size": 11_008},
+    "llama": {"intermediate_size": 11_008},
+    "mistral": {"num_key_value_heads": 8, "intermediate_size": 14_336},
+    "mixtral": {
+        "num_key_value_heads": 8, "intermediate_size": 14_336, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+    "olmo": {"intermediate_size": 11_008},
+    "olmo2": {"intermediate_size": 11_008},
+    "olmo3": {"intermediate_size": 11_008},
+    "olmoe": {"intermediate_size": 2_048, "num_experts": 64, "num_experts_per_tok": 8},
+    "opt": {"ffn_dim": 3_072, "max_position_embeddings": 2_048},
+    "phi": {"intermediate_size": 8_192},
+    "phi3": {"intermediate_size": 8_192},
+    "qwen2": {"num_key_value_heads": 32, "intermediate_size": 22_016},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "intermediate_size": 22_016},
+    "qwen3_moe": {
+        "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    },
+    "smollm3": {"num_key_value_heads": 4, "intermediate_size": 11_008},
+    "stablelm": {"num_key_value_heads": 32, "intermediate_size": 6_912},
+    "starcoder2": {"num_key_value_heads": 2, "intermediate_size": 12_288},
+}  # fmt: skip
+"""What a family of transformers takes for a size that its config leaves out and that does not follow from others."""
+
+
 def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
-    """From the keys of a transformers config; None where a size is missing."""
+    """From the keys of a transformers config, as a person writes it or as transformers saves it, without what is the
+    family's default; None where a size is missing."""
+    family = str(values.get("model_type", ""))
+    values = {**_DEFAULTS.get(family, {}), **values}
 
     def first(*names: str) -> int | None:
         return next((int(values[name]) for name in names if isinstance(values.get(name), int)), None)
@@ -166,11 +206,11 @@ def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Archit
     heads = first("num_attention_heads", "n_head", "num_heads")
     if not (width and layers and heads):
         return None
-    old = values.get("model_type") in ("gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bert")
+    old = family in ("gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bert")
     experts = first("num_local_experts", "num_experts") or 1
     inner = first("moe_intermediate_size") if experts > 1 else None
     return Architecture(
-        str(values.get("model_type", "transformers")),
+        family or "transformers",
         layers,
         width,
         heads,
@@ -178,17 +218,17 @@ def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Archit
         first("head_dim") or width // heads,
         inner or first("intermediate_size", "ffn_dim", "n_inner") or 4 * width,
         vocabulary or first("vocab_size") or VOCABULARY,
-        gated=not old,
+        gated=not old and family not in ("arcee", "nemotron"),
         biases=old,
-        tied=bool(values.get("tie_word_embeddings", old)),
+        tied=bool(values.get("tie_word_embeddings", family in _TIED)),
         learned_positions=first("n_positions", "max_position_embeddings") or 0
-        if values.get("model_type") in ("gpt2", "opt", "bert")
+        if family in ("gpt2", "opt", "bert")
         else 0,
-        query_norms=values.get("model_type") in ("qwen3", "qwen3_moe", "olmoe"),
+        query_norms=family in ("qwen3", "qwen3_moe", "olmoe"),
         experts=experts,
         active_experts=min(experts, first("num_experts_per_tok") or 1),
         positions=first("max_position_embeddings", "n_positions") or 2048,
-        family=str(values.get("model_type", "")),
+        family=family,
     )
 
 
