@@ -39,6 +39,12 @@ class BatchSizeRampup:
             return self._seen[batches]
         return self._seen[-1] + (batches - len(self._seen) + 1) * self.full
 
+    def place(self, batches: int) -> int:
+        """The place in the data, epoch after epoch, behind the first so many batches: the first epoch leaves out what
+        fills no whole batch at its end."""
+        more = batches - self._in_first
+        return self.examples(batches) if more <= 0 else self.epoch + more * self.full
+
     def batches(self, examples: float | Fraction) -> int:
         """The least number of batches from the first one on that have so many examples."""
         if examples <= self._seen[-1]:
@@ -49,11 +55,14 @@ class BatchSizeRampup:
         """A length in tokens or epochs in batches, rounded up. batch_tokens: of a full batch."""
         if duration.unit == "tokens":
             return self.batches(-(-int(duration.value) * self.full // batch_tokens))
-        # What fills no whole batch at the end of the first epoch is left out.
-        in_first = len(self._seen) - 1 + (self.epoch - self._seen[-1]) // self.full
         if duration.value <= 1:
-            return min(in_first, self.batches(duration.exact * self.epoch))
-        return in_first + math.ceil((duration.exact - 1) * (self.epoch // self.full))
+            return min(self._in_first, self.batches(duration.exact * self.epoch))
+        return self._in_first + math.ceil((duration.exact - 1) * (self.epoch // self.full))
+
+    @property
+    def _in_first(self) -> int:
+        """Batches of the first epoch; what fills no whole one at its end is left out."""
+        return len(self._seen) - 1 + (self.epoch - self._seen[-1]) // self.full
 
     @cached_property
     def _seen(self) -> list[int]:

@@ -79,6 +79,10 @@ class Plan:
         """Examples of the first so many batches together."""
         return self.rampup.examples(batches) if self.rampup else batches * self.batch_size
 
+    def place(self, batches: int) -> int:
+        """The place in the data behind them, epoch after epoch."""
+        return self.rampup.place(batches) if self.rampup else batches * self.batch_size
+
 
 def plan_of(
     config: SftConfig | RewardModelConfig | PreferenceTuningConfig,

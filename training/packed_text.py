@@ -17,7 +17,7 @@ from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.trained import TrainedSequences
 from infra.errors import StageError, stage_error
 from infra.run import Run
-from infra.store.states import kept_states
+from infra.store.states import KeptState, kept_states
 from training import ranks
 from training.batch_size import BatchSizeRampup
 from training.config import PretrainConfig, batches
@@ -161,10 +161,7 @@ def mixture_of(config: PretrainConfig, text: PackedText, plan: Plan, inputs: Map
     """
     assert config.mixture is not None
     epoch = plan.epoch_batches * plan.batch_size
-    before = 0
-    if begin := beginning(config, inputs, plan.batches):
-        epochs, read = place_in(begin, mixed_fingerprint(text.train))
-        before = plan.examples(begin.batch) - epochs * epoch - read
+    before = _of_other_data(plan, beginning(config, inputs, plan.batches), mixed_fingerprint(text.train))
     phases = phases_of(
         config.mixture,
         text.pools,
@@ -173,6 +170,14 @@ def mixture_of(config: PretrainConfig, text: PackedText, plan: Plan, inputs: Map
         lambda batch: plan.examples(batch) - before,
     )
     return Mixture(text.pools, phases, epoch, config.shuffle_block)
+
+
+def _of_other_data(plan: Plan, begin: KeptState | None, data: str) -> int:
+    """Examples that a training read before the data with this fingerprint."""
+    if begin is None:
+        return 0
+    epochs, read = place_in(begin, data)
+    return plan.place(begin.batch) - epochs * plan.epoch_batches * plan.batch_size - read
 
 
 def open_training(
@@ -194,9 +199,7 @@ def open_training(
 
 def leave_mixture(train: MixedShards, plan: Plan, done: Fit, out_dir: Path, run: Run) -> dict[str, float]:
     """Tells what was read of each source, in aux/mixture.json and as figures."""
-    epochs, read = place_in(done.begin, train.fingerprint) if done.begin else (0, 0)
-    place = epochs * train.mixture.epoch + read
-    place += plan.examples(done.batches) - plan.examples(done.begin.batch if done.begin else 0)
+    place = plan.examples(done.batches) - _of_other_data(plan, done.begin, train.fingerprint)
     found = told(train.mixture, place, train.shuffle_seed)
     for said in repeated_often(found):
         run.event("repeated_often", said)

@@ -243,6 +243,36 @@ def test_a_training_goes_on_under_other_weights_where_the_first_one_stopped(
     assert [problem.code for problem in error.value.problems] == ["other_mixture"]
 
 
+def test_a_training_whose_batches_grew_goes_on_behind_its_first_epoch(
+    inputs: dict[str, Path], tmp_path: Path, weights: Weights
+) -> None:
+    """The first epoch leaves out what fills no batch, here 6 sequences of 48, and the second phase begins behind it."""
+    settings = SETTINGS | {
+        "batch_warmup": {"first_tokens": 2 * LENGTH, "over_tokens": 30 * LENGTH},
+        "schedule": {"decay": "constant"},
+        "mixture": {
+            "choose": {"letters": 30, "numbers": 15, "sentences": 5},
+            "phases": [{"begins": "14 batches", "choose": {"numbers": 10, "sentences": 30}}],
+        },
+    }
+
+    def train(name: str, batches: int, state: Path | None = None) -> Path:
+        given = inputs | ({"state": state} if state else {})
+        continues = {"continues": {"step": "first"}} if state else {}
+        config = PretrainConfig.model_validate(settings | {"duration": f"{batches} batches"} | continues)
+        (tmp_path / name).mkdir()
+        run = Run(tmp_path / f"{name}.work", LaunchConfig(device="cpu", threads=1, precision="fp32"))
+        pretrain(config, given, tmp_path / name, run)
+        return tmp_path / name
+
+    whole = train("whole", 24)
+    branch = train("branch", 24, train("first", 18))
+    one, other = weights(whole), weights(branch)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for file in ("trained_sequences.json", "aux/mixture.json"):
+        assert (whole / file).read_text() == (branch / file).read_text()
+
+
 def test_text_of_another_tokenizer_than_the_model_s_is_not_read(
     mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
