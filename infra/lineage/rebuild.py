@@ -26,7 +26,7 @@ from infra.lineage.relay_lock import RelayLock, this_process
 from infra.lineage.tracking import database_uri, mlflow_folder
 from infra.servers.settings import settings_of
 from infra.servers.state import mlflow_url
-from infra.store.layout import Layout
+from infra.store.layout import MANIFEST, Layout
 from infra.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -42,20 +42,21 @@ def rebuild(root: Path | str) -> int:
     Run ids are new; everything else is as it was told the first time, but for runs that failed, which left no manifest,
     and the registry, whose entries are the register stage's business.
 
-    Raises StageError `store_in_use` while the MLflow server or a relay works on the store.
+    Raises StageError `store_in_use` while the MLflow server or a relay works on the store, `unreadable_manifest` for a
+    damaged one; the old store stays as it is then.
     """
     root = Path(root).absolute()
     lock = RelayLock(root)
     if mlflow_url(root) or not lock.acquire():
         raise stage_error("store_in_use", str(root), "MLflow or its relay is working on the store", "run `stemma down`")
     try:
+        found = _manifests(root)
         _set_aside(root)
         # MLflow takes seconds to import.
         from infra.lineage.delivery import Delivery
 
         ledger = Ledger(root)
         delivery = Delivery(root, database_uri(root), ledger)
-        found = _manifests(root)
         for parent_id, group in _by_pipeline_run(found).items():
             first = group[0][1]
             begin = min(_seconds(manifest.started) for _, manifest in group)
@@ -88,8 +89,19 @@ def _set_aside(root: Path) -> None:
 
 def _manifests(root: Path) -> list[tuple[Path, Manifest]]:
     layout = Layout(root)
-    found = [(folder, Manifest.read(folder)) for stage in layout.stages() for folder in layout.artifacts(stage)]
+    found = [(folder, _read(folder)) for stage in layout.stages() for folder in layout.artifacts(stage)]
     return sorted(found, key=lambda item: (item[1].started, item[1].stage))
+
+
+def _read(folder: Path) -> Manifest:
+    try:
+        found = Manifest.read(folder)
+        _seconds(found.started), _seconds(found.finished)
+    except (OSError, ValueError) as error:
+        message = f"nothing was rebuilt, since this manifest cannot be read: {error}"
+        fix = "move the folder out of the store, or build it again"
+        raise stage_error("unreadable_manifest", str(folder / MANIFEST), message, fix) from error
+    return found
 
 
 def _by_pipeline_run(found: list[tuple[Path, Manifest]]) -> dict[str, list[tuple[Path, Manifest]]]:

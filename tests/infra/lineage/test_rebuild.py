@@ -102,3 +102,18 @@ def test_rebuilding_under_a_working_relay_is_refused(store: Path) -> None:
     with pytest.raises(StageError, match="stemma down"):
         rebuild(store)
     lock.release()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 200, b'{"stage": "ingest"'])
+def test_with_a_damaged_manifest_the_old_tracking_store_stays(store: Path, content: bytes) -> None:
+    database = store / "mlflow" / "mlflow.db"
+    database.parent.mkdir(parents=True, exist_ok=True)
+    database.write_bytes(b"all runs, failed ones too")
+    damaged = store / "ingest" / "aaaa" / "manifest.json"
+    damaged.write_bytes(content)
+    with pytest.raises(StageError) as caught:
+        rebuild(store)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("unreadable_manifest", str(damaged))
+    assert [path.name for path in database.parent.glob("mlflow.db*")] == ["mlflow.db"]
+    assert database.read_bytes() == b"all runs, failed ones too"
