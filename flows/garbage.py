@@ -131,7 +131,7 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
 
     spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no reason.
     """
-    found = Survey(problems=list(_unreadable(store)))
+    found = Survey(problems=[*_unreadable(store), *_lost_runs(store)])
     everything = list(store.manifests())
     ancestors: dict[str, str] = {}
     for reason, places in _roots(store, everything, spare_adopted):
@@ -257,6 +257,13 @@ def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterat
         yield f"of the best trial of sweep {sweep}", [place for row in rows if (place := _place(store, row))]
     if spare_adopted:
         yield "imported", [place for place in everything if place[1].adopted is not None]
+
+
+def _lost_runs(store: Store) -> Iterator[Problem]:
+    runs = store.runs()
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else []:
+        if problem := RunJournal(runs, folder.name).lost_beginning():
+            yield problem
 
 
 def _journals(store: Store) -> list[tuple[RunJournal, dict]]:

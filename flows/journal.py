@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from infra.errors import Problem
 from infra.process import start_ticks, this_machine
 from infra.run import read_journal
 from infra.store.manifest import Manifest
@@ -145,9 +146,24 @@ class RunJournal:
         try:
             with open(self.path, encoding="utf8") as file:
                 line = json.loads(file.readline())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             return {}
         return line if isinstance(line, dict) else {}
+
+    def lost_beginning(self) -> Problem | None:
+        """Where a run came to something and nobody can read whose it was, as after a power cut. One that was killed
+        while it wrote its first line came to nothing."""
+        if "pipeline" in self.begun():
+            return None
+        try:
+            with open(self.path, "rb") as file:
+                line = file.readline()
+        except (FileNotFoundError, NotADirectoryError):
+            line = b""
+        if not (line.endswith(b"\n") or b"\0" in line or (self.folder / "result.json").is_file()):
+            return None
+        message = "its beginning cannot be read, so that nobody can tell what the newest run of its pipeline needs"
+        return Problem("damaged_state", str(self.path), message, _LOST)
 
     def works(self) -> bool:
         """True while the process that runs it lives, on this machine: of another's nothing can be said."""
@@ -172,7 +188,7 @@ class RunJournal:
         """How the run ended, None while it goes on. Raises StageError `damaged_state`."""
         path = self.folder / "result.json"
         result = read_state(path, _LOST, self._unwritten)
-        if result is not None and not (isinstance(result, dict) and {"status", "stages"} <= result.keys()):
+        if result is not None and not _is_result(result):
             raise damaged(path, "not as expected", _LOST)
         return result
 
@@ -202,6 +218,15 @@ class RunJournal:
             if self.path.exists():
                 os.truncate(self.path, before)
             raise
+
+
+def _is_result(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and {"status", "stages"} <= found.keys()
+        and isinstance(found["stages"], list)
+        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in found["stages"])
+    )
 
 
 def new_run_id() -> str:

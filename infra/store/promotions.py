@@ -112,9 +112,15 @@ class Promotions:
             raise damaged(self._url, str(error), _LOST) from error
 
     def _by_name(self, found: Any) -> dict[str, Any]:
-        if not isinstance(found, dict):
-            raise damaged(self._url or self._path, "an object of promotions by name was expected", _LOST)
-        return found
+        try:
+            for history in found.values():
+                if not isinstance(history, list):
+                    raise TypeError
+                [Promotion(**one) for one in history]
+        except (AttributeError, TypeError) as error:
+            message = "an object of lists of promotions by name was expected"
+            raise damaged(self._url or self._path, message, _LOST) from error
+        return dict(found)
 
 
 def _as_text(found: Mapping[str, Any]) -> str:

@@ -335,3 +335,26 @@ def test_nothing_is_removed_when_unsure(store: Store) -> None:
     (broken / "manifest.json").write_text('{"schema": 2}')
     with pytest.raises(StageError, match="nothing was removed"):
         collect(store)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 300, b'{"kind": "begin", "pipe\0\0\n{"kind": "stage"}\n'])
+def test_nothing_is_removed_when_a_run_lost_its_beginning(store: Store, content: bytes) -> None:
+    """As a power cut leaves it: what the run came to stands in its result alone."""
+    made = make_artifact(store, "sft", {"w": "1"})
+    record_run(store, "demo", [made])
+    (journal,) = store.layout.runs.glob("*/journal.jsonl")
+    journal.write_bytes(content)
+    with pytest.raises(StageError, match=r"nothing was removed.*beginning cannot be read") as caught:
+        collect(store)
+    assert caught.value.problems[0].path == str(journal)
+    assert store.find(made.stage, made.fingerprint)
+
+
+def test_a_run_that_was_killed_at_its_first_line_and_a_strange_file_are_in_nobodys_way(store: Store) -> None:
+    made, old = (make_artifact(store, "sft", {"w": text}) for text in "12")
+    record_run(store, "demo", [made])
+    for name, content in (("20261121-1", b""), ("20261121-2", b'{"kind": "beg')):
+        (store.layout.runs / name).mkdir()
+        (store.layout.runs / name / "journal.jsonl").write_bytes(content)
+    (store.layout.runs / ".DS_Store").write_bytes(b"\0\0")
+    assert collect(store) == {place(old)}

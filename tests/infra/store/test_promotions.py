@@ -43,7 +43,7 @@ def test_of_several_that_promote_at_once_one_does(tmp_path: Path) -> None:
     assert len(Promotions(tmp_path).history("demo")) == 1
 
 
-@pytest.mark.parametrize("text", ["{bad", "[]"])
+@pytest.mark.parametrize("text", ["{bad", "[]", "7", '{"demo": [5]}', '{"demo": {}}', '{"demo": [{"model": "a"}]}'])
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "promotions.json").write_text(text)
     with pytest.raises(StageError) as caught:

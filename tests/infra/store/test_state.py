@@ -17,6 +17,7 @@ from infra.errors import StageError
 from infra.lineage.ledger import Ledger, ledger_path, mlflow_run_id
 from infra.servers.settings import settings_of
 from infra.servers.state import recorded
+from infra.store.promotions import Promotions
 from infra.store.store import Store
 from tests.artifacts import Make
 from tests.command import REPOSITORY
@@ -85,7 +86,9 @@ def test_a_damaged_ledger_hides_links_until_the_relay_sets_it_aside(
     ledger.close()
 
 
-@pytest.mark.parametrize("text", ["{", "7", '"text"', '[{"name": 1}]', "[" * 100_000, '{"no_such": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{", "7", '"text"', '[{"name": 1}]', "[" * 100_000, '{"no_such": 1, "stages": [5], "status": "done"}']
+)
 def test_a_damaged_small_file_is_named(tmp_path: Path, text: str) -> None:
     journal = RunJournal(tmp_path / "runs", "a run")
     readers: dict[Path, Callable[[], object]] = {
@@ -93,6 +96,7 @@ def test_a_damaged_small_file_is_named(tmp_path: Path, text: str) -> None:
         tmp_path / "servers" / "services.json": lambda: recorded(tmp_path),
         tmp_path / "servers" / "settings.json": lambda: settings_of(tmp_path),
         journal.folder / "result.json": journal.result,
+        tmp_path / "promotions.json": Promotions(tmp_path).all,
     }
     for path, read in readers.items():
         path.parent.mkdir(parents=True, exist_ok=True)
