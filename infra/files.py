@@ -1,9 +1,11 @@
-"""Files: a second name, and the way to the disk."""
+"""Files: a second name, the rights of a new one, and the way to the disk."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -13,6 +15,23 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def give_usual_rights(folder: Path, paths: Iterable[Path]) -> None:
+    """Lets whoever may read a new file in this folder read these too: some libraries, safetensors among them, leave
+    what they write to its owner alone, whatever the umask says."""
+    probe = folder / f".rights.{os.getpid()}.{os.urandom(4).hex()}"
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        usual = os.fstat(descriptor).st_mode & 0o777
+    finally:
+        os.close(descriptor)
+        probe.unlink()
+    for path in paths:
+        mode = path.stat().st_mode & 0o777
+        if mode & usual != usual:
+            with suppress(OSError):  # a file system without rights
+                path.chmod(mode | usual)
 
 
 def sync(path: Path) -> None:

@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
-from infra.files import sync
+from infra.files import give_usual_rights, sync
 from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
 from infra.s3 import Stopped
@@ -328,8 +328,10 @@ class Store:
         return []
 
     def describe_files(self, folder: Path) -> tuple[File, ...]:
-        """Hashes every file under a folder but its manifest, each once."""
+        """Hashes every file under the folder of a build but its manifest, each once; whoever reads the store is to read
+        them all, so that each gets the rights of a new file first."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+        give_usual_rights(folder, paths)
         hashes = self.hashes.sha256(paths)
         return tuple(File(path.relative_to(folder).as_posix(), path.stat().st_size, hashes[path]) for path in paths)
 

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from infra.store.ancestry import locate
 from infra.store.manifest import Manifest, SourceRecord
@@ -39,6 +41,21 @@ def test_the_same_bytes_again_keep_the_folder_that_is_there(store: Store, make: 
     assert again == first
     assert store.path(first).stat().st_ino == kept
     assert (store.path(first) / "aux" / "log").read_text() == "first"
+
+
+def test_whoever_may_read_the_store_may_read_weights(store: Store) -> None:
+    """safetensors leaves its files to their owner alone: another user's `check` took every model for damaged."""
+    folder = store.layout.work("sft", "0" * 16) / "artifact"
+    folder.mkdir(parents=True)
+    before = os.umask(0o027)
+    try:
+        save_file({"weight": np.zeros(2)}, folder / "model.safetensors")
+        (folder / "run.sh").touch(0o700)
+        store.describe_files(folder)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert modes == {"model.safetensors": 0o640, "run.sh": 0o740}
 
 
 def test_other_bytes_retire_the_old_artifact_and_lineage_still_finds_it(store: Store, make: Make) -> None:
