@@ -104,6 +104,9 @@ def mirror_task(
     if before and wanted.scored in rows:
         # They were rows of the scored split, which is there anew with all of them.
         earlier.pop(_shots_split(wanted), None)
+    elif before and _shots_split(wanted) in rows:
+        # The split of the shots is there by itself now: the rows that stood in for it are scored again.
+        earlier[wanted.scored] += earlier.pop(_shots_split(wanted))
     fresh = {wanted.scored, _shots_split(wanted)} & rows.keys()
     for split, kept in earlier.items():
         rows.setdefault(split, kept)

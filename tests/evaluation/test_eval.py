@@ -395,6 +395,22 @@ def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: P
         mirror_task("arc_easy", source, mirror, {"train": source}, shots=4)
 
 
+def test_rows_that_were_put_aside_are_scored_again_once_the_split_of_the_shots_is_there(tmp_path: Path) -> None:
+    """As the error for more shots than rows says to do: `stemma mirror TASK FROM --split train=FILE`."""
+    from evaluation.harness import own_cache
+    from evaluation.mirror_writer import mirror_task
+    from evaluation.named_tasks import load_named
+
+    source = write_rows(tmp_path / "test.jsonl", ARC)
+    mirror_task("arc_easy", source, tmp_path / "mirror")
+    train = write_rows(tmp_path / "train.jsonl", ARC[:5])
+    done = mirror_task("arc_easy", None, tmp_path / "mirror", {"train": train})
+    assert (done.splits, done.put_aside) == ({"train": 5, "test": 24}, 0)
+    with own_cache(tmp_path / "cache"):
+        (task,) = load_named(["arc_easy"], tmp_path / "mirror")
+    assert [row["question"] for row in task.eval_docs] == [f"What is {n} plus one?" for n in range(24)]
+
+
 def test_a_split_without_answers_takes_none_from_the_others(tmp_path: Path) -> None:
     """As HellaSwag's authors give their files: the first by name, hellaswag_test.jsonl, has no labels."""
     from evaluation.mirror_writer import mirror_task
