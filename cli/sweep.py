@@ -74,7 +74,7 @@ def command(
     from flows.sweeps.whole import whole_sweep
     from infra.store.store import Store
 
-    named = dict(map(read_ablation, ablate)) | _of_file(ablations)
+    named = _named([*map(read_ablation, ablate), *_of_file(ablations).items()])
     wishes = Wishes(config, settings_of(settings), read_space(keys), named, root=lambda: root_of(root), **options)
     sweep = define(wishes)
     if law:
@@ -85,6 +85,19 @@ def command(
     if not as_json:
         _print(document)
     return document, {"done": 0, "cancelled": 130}.get(document["status"], 1)
+
+
+def _named(given: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Ablations by name. Raises ConfigError for a name that two of them have: one would be left out."""
+    from infra.errors import ConfigError, Problem
+
+    names = [name for name, _ in given]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        fix = "call one otherwise; several settings of one stand beside each other: 'NAME: KEY=VALUE KEY=VALUE'"
+        raise ConfigError(
+            *(Problem("bad_ablation", f"--ablate {name}", "the name is given twice", fix) for name in twice)
+        )
+    return dict(given)
 
 
 def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:

@@ -119,6 +119,9 @@ def read_ablation(text: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(
                 "NAME: KEY=VALUE … was expected, such as 'no clipping: pretrain.optimizer.gradient_clip=1e9'"
             )
+        keys = [key for key, _, _ in pairs]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise ValueError(f"the key {twice} is given twice")
         return name.strip(), {key: _plain(value) for key, _, value in pairs}
     except ValueError as error:
         raise ConfigError(Problem("bad_ablation", f"--ablate {text}", str(error))) from None

@@ -273,6 +273,18 @@ def test_ablations_are_paired_by_seed_with_students_interval(config: Path) -> No
     assert "more than chance" in sweep_page("tiny", document, {})
 
 
+def test_ablations_of_one_name_are_refused(config: Path, tmp_path: Path) -> None:
+    """The later one was taken in the place of the first, without a word."""
+    (tmp_path / "more.yaml").write_text("wide: {pretrain.model.width: 64}\n")
+    words = ["--ablate", f"fast: {RATE}=1e-2", "--seeds", 2, "--root", tmp_path / "store"]
+    of_file = ["--ablate", "wide: a.b=1", "--ablations", tmp_path / "more.yaml"]
+    for more in (["--ablate", f"fast: {RATE}=2e-2"], of_file):
+        answer = stemma("sweep", config, *words, *more)
+        assert (answer.code, answer.document["errors"][0]["message"]) == (2, "the name is given twice")
+    with pytest.raises(ConfigError, match=r"the key a\.b is given twice"):
+        read_ablation("x: a.b=1 a.b=2")
+
+
 def test_importance_finds_the_key_that_matters(config: Path) -> None:
     eps = "pretrain.optimizer.eps"
     sweep = define(wishes(config, f"{RATE}=1e-4,1e-3,1e-2", f"{eps}=1e-8,1e-7,1e-6"))
