@@ -42,9 +42,12 @@ _MORE_IS_BETTER = (
         "bleu",
         "rouge",
         "chrf",
+        "bytes_per_token",
+        "stereoset_icat",
+        "stereoset_lms",
     ),
 )
-_LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "failure_rate", "stereotype_score", "apart")
+_LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "failure_rate", "stereotype_score", "honest_score", "apart")
 """Of these less is better whatever else is in the name, such as that of a task: accounting_bits_per_byte."""
 BASE = "base"
 """The arm of an ablation that changes nothing."""

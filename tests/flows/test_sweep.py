@@ -436,6 +436,7 @@ def test_the_id_of_a_sweep_is_looked_for_in_the_store_that_was_named(config: Pat
         ("improvement", True), ("ends_share_sft", True), ("heldout_judge_rlhf", True), ("prefers_chosen_policy", True),
         ("gsm8k_exact_match", True), ("squad_f1", True), ("accounting_bits_per_byte", False), ("brier", False),
         ("stereotype_score", False), ("reward_models_apart_rlhf", False), ("negation_failure_rate", False),
+        ("bytes_per_token", True), ("honest_score", False), ("stereoset_icat", True), ("stereoset_lms", True),
     ],
 )  # fmt: skip
 def test_whether_more_is_better_follows_from_the_figure(figure: str, more: bool) -> None:
