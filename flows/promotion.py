@@ -145,15 +145,15 @@ def _evaluations(store: Store, registration: Manifest) -> dict[str, dict[str, Ar
 def _pairs(
     before: Mapping[str, Mapping[str, Artifact]], now: Mapping[str, Mapping[str, Artifact]]
 ) -> Iterator[tuple[str, Artifact, Artifact]]:
-    """Steps of both models to hold against each other: those of one name, else the only ones of a kind. With the
-    step's name where there are several of its kind."""
+    """Steps of both models to hold against each other: those of one name, and of those without such a one every two of
+    a kind, since the models may come of different pipelines. With the step's name where a kind has several."""
     for kind in _KINDS:
         first, second = before[kind], now[kind]
-        names = sorted(first.keys() & second.keys())
-        for name in names:
-            yield name if len(names) > 1 else "", first[name], second[name]
-        if not names and len(first) == len(second) == 1:
-            yield "", next(iter(first.values())), next(iter(second.values()))
+        both = first.keys() & second.keys()
+        pairs = [(name, name) for name in sorted(both)]
+        pairs += [(old, new) for old in sorted(first.keys() - both) for new in sorted(second.keys() - both)]
+        for old, new in pairs:
+            yield new if len(second) > 1 else "", first[old], second[new]
 
 
 def _tell(store: Store, name: str, registration: Manifest) -> None:

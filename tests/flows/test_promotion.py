@@ -94,30 +94,37 @@ def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wante
     assert rollback(store, "demo").now.registration == taken
 
 
-def test_every_step_of_benchmarks_counts(store: Store) -> None:
-    """A model may be benchmarked by several steps; it is worse where any of them says so."""
-    taken, later = (store.root / "register" / name for name in (_taken(store), "f" * 16))
-    for folder in (taken, later):
-        manifest = json.loads((folder / "manifest.json").read_text())
-        (name,) = [name for name, one in manifest["inputs"].items() if one["stage"] == "benchmarks"]
-        first = manifest["inputs"].pop(name)
-        second = dict(first)
-        if folder == later:
-            copy = (store.root / first["path"]).with_name("e" * 16)
-            shutil.copytree(store.root / first["path"], copy)
-            own = json.loads((copy / "manifest.json").read_text())
-            (copy / "manifest.json").write_text(json.dumps(own | {"fingerprint": copy.name}))
-            answers = copy / "aux" / "samples_cloze.jsonl"
-            rows = [json.loads(line) for line in answers.read_text().splitlines()]
-            answers.write_text("".join(json.dumps({**row, "acc": 0.0}) + "\n" for row in rows))
-            second = {**first, "path": f"{copy.parent.name}/{copy.name}"}
-        # The one that lost anything stands first, where a reader of the last alone passes over it.
-        manifest["inputs"] |= {"a_quiz": second, "b_quiz": first}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        (folder / "registration.json").write_text(json.dumps({"name": "demo", "status": "registered", "reasons": []}))
+@pytest.mark.parametrize("promoted_has_both", [False, True])
+def test_a_model_that_is_worse_in_one_of_several_evaluations_is_refused(store: Store, promoted_has_both: bool) -> None:
+    """A step of its own asks the same model other tasks: the last of a kind alone was looked at."""
+    taken, worse = (store.root / "register" / name for name in (_taken(store), "f" * 16))
+    scores = next(store.path(one) for _, one in store.manifests("benchmarks") if "rlhf" in one.inputs["model"].path)
+    lost, more = (scores.with_name(name * 16) for name in "de")
+    for copy in (lost, more):
+        shutil.copytree(scores, copy)
+        _change(copy, fingerprint=copy.name)
+    answers = lost / "aux" / "samples_cloze.jsonl"
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    answers.write_text("".join(json.dumps({**row, "acc": 0.0}) + "\n" for row in rows))
+    for name in ("cloze", "minimal_pairs"):  # what the other step asks has none of these items
+        (more / "aux" / f"samples_{name}.jsonl").write_text("")
+    inputs = json.loads((taken / "manifest.json").read_text())["inputs"]
+    beside = {"quiz": inputs["benchmarks_rlhf"] | {"fingerprint": more.name, "path": f"benchmarks/{more.name}"}}
+    asked = {
+        "benchmarks_rlhf": inputs["benchmarks_rlhf"] | {"fingerprint": lost.name, "path": f"benchmarks/{lost.name}"}
+    }
+    _change(worse, inputs=inputs | asked | beside)
+    if promoted_has_both:
+        _change(taken, inputs=inputs | beside)
+    (worse / "registration.json").write_text(json.dumps({"name": "demo", "status": "registered", "reasons": []}))
     promote(store, f"register/{taken.name}")
-    with pytest.raises(GateRefused, match="a_quiz: cloze accuracy -"):
-        promote(store, f"register/{later.name}")
+    with pytest.raises(GateRefused, match="cloze accuracy -0"):
+        promote(store, f"register/{worse.name}")
+
+
+def _change(artifact: Path, **values: Any) -> None:
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    (artifact / "manifest.json").write_text(json.dumps(manifest | values))
 
 
 def test_a_task_whose_name_speaks_of_toxicity_is_better_with_more_right_answers() -> None:
