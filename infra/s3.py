@@ -258,7 +258,16 @@ def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], N
 
     Raises StageError, naming the place, as `list_objects` does.
     """
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConfigParseError,
+        InvalidRegionError,
+        NoCredentialsError,
+        ParamValidationError,
+        PartialCredentialsError,
+        ProfileNotFound,
+    )
     from urllib3.exceptions import HTTPError
 
     tries = int(os.environ.get("AWS_MAX_ATTEMPTS", TRIES))
@@ -269,6 +278,11 @@ def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], N
             raise stage_error(
                 "s3_credentials", place, str(error), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from None
+        except (ParamValidationError, ProfileNotFound, ConfigParseError, InvalidRegionError) as error:
+            # It was not even sent. The server has no part in it, and the next time is as this one.
+            message = " ".join(str(error).split())
+            fix = "correct the URL, or AWS_PROFILE, AWS_DEFAULT_REGION and their files"
+            raise stage_error("s3_refused", place, message, fix) from None
         except ClientError as error:
             refused = _refusal(place, error)
             if refused:
@@ -331,6 +345,7 @@ def client() -> Any:
     """boto3's client of this process, which threads may share."""
     import boto3
     from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
 
     # We try again ourselves, since a body that breaks midway is past the client's own tries.
     config = Config(
@@ -340,7 +355,13 @@ def client() -> Any:
         # Servers other than AWS's refuse the newer checksums; what is uploaded carries its MD5.
         request_checksum_calculation="when_required",
     )
-    return boto3.client("s3", config=config)
+    try:
+        return boto3.client("s3", config=config)
+    except BotoCoreError:
+        raise
+    except ValueError as error:  # of an address that is none
+        message = f"{error}: expected an address such as https://minio.example:9000"
+        raise stage_error("s3_refused", "AWS_ENDPOINT_URL", message, "correct it, or leave it out for AWS") from None
 
 
 # A forked process would share the parent's open connections.

@@ -151,6 +151,26 @@ def test_missing_credentials_are_asked_for(build, proxy, monkeypatch):
         build(ingest, config("s3://letters/a.txt"))
 
 
+@pytest.mark.parametrize(
+    ("url", "variable", "told"),
+    [
+        ("s3://bad bucket/a", ("AWS_ENDPOINT_URL", ""), "s3://bad bucket/a: .*Invalid bucket name"),
+        ("s3://letters/a", ("AWS_PROFILE", "nobody"), "s3://letters/a: .*nobody.* could not be found"),
+        ("s3://letters/a", ("AWS_DEFAULT_REGION", "us east"), "s3://letters/a: .*'us east'"),
+        ("s3://letters/a", ("AWS_ENDPOINT_URL", "minio"), "AWS_ENDPOINT_URL: Invalid endpoint: minio"),
+    ],
+)
+def test_what_cannot_even_be_asked_is_no_fault_of_a_server(proxy, monkeypatch, url, variable, told):
+    """It was tried again for half a minute, then by each retry of the stage, and a root or a place for checkpoints
+    passed for one whose server is away for now."""
+    if variable[1]:
+        monkeypatch.setenv(*variable)
+    s3.client.cache_clear()
+    with pytest.raises(StageError, match=told) as caught:
+        s3.list_objects(url)
+    assert caught.value.problems[0].code == "s3_refused" and not proxy.requests
+
+
 def test_other_schemes_are_an_error_of_the_config():
     for kind in (IngestConfig, InstructionsConfig):
         with pytest.raises(ValueError, match="expected a local path or s3://bucket/key, not gs://bucket/a"):
