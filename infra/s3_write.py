@@ -93,16 +93,27 @@ def _upload_parts(parts: Iterable[bytes], url: str, stopped: Callable[[], bool])
     where: dict[str, Any] = {"Bucket": bucket, "Key": key}
     where["UploadId"] = persistently(url, lambda: client().create_multipart_upload(**where))["UploadId"]
     done: list[dict[str, Any]] = []
+    size = 0
     try:
         for number, content in enumerate(parts, 1):
             if stopped():
                 raise UploadStopped
             done.append(persistently(url, partial(_upload_part, where, number, content)))
-        persistently(url, lambda: client().complete_multipart_upload(**where, MultipartUpload={"Parts": done}))
+            size += len(content)
+        try:
+            persistently(url, lambda: client().complete_multipart_upload(**where, MultipartUpload={"Parts": done}))
+        except StageError as error:
+            # Some servers know an upload no longer that they ended, and the answer that said so may have been lost.
+            if error.problems[0].code != "missing_source" or _size_of(bucket, key, url) != size:
+                raise
     except BaseException:
         with suppress(Exception):  # parts that are left cost money; `remove_below` looks for them again
             client().abort_multipart_upload(**where)
         raise
+
+
+def _size_of(bucket: str, key: str, url: str) -> int:
+    return int(persistently(url, lambda: client().head_object(Bucket=bucket, Key=key))["ContentLength"])
 
 
 def _upload_part(where: Mapping[str, Any], number: int, content: bytes) -> dict[str, Any]:

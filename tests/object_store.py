@@ -28,8 +28,12 @@ class Proxy(BaseHTTPRequestHandler):
     cut_after: int | None = None
     stall_s = 0.0
     flips = False
+    loses = False
 
     def do_GET(self) -> None:
+        self._pass_on()
+
+    def do_HEAD(self) -> None:
         self._pass_on()
 
     def do_PUT(self) -> None:
@@ -43,7 +47,12 @@ class Proxy(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         server: Any = self.server
-        self.cut_after, self.stall_s, self.flips = None, 0.0, False  # one connection brings several requests
+        self.cut_after, self.stall_s, self.flips, self.loses = (
+            None,
+            0.0,
+            False,
+            False,
+        )  # one connection brings several requests
         server.requests.append(f"{self.command} {self.path}" if self.command != "GET" else self.path)
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if server.tears in f"{self.command} {self.path}" and self.command == "PUT":
@@ -59,6 +68,10 @@ class Proxy(BaseHTTPRequestHandler):
         connection.request(self.command, self.path, sent or None, headers)
         answer = connection.getresponse()
         body = answer.read()
+        if self.loses:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
         if self.flips:
             body = body[:-1] + bytes([body[-1] ^ 1])
         self.send_response(answer.status)
@@ -105,6 +118,15 @@ def refused(proxy: Proxy) -> bool:
     return True
 
 
+def knows_no_upload(proxy: Proxy) -> bool:
+    body = b"<Error><Code>NoSuchUpload</Code><Message>The upload does not exist.</Message></Error>"
+    proxy.send_response(404)
+    proxy.send_header("Content-Length", str(len(body)))
+    proxy.end_headers()
+    proxy.wfile.write(body)
+    return True
+
+
 def silent(proxy: Proxy) -> bool:
     """Answers nothing until the client gives up."""
     proxy.connection.recv(1)
@@ -125,6 +147,12 @@ def stalls(proxy: Proxy) -> bool:
 
 def flips_a_bit(proxy: Proxy) -> bool:
     proxy.flips = True
+    return False
+
+
+def loses_the_answer(proxy: Proxy) -> bool:
+    """Does what was asked, and breaks the connection before it says so."""
+    proxy.loses = True
     return False
 
 

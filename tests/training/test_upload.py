@@ -19,7 +19,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
 from infra.s3_write import remove_below, upload
 from tests.object_store import bucket as make_bucket
-from tests.object_store import cut_off, refused, silent, unavailable
+from tests.object_store import cut_off, knows_no_upload, loses_the_answer, refused, silent, unavailable
 from tests.processes import wait_until
 from tests.ranked import pretrain_in_ranks, training_process
 from training import pretrain as pretrain_module
@@ -265,6 +265,10 @@ def test_a_large_file_goes_up_in_parts_that_are_tried_again_and_nothing_is_left_
     upload(source, "s3://saved/large")
     assert not proxy.faults
     assert bucket.get_object(Bucket="saved", Key="large")["Body"].read() == source.read_bytes()
+    # Done, and the answer lost: the upload is known no longer when it is asked for again.
+    proxy.faults[:] = [*4 * [lambda proxy: False], loses_the_answer, knows_no_upload]
+    upload(source, "s3://saved/large")
+    assert not proxy.faults
     proxy.faults[:] = [*2 * [lambda proxy: False], *6 * [cut_off]]
     with pytest.raises(StageError, match="the server failed 6 times"):
         upload(source, "s3://saved/other")
