@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config
 from infra.errors import Problem
@@ -96,6 +96,8 @@ class VllmConfig(Config):
     """Seconds that it may leave all questions without an answer, before it is ended and the stage with it."""
 
 
+SLURM_NOTICE_S = 30
+"""So long before its time limit, and `launch.grace_s`, Slurm tells a job of it: for its processes to end."""
 _OUR_POD_FIELDS = {"affinity", "containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"}
 
 
@@ -120,7 +122,7 @@ class LaunchConfig(Config):
     """What a Job asks for, with cluster: kubernetes."""
     vllm: VllmConfig = VllmConfig()
     """Where vLLM is and what it takes, for stages that ask for it."""
-    lost_s: float = Field(60.0, gt=0)
+    lost_s: float = Field(60.0, ge=5)
     """Seconds that a node of a cluster may give no sign, before it counts as lost; one that sees no sign of the stage
     for as long ends its ranks. Must be longer than the shared file system may stall."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
@@ -227,7 +229,7 @@ class LaunchConfig(Config):
     workers: int | None = Field(None, ge=1)
     """Processes a corpus stage works on, partition by partition; by default one for each core. The result is the same
     for any number."""
-    ray: str | None = None
+    ray: str | None = Field(None, min_length=1)
     """A Ray cluster for the partitions instead: its address, e.g. auto (the one that this machine is part of) or
     ray://head:10001, or local for one of `workers` workers that is started here. Its machines share the store's file
     system. With cluster: ray, training too takes `nodes` of its machines, on each `processes` × `threads` CPUs (one a
@@ -271,10 +273,30 @@ class LaunchConfig(Config):
         """Whether each rank holds its part of the weights alone between batches."""
         return self.sharding in ("zero2", "fsdp", "hsdp")
 
+    @field_validator("microbatch")
+    @classmethod
+    def _a_microbatch_has_a_sequence(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"expected 1 or more, or auto, got {value}")
+        return value
+
     @model_validator(mode="after")
     def _hosts_are_enough(self) -> Self:
         if self.cluster == "hosts" and len(set(self.hosts)) < self.nodes:
             raise ValueError(f"expected at least {self.nodes} different hosts for nodes: {self.nodes}")
+        if self.cluster == "hosts" and not any("{host}" in word for word in self.remote_shell):
+            raise ValueError("expected {host} in a word of launch.remote_shell, or all nodes begin on one machine")
+        return self
+
+    @model_validator(mode="after")
+    def _jobs_have_time_to_train(self) -> Self:
+        """Slurm tells of a time limit so long ahead; a job that is told at once trains nothing."""
+        limit_h, ahead_s = self.slurm.time_limit_h, self.grace_s + SLURM_NOTICE_S
+        if self.cluster == "slurm" and limit_h is not None and limit_h * 3600 <= ahead_s:
+            raise ValueError(
+                f"expected a launch.slurm.time_limit_h beyond the {ahead_s:g} s that ranks have to save and end "
+                f"(launch.grace_s and {SLURM_NOTICE_S} s), not {limit_h:g} hours"
+            )
         return self
 
     @model_validator(mode="after")
@@ -396,11 +418,13 @@ class LaunchConfig(Config):
 
     @model_validator(mode="after")
     def _shard_ranks_divide_the_ranks(self) -> Self:
-        if self.shard_ranks is None:
-            return self
         if self.sharding != "hsdp":
-            raise ValueError("expected sharding: hsdp with shard_ranks")
+            if self.shard_ranks is not None:
+                raise ValueError("expected sharding: hsdp with shard_ranks")
+            return self
         parts = self.ranks // self.tensor_parallel
-        if parts % self.shard_ranks:
-            raise ValueError(f"expected shard_ranks that divide {parts} ranks, not {self.shard_ranks}")
+        each = self.shard_ranks or max(1, self.processes // self.tensor_parallel)
+        if parts % each:
+            by_default = "" if self.shard_ranks else ", by default those of a node"
+            raise ValueError(f"expected shard_ranks that divide {parts} ranks, not {each}{by_default}")
         return self

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infra.errors import Problem, StageError
-from infra.launch.config import LaunchConfig
+from infra.launch.config import SLURM_NOTICE_S, LaunchConfig
 from infra.launch.machines import OneJob, Over
 from infra.process import PARENT_FD
 from infra.tail import Tail, last_lines
@@ -28,8 +28,6 @@ _ALIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
     *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "RESV_DEL_HOLD"),
 }
-# Before the time limit, so that training has `launch.grace_s` to save, and its processes the time to end.
-_NOTICE_S = 30
 
 
 class Slurm(OneJob):
@@ -141,7 +139,7 @@ class Slurm(OneJob):
             f"--output={log}",
             "--open-mode=append",
             "--requeue" if asked.requeue else "--no-requeue",
-            f"--signal=TERM@{math.ceil(launch.grace_s + _NOTICE_S)}",
+            f"--signal=TERM@{math.ceil(launch.grace_s + SLURM_NOTICE_S)}",
             *([f"--partition={asked.partition}"] if asked.partition else []),
             *([f"--time={math.ceil(asked.time_limit_h * 60)}"] if asked.time_limit_h else []),
             *([f"--cpus-per-task={cores * launch.processes}"] if cores else []),

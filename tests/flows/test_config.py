@@ -73,6 +73,14 @@ def test_every_mistake_is_reported_at_once(run: Callable[..., Answer], tmp_path:
         ("name: x\npretrain: {}\n", "pretrain", "needs the section shard"),
         ("name: x\ningest: {}\nsft: {}\n", "sft", "needs a model"),
         ("name: x\n", "", "no stage"),
+        ("name: x\nlaunch: {microbatch: 0}\n", "launch.microbatch", "1 or more, or auto"),
+        ("name: x\nlaunch: {cluster: hosts, hosts: [a], remote_shell: [ssh]}\n", "launch", "{host} in a word"),
+        ("name: x\nlaunch: {cluster: slurm, slurm: {time_limit_h: 0.02}}\n", "launch", "beyond the 90 s"),
+        (
+            "name: x\nlaunch: {processes: 10, nodes: 3, tensor_parallel: 3, trainer: native, sharding: hsdp}\n",
+            "launch",
+            "divide 10 ranks, not 3, by default those of a node",
+        ),
         (
             "name: x\ningest: {}\ntokenizer: {}\nshard: {sequence_length: 96}\npretrain: {global_batch_tokens: 1000}\n",
             "pretrain.global_batch_tokens",
