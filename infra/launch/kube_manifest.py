@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from infra.launch.config import LaunchConfig
 from infra.project import PROJECT
+from infra.yaml import BadYaml, read_plain, read_text
 
 # After the time that ranks have to save: for their processes to end.
 _ENDING_S = 30
@@ -162,13 +164,20 @@ def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
     return found
 
 
-def main(config: str, stage: str = "pretrain") -> None:
-    document = yaml.safe_load(Path(config).read_text(encoding="utf8")) or {}
-    launch = LaunchConfig.model_validate({**(document.get("launch") or {}), "cluster": "kubernetes"})
+def main(arguments: Sequence[str]) -> None:
+    if not 1 <= len(arguments) <= 2:
+        sys.exit("expected python -m infra.launch.kube_manifest CONFIG [STAGE]")
+    config, stage = arguments[0], (*arguments, "pretrain")[1]
+    try:
+        document = read_plain(read_text(Path(config)))
+        given = document.get("launch") if isinstance(document, dict) else None
+        launch = LaunchConfig.model_validate({**(given or {}), "cluster": "kubernetes"})
+    except (OSError, UnicodeDecodeError, ValidationError, BadYaml) as error:
+        sys.exit(f"{config}: {error}")
     name = job_name(stage, "example")
     shown = manifest(launch, name, stage, "fingerprint", Path("/WORK/FOLDER"))
     sys.stdout.write(yaml.safe_dump(shown, sort_keys=False))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

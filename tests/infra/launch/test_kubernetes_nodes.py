@@ -112,6 +112,10 @@ def test_the_job_of_a_config_is_printed(tmp_path: Path) -> None:
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
     job = _validated(yaml.safe_load(told.stdout))
     assert job["spec"]["completions"] == 3 and job["metadata"]["name"].startswith("stemma-reward-model")
+    config.write_text("name: x\nlaunch: {nodes: 2}\n")
+    for wrong, said in ((config, "launch.kubernetes.image"), (tmp_path / "none", "No such file"), (None, "CONFIG")):
+        told = subprocess.run([*command[:3], *([str(wrong)] if wrong else [])], capture_output=True, text=True)
+        assert told.returncode and said in told.stderr and "Traceback" not in told.stderr
 
 
 @pytest.mark.parametrize(
