@@ -14,6 +14,7 @@ import signal
 import struct
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,16 +137,20 @@ def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang 
 
 def notes_on(folder: Path, pids: Mapping[int, int], stopped: Collection[int]) -> dict[int, str]:
     """Where each rank was, once the stacks are there."""
-    return {rank: " (its process was stopped)" if rank in stopped else _where(folder, rank) for rank in pids}
+    said = {rank: _where(folder, rank) for rank in pids}
+    said |= {rank: " (its process has ended)" for rank, pid in pids.items() if _has_ended(pid)}
+    return said | dict.fromkeys(stopped, " (its process was stopped)")
 
 
 def dump_stacks(folder: Path, pids: Mapping[int, int]) -> None:
     """Has every rank write the Python stacks of its threads to `folder`; returns when they are there."""
-    for pid in pids.values():
-        os.kill(pid, signal.SIGUSR1)
-        os.kill(pid, signal.SIGCONT)
+    alive = {rank: pid for rank, pid in pids.items() if not _has_ended(pid)}  # the others may wait for one that left
+    for pid in alive.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGCONT)
     deadline = time.monotonic() + _DUMP_S
-    while time.monotonic() < deadline and not all(_stacks(folder, rank) for rank in pids):
+    while time.monotonic() < deadline and not all(_stacks(folder, rank) for rank in alive):
         time.sleep(0.05)
 
 
@@ -164,6 +169,13 @@ def _where(folder: Path, rank: int) -> str:
     main = _stacks(folder, rank).rpartition("Current thread")[2] or _stacks(folder, rank).rpartition("Thread 0x")[2]
     found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
     return f", at {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def is_stopped(pid: int) -> bool:

@@ -66,6 +66,14 @@ def test_a_stopped_rank_is_named_and_all_start_again(tmp_path: Path) -> None:
     assert "stacks of rank 1:\nnone came" not in err
 
 
+def test_a_rank_that_left_without_an_error_is_named_and_all_start_again(tmp_path: Path) -> None:
+    """It has no stacks to write, and the stage ended with an error of its launcher."""
+    out, err = launch(tmp_path, _program("os._exit(0)", hangs=1), hang_s=1.0).communicate(timeout=60)
+    assert "rank 1 hangs in the forward pass of batch 4 (its process has ended)" in out
+    assert "[Ended(rank=0, code=0), Ended(rank=1, code=0)]" in out
+    assert "stacks of rank 0:" in err and "in meet" in err
+
+
 def test_new_starts_are_bounded(tmp_path: Path) -> None:
     launcher = launch(tmp_path, _program("stuck_here()", hangs=9), hang_s=0.7, restarts=1)
     out, _ = launcher.communicate(timeout=60)
