@@ -77,11 +77,12 @@ def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> F
 
 
 def wanted(points: Sequence[RunPoint]) -> Problem | None:
-    """What keeps runs from giving a law."""
+    """What keeps runs from giving a law. Those that came to the same are one, as where an axis bears on no result."""
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
-    if len(points) >= LEAST and min(len(sizes), len(lengths)) > 1:
+    different = len(set(points))
+    if different >= LEAST and min(len(sizes), len(lengths)) > 1:
         return None
-    message = f"{len(points)} runs of {len(sizes)} sizes and {len(lengths)} lengths give no law"
+    message = f"{different} runs of {len(sizes)} sizes and {len(lengths)} lengths give no law"
     fix = f"sweep sizes and durations, {LEAST} runs at least besides the largest, which is held out"
     return Problem("too_few_runs", "--law", message, fix)
 
@@ -146,7 +147,8 @@ def fit_and_predict(points: Sequence[RunPoint], seed: int = 17) -> dict[str, Any
     bootstraps over runs, of which each has five different ones at least; that of the prediction is of the law alone,
     not of the noise of one run. miss: measured over predicted, less one. Raises ConfigError as `fit` does.
     """
-    ordered = sorted(points, key=lambda point: point.flops)
+    # A copy of the one that is predicted would be fitted to.
+    ordered = sorted(dict.fromkeys(points), key=lambda point: point.flops)
     used, held = ordered[:-1], ordered[-1]
     law = fit(used)
     draw = np.random.default_rng(seed)

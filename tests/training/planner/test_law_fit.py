@@ -61,3 +61,11 @@ def test_the_gradient_is_that_of_the_objective() -> None:
 def test_one_size_gives_no_law() -> None:
     with pytest.raises(ConfigError, match="1 sizes"):
         fit([RunPoint(1e6, 1e6 * length, 5 - length / 10) for length in range(1, 8)])
+
+
+def test_runs_that_came_to_the_same_are_one() -> None:
+    few = [RunPoint(n, d, HOFFMANN.loss(n, d)) for n in (1e8, 1e9) for d in (1e9, 1e10)]
+    with pytest.raises(ConfigError, match="3 runs of 2 sizes"):
+        fit_and_predict([*few, *few])
+    points = runs(2e-3)[:12]
+    assert fit_and_predict([*points, *points]) == fit_and_predict(points)
