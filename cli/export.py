@@ -27,10 +27,13 @@ def command(model: str, folder: Path, root: str | None, as_json: bool) -> tuple[
     """
     from evaluation.artifacts import read_artifacts
     from evaluation.export import card_of, export
+    from infra.store.reference import require_whole
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
     source = writing_model(model, store.root)
+    if (manifest := store.read(source)) is not None:
+        require_whole(store, source, manifest)
     artifact = read_artifacts({source.parent.name: source})[source.parent.name]
     registered = list(store.manifests("register")) if "register" in store.stages() else []
     card, card_from = card_of(artifact, registered)

@@ -13,13 +13,14 @@ from typing import Any
 from evaluation.artifacts import Artifact, read_artifacts
 from evaluation.comparison import Paired, paired_figures
 from flows.execution import RELAY
-from infra.errors import ConfigError, GateRefused, Problem
+from infra.errors import ConfigError, GateRefused, Problem, stage_error
 from infra.lineage import messages
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay import ensure_relay
-from infra.store.manifest import Manifest
+from infra.store.ancestry import locate
+from infra.store.manifest import Input, Manifest
 from infra.store.promotions import Promotion, Promotions
-from infra.store.reference import resolve
+from infra.store.reference import require_whole, resolve
 from infra.store.store import Store
 
 REGISTER = "register"
@@ -42,21 +43,24 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
 
     Raises ConfigError `unknown_artifact`, `not_registered`; GateRefused `rejected` for a model that its gates refused,
     which nothing overrides, and `worse` for one that is worse than the promoted one on the same items with 95 %
-    confidence, which `force` does.
+    confidence, which `force` does; StageError `damaged`, `model_gone` where what it would put in force is not whole.
     """
     folder, manifest = _registration(store, text)
     store.fetch(manifest, folder)
+    require_whole(store, folder, manifest)
     record = json.loads((folder / "registration.json").read_text(encoding="utf8"))
     name, address = str(record["name"]), f"{REGISTER}/{folder.name}"
     if record.get("status") == "rejected":
         reasons = "; ".join(reason["message"] for reason in record["reasons"])
         raise GateRefused(Problem("rejected", address, f"its gates refused it: {reasons}", "promote another model"))
     model = manifest.inputs["model"]
+    _require_model(store, address, model)
     promotions = Promotions(store.root)
     history = promotions.history(name)
     before = history[-1] if history else None
     now = Promotion(address, model.path, model.digest, round(time.time(), 3))
     if before is not None and before.registration == address:
+        _tell(store, name, manifest)  # once more: a kill may have come before it was told
         return Promoted(name, before, history[-2] if len(history) > 1 else None, [])
     compared = _compared(store, before, manifest) if before else []
     worse = [row for row in compared if row["worse"]]
@@ -101,6 +105,14 @@ def _registration(store: Store, text: str) -> tuple[Path, Manifest]:
         message = f"{manifest.stage}/{manifest.fingerprint} was not registered"
         raise ConfigError(Problem("not_registered", text, message, "run a pipeline whose config has `register`"))
     return max(mine, key=lambda pair: pair[1].finished)
+
+
+def _require_model(store: Store, address: str, model: Input) -> None:
+    found = locate(store, model)
+    if found is None:
+        message = f"the model that it registered, {model.path}, is not in the store, or has other bytes by now"
+        raise stage_error("model_gone", address, message, "stemma run CONFIG builds it again")
+    require_whole(store, *found)
 
 
 def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection
 from pathlib import Path
 
-from infra.errors import ConfigError, Problem
+from infra.errors import ConfigError, Problem, stage_error
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -57,6 +57,20 @@ def opened(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, 
     """As `resolve`, with all of its files in the folder: those on an object store are downloaded."""
     folder, manifest = resolve(store, text, among)
     return store.fetch(manifest, folder), manifest
+
+
+def require_whole(store: Store, folder: Path, manifest: Manifest) -> None:
+    """Raises StageError `damaged` where a file that an artifact's digest names is missing or changed. What lies in aux/
+    tells how it was made, and is no part of it."""
+    payload, beside = (
+        tuple(f"/{file.path}" for file in manifest.files if file.is_payload is one) for one in (True, False)
+    )
+    found = [(str(one.path), one) for one in store.differences(folder, manifest)]
+    wrong = [one for path, one in found if path.endswith(payload) and not path.endswith(beside)]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        fix = "stemma run CONFIG builds it again; stemma verify names every file"
+        raise stage_error("damaged", f"{manifest.stage}/{folder.name}", f"it is damaged: {wrong[0]}{more}", fix)
 
 
 def _instead(stage: str, shown: list[str]) -> str:

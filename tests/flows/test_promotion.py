@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flows.execution import RELAY, refused_by
 from flows.promotion import is_worse, promote, rollback
 from infra.errors import ConfigError, GateRefused, StageError
 from infra.lineage.outbox import Outbox
+from infra.store.manifest import File, Manifest
 from infra.store.promotions import Promotions
 from infra.store.store import Store
 from tests.command import environment, stemma
@@ -56,7 +58,7 @@ def test_a_promotion_is_recorded_and_told(store: Store) -> None:
     again = promote(store, f"register/{_taken(store)}")
     assert (again.now, again.before) == (done.now, None), "nothing was promoted before it"
     assert len(Promotions(store.root).history("demo")) == 1
-    assert len(Outbox(store.root).paths()) == 1
+    assert len(Outbox(store.root).paths()) == 2, "a kill may have come before the first was sent"
     with pytest.raises(StageError, match="no earlier promotion"):
         rollback(store, None)
 
@@ -64,6 +66,34 @@ def test_a_promotion_is_recorded_and_told(store: Store) -> None:
 def test_a_model_that_was_not_registered_is_named(store: Store) -> None:
     with pytest.raises(ConfigError, match="was not registered"):
         promote(store, "sft")
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut short", "other bytes", "registration"])
+def test_a_model_that_is_not_whole_is_never_promoted(store: Store, damage: str) -> None:
+    taken = store.find("register", _taken(store))
+    assert taken is not None
+    model = store.root / taken.inputs["model"].path
+    of = store.path(taken) if damage == "registration" else model
+    name = "registration.json" if damage == "registration" else "weights"
+    if damage != "registration":
+        (of / name).write_text("all of them")
+    before = Manifest.read(of)
+    data = (of / name).read_bytes()
+    listed = (*before.files, File(name, len(data), hashlib.sha256(data).hexdigest()))
+    replace(before, files=listed).write(of)
+    promote(store, f"register/{_taken(store)}")
+    promotions = store.root / "promotions.json"
+    promotions.unlink()
+    if damage == "gone":
+        shutil.rmtree(model)
+    elif damage == "cut short":
+        (of / name).unlink()
+    else:
+        (of / name).write_text("other")
+    with pytest.raises(StageError) as error:
+        promote(store, f"register/{_taken(store)}", force=True)
+    assert error.value.problems[0].code == ("model_gone" if damage == "gone" else "damaged")
+    assert not promotions.exists()
 
 
 def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wanted(store: Store) -> None:

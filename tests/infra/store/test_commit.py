@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from infra.errors import StageError
 from infra.store.ancestry import locate
 from infra.store.manifest import Manifest, SourceRecord
+from infra.store.reference import require_whole
 from infra.store.store import Store
 from tests.artifacts import Make
 
@@ -261,3 +263,14 @@ def test_what_a_kill_left_of_a_manifest_is_no_part_of_the_artifact_and_in_nobody
     found = store.find("rlhf", made.fingerprint)
     assert found and store.verify(store.path(found), found) == []
     assert [path.name for path in store.path(found).parent.iterdir()] == [made.fingerprint]
+
+
+def test_what_is_given_away_has_to_be_whole_but_for_its_records(store: Store, make: Make) -> None:
+    made = make("sft", {"weights": "1", "aux/stage.log": "said", "aux/weights": "of a state"})
+    folder = store.path(made)
+    (folder / "aux" / "stage.log").unlink()
+    (folder / "aux" / "weights").write_text("other")
+    require_whole(store, folder, made)
+    (folder / "weights").write_text("2")
+    with pytest.raises(StageError, match="weights is changed"):
+        require_whole(store, folder, made)
