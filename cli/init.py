@@ -30,6 +30,7 @@ def command(data: tuple[str, ...], out: Path, name: str | None, as_json: bool) -
     from flows.config import load
     from flows.first_config import first_config, fit, looked_at
     from infra.errors import ConfigError, Problem
+    from infra.files import write_whole
 
     if out.exists():
         raise ConfigError(Problem("file_exists", str(out), "there is such a file already", "name another by --to"))
@@ -42,7 +43,7 @@ def command(data: tuple[str, ...], out: Path, name: str | None, as_json: bool) -
     found = looked_at(data if folder == Path.cwd() else [str(Path(path).absolute()) for path in data])
     fitted = fit(sum(one.text_bytes for one in found))
     called = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
-    out.write_text(first_config(called, found, fitted), encoding="utf8")
+    write_whole(out, first_config(called, found, fitted))
     try:
         load(out)
     except ConfigError:

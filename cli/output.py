@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,9 @@ from cli.answer import CANCELLED, answer, cancelled
 from infra.errors import Problem, StemmaError
 from infra.interrupts import interrupt_received
 from infra.project import name_user
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,9 +45,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
             elif isinstance(error, StemmaError):
                 document, code = failure(error), error.exit_code
             else:
-                problem = Problem(
-                    "crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where"
-                )
+                problem = _unforeseen(error)
                 document, code = {"status": "failed", "errors": [problem.as_json()]}, 1
             if not as_json and code != CANCELLED:
                 print_problems(document["errors"])
@@ -52,6 +55,19 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
         sys.exit(code)
 
     return command
+
+
+def _unforeseen(error: BaseException) -> Problem:
+    """What a disk or its rights did to a command is no fault of the program's, wherever it met with it."""
+    if isinstance(error, OSError) and error.errno in (*_FULL, *_REFUSED):
+        path = str(error.filename2 or error.filename or "")
+        if error.errno in _FULL:
+            return Problem(
+                "disk_full", path, "the disk is full: not all could be written", "free some space, say it again"
+            )
+        message = f"user {os.geteuid()} may not write or read it: {error.strerror}"
+        return Problem("not_permitted", path, message, "give that user the right, or name another place")
+    return Problem("crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where")
 
 
 def failure(error: StemmaError) -> dict[str, Any]:

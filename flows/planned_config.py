@@ -13,6 +13,7 @@ from flows.config import load
 from flows.graph import graph
 from flows.needs import architecture_of, sequence_length
 from infra.errors import ConfigError, Problem
+from infra.files import write_whole
 from training.config import PretrainConfig
 from training.duration import parse_duration
 from training.presets import known_presets
@@ -132,7 +133,7 @@ def write_config(found: Mapping[str, Any], place: Path) -> None:
         raise ConfigError(Problem("file_exists", str(place), "there is such a file already", "name another by --write"))
     text = planned_config(found, place.stem)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text, encoding="utf8")
+    write_whole(place, text)
     try:
         load(place)
     except ConfigError:

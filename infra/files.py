@@ -34,6 +34,17 @@ def give_usual_rights(folder: Path, paths: Iterable[Path]) -> None:
                 path.chmod(mode | usual)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file of text, all of it or none."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        hidden.write_text(text, encoding="utf8")
+        sync(hidden)
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Returns once a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

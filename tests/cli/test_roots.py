@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from cli.output import as_json
 from infra.errors import StageError
 from infra.store.store import Store
 from tests.command import Answer
@@ -120,6 +124,30 @@ def test_a_full_disk_is_told_when_a_store_is_opened(run: Run, built_data: Path, 
     answer = ask(run, WRITING["run"], built_data / "config.yaml", tiny_disk / "store")
     assert answer.code == 1
     assert [error["code"] for error in answer.document["errors"]] == ["disk_full"]
+
+
+def test_a_full_disk_is_told_by_commands_without_a_store_and_leaves_no_part_of_a_file(
+    run: Run, built_data: Path, tiny_disk: Path
+) -> None:
+    """What was half-written was in the way of the next `init`."""
+    fill(tiny_disk)
+    answer = run("init", built_data / "text.jsonl", "--to", tiny_disk / "pipeline.yaml")
+    assert (answer.code, [error["code"] for error in answer.document["errors"]]) == (1, ["disk_full"])
+    assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EDQUOT, "disk_full"), (errno.EROFS, "not_permitted"), (errno.EACCES, "not_permitted")]
+)
+def test_what_a_disk_or_its_rights_refuse_is_no_crash(number: int, code: str) -> None:
+    @click.command()
+    @as_json
+    def command(as_json: bool) -> None:
+        raise OSError(number, os.strerror(number), "/data/pins.json")
+
+    found = CliRunner().invoke(command)
+    assert found.exit_code == 1 and "/data/pins.json: " in found.stderr
+    assert ("the disk is full" if code == "disk_full" else "may not write or read it") in found.stderr
 
 
 def fill(disk: Path) -> None:
