@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -24,9 +25,12 @@ from evaluation.mirror_rows import find_files, read_rows
 from evaluation.named_tasks import load_named
 from evaluation.shots import SHARE
 from infra.errors import ConfigError, Problem, StageError, stage_error
+from infra.files import sync
+from infra.tables import damaged, read_state, unwritable
 
 RECORD = "mirror.json"
 CARD = "README.md"
+_LOST = "mirror its tasks again"
 PUT_ASIDE, PUT_ASIDE_SHARE = ROWS_FOR_SHOTS, SHARE
 """Rows that are put aside for shots where a task's own split of them is not there: so many, at most a fourth of all."""
 
@@ -87,10 +91,13 @@ def mirror_task(
     source: a file or a folder. splits: files by split, beside or instead of it. shots: rows that are taken from the end
     of the scored split for its shots; by default up to 20 where the task takes shots and its own split of them is not
     there. StageError `has_shots` where it is.
-    Nothing is written unless the task could make a prompt and an answer of every row. Raises ConfigError
-    `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`, `bad_task`.
+    Nothing is written unless the task could make a prompt and an answer of every row, and then all or nothing. Raises
+    ConfigError `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`, `bad_task`,
+    `damaged_state`, `disk_full`.
     """
     wanted = definition(task)
+    folder = (mirror / wanted.dataset).resolve()  # of a link, the folder itself is to be replaced
+    _recover(folder)
     files = dict(find_files(source, task, wanted.config, wanted.scored, FILE_NAMES.get(task, ()))) if source else {}
     if source and source.is_file() and wanted.scored not in files and not splits:
         files = {wanted.scored: list(next(iter(files.values())))}
@@ -99,7 +106,6 @@ def mirror_task(
     for split, paths in files.items():
         found = [row for path in paths for row in read_rows(path)]
         rows[split], layout = _converted(wanted, found, paths[0])
-    folder = mirror / wanted.dataset
     earlier, before = _kept(folder, wanted.config), _put_aside_before(folder, wanted.config)
     if before and wanted.scored in rows:
         # They were rows of the scored split, which is there anew with all of them.
@@ -121,10 +127,42 @@ def mirror_task(
             shutil.copytree(folder, place)
         _write(place, wanted, rows, files, layout, still)
         prompt = _try_out(task, Path(trial), rows[wanted.scored])
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(place, folder, dirs_exist_ok=True)
+        _replace(place, folder)
     counts = {split: len(found) for split, found in rows.items()}
-    return Mirrored(wanted, folder, counts, aside, layout or "as on the hub", prompt)
+    return Mirrored(wanted, mirror / wanted.dataset, counts, aside, layout or "as on the hub", prompt)
+
+
+def _replace(place: Path, folder: Path) -> None:
+    """Puts the files of `place` into force as a whole: half of them would be read as another test."""
+    fresh, old = _beside(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        shutil.copytree(place, fresh)
+        for path in fresh.rglob("*"):
+            sync(path)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        full = f"[Errno {errno.ENOSPC}]" in str(error)
+        raise unwritable(OSError(errno.ENOSPC, "") if full else error, folder) from error
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover(folder: Path) -> None:
+    """Puts back what a kill between the two renames has left beside it."""
+    fresh, old = _beside(folder)
+    if old.is_dir() and not folder.exists():
+        old.rename(folder)
+    for path in (fresh, old):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """Where a folder's next content, and its last, lie while one takes the place of the other."""
+    return folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.old")
 
 
 def _converted(wanted: Definition, rows: list[dict[str, Any]], path: Path) -> tuple[list[dict[str, Any]], str]:
@@ -171,10 +209,14 @@ def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots:
 def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
     """The rows that an earlier call put there."""
     record = _record(folder).get(config or "default", {})
-    return {
-        split: pyarrow.parquet.read_table(folder / (config or "default") / f"{split}.parquet").to_pylist()
-        for split in record.get("splits", {})
-    }
+    kept = {}
+    for split in record.get("splits", {}):
+        path = folder / (config or "default") / f"{split}.parquet"
+        try:
+            kept[split] = pyarrow.parquet.read_table(path).to_pylist()
+        except (pa.ArrowException, FileNotFoundError) as error:
+            raise damaged(path, str(error).splitlines()[0], f"delete {folder}, and {_LOST}") from error
+    return kept
 
 
 def _put_aside_before(folder: Path, config: str | None) -> int:
@@ -183,8 +225,10 @@ def _put_aside_before(folder: Path, config: str | None) -> int:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    path = folder / RECORD
-    return dict(json.loads(path.read_text(encoding="utf8"))) if path.is_file() else {}
+    found = read_state(folder / RECORD, f"delete {folder}, and {_LOST}", {})
+    if not isinstance(found, dict) or not all(isinstance(one, dict) and "splits" in one for one in found.values()):
+        raise damaged(folder / RECORD, "not as expected", f"delete {folder}, and {_LOST}")
+    return found
 
 
 def _write(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -409,6 +411,63 @@ def test_rows_that_were_put_aside_are_scored_again_once_the_split_of_the_shots_i
     with own_cache(tmp_path / "cache"):
         (task,) = load_named(["arc_easy"], tmp_path / "mirror")
     assert [row["question"] for row in task.eval_docs] == [f"What is {n} plus one?" for n in range(24)]
+
+
+@pytest.mark.parametrize("moment", ["disk full", "while files are copied", "before it counts", "between the renames"])
+def test_a_mirror_that_is_written_again_is_the_old_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Half of it would score the rows that are put aside for shots, or could be read by nobody."""
+    from evaluation.mirror_writer import mirror_task
+    from evaluation.named_tasks import load_named
+
+    class Kill(BaseException):
+        pass
+
+    source, mirror = write_rows(tmp_path / "arc_easy.jsonl", ARC), tmp_path / "mirror"
+    before = mirror_task("arc_easy", source, mirror)
+    others, calls, copy, rename = ARC[:8], [0], shutil.copyfile, Path.rename
+
+    def copyfile(from_: Any, to: Any, **how: Any) -> Any:
+        if mirror in Path(to).parents and str(to).endswith("train.parquet"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if moment == "disk full" else Kill
+        return copy(from_, to, **how)
+
+    def moved(self: Path, to: Any) -> Path:
+        calls[0] += 1
+        if calls[0] == ("before it counts", "between the renames").index(moment) + 1:
+            raise Kill
+        return rename(self, to)
+
+    with monkeypatch.context() as faults:
+        if "renames" in moment or "counts" in moment:
+            faults.setattr(Path, "rename", moved)
+        else:
+            faults.setattr(shutil, "copyfile", copyfile)
+        with pytest.raises(StageError if moment == "disk full" else Kill) as error:
+            mirror_task("arc_easy", write_rows(tmp_path / "other.jsonl", others), mirror)
+    if moment == "disk full":
+        assert error.value.problems[0].code == "disk_full"  # type: ignore[union-attr]
+    if moment == "between the renames":  # the next one puts it back
+        with pytest.raises(StageError):
+            mirror_task("arc_easy", None, mirror, {"train": tmp_path / "no such file.jsonl"})
+    (task,) = load_named(["arc_easy"], mirror)
+    assert len(task.eval_docs) == before.splits["test"] == 18
+    again = mirror_task("arc_easy", source, mirror, shots=0)
+    assert again.splits == {"test": 24}
+    assert not [path for path in again.folder.parent.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["mirror.json", "ARC-Easy/train.parquet"])
+def test_a_damaged_mirror_is_named(tmp_path: Path, name: str) -> None:
+    from evaluation.mirror_writer import mirror_task
+
+    source, mirror = write_rows(tmp_path / "arc_easy.jsonl", ARC), tmp_path / "mirror"
+    damaged = mirror_task("arc_easy", source, mirror).folder / name
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    with pytest.raises(StageError, match="mirror its tasks again") as error:
+        mirror_task("arc_easy", None, mirror, {"validation": source})
+    assert error.value.problems[0].path == str(damaged)
 
 
 def test_a_split_without_answers_takes_none_from_the_others(tmp_path: Path) -> None:
