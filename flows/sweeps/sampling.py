@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -84,8 +85,10 @@ class Drawn:
             "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=_startup(sweep.trials)),
             "hyperband": optuna.pruners.HyperbandPruner,
         }[sweep.pruner]()
+        log = trials.folder / "optuna.log"
+        _end_with_whole_line(log)
         self.study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(trials.folder / "optuna.log"))),
+            storage=JournalStorage(JournalFileBackend(str(log))),
             sampler=sampler,
             pruner=pruner,
             study_name=sweep.id,
@@ -168,6 +171,14 @@ class Drawn:
                 running.report(value, step)
                 self._reported[trial.arm] = step
         return bool(curve) and self._reported[trial.arm] > seen and bool(running.should_prune())
+
+
+def _end_with_whole_line(log: Path) -> None:
+    """Cuts off what a disk that was full left of the last line: Optuna would add the next one to it, and could read
+    none of what comes then."""
+    if log.exists():
+        with open(log, "r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _startup(trials: int) -> int:

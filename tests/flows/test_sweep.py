@@ -212,6 +212,20 @@ def test_what_optuna_drew_is_run_once_though_the_sweep_is_killed_at_every_step(
     assert [one.value for one in study.get_trials()] == pytest.approx([loss({RATE: rate}) for _, rate in told[::2]])
 
 
+def test_a_line_of_optunas_log_that_a_full_disk_cut_short_is_in_nobodys_way(config: Path, tmp_path: Path) -> None:
+    sweep = drawn(config, trials=4, sampler="random")
+    trials = Trials(tmp_path, sweep.id)
+    trials.create()
+    rates = []
+    while (trial := (choose := chooser(sweep, trials)).next()) is not None:
+        trials.save(result := ended(trial, loss(trial.settings)))
+        choose.ended(result)
+        rates.append(trial.settings[RATE])
+        with open(trials.folder / "optuna.log", "ab") as log:
+            log.write(b'{"op_code":4,"worker_id":"a')
+    assert len(set(rates)) == len(rates) == 4
+
+
 def test_a_trial_whose_validation_is_poor_is_pruned(config: Path, tmp_path: Path) -> None:
     sweep = drawn(config, trials=8, pruner="median")
     trials = Trials(tmp_path, sweep.id)
