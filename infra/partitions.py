@@ -50,7 +50,7 @@ class Work:
             shutil.rmtree(leftover, ignore_errors=True)
         unfinished.mkdir(parents=True)
         summary = json.dumps(self.function(partition.item, unfinished), allow_nan=False)
-        done = {"key": partition.key, "summary": json.loads(summary)}
+        done = {"key": partition.key, "summary": json.loads(summary), "sizes": _sizes(unfinished)}
         (unfinished / DONE).write_text(json.dumps(done), encoding="utf8")
         unfinished.rename(partition.folder)
         report_file(unfinished).unlink(missing_ok=True)
@@ -116,7 +116,15 @@ def _finished(partition: Partition) -> Summary | None:
         done = json.loads((partition.folder / DONE).read_text(encoding="utf8"))
     except (OSError, ValueError):
         return None
-    return done["summary"] if done["key"] == partition.key else None
+    # A power cut may have kept the names and this note, and not all that was written before it.
+    is_whole = done.get("sizes") in (None, _sizes(partition.folder))
+    return done["summary"] if done["key"] == partition.key and is_whole else None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file of a partition, but for the note that it is done."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def _keys(function: PartitionFunction, items: Sequence[Any]) -> Iterator[str]:

@@ -131,6 +131,20 @@ def test_killed_work_continues_at_the_partition_and_leaves_no_process(tmp_path):
     assert "continuing step: 4 of 5 partitions are done" in journal.getvalue()
 
 
+@pytest.mark.parametrize("left", [b"", None])
+def test_a_partition_that_a_power_cut_took_bytes_of_is_done_again(tmp_path: Path, left: bytes | None) -> None:
+    run = run_with(tmp_path, 1)
+    map_partitions(run, "step", partial(square, 2), range(3))
+    lost = partition_folder(run, "step", 1) / "square.txt"
+    lost.unlink()
+    if left is not None:
+        lost.write_bytes(left)
+    journal = StringIO()
+    map_partitions(run_with(tmp_path, 1, journal=journal), "step", partial(square, 2), range(3))
+    assert lost.read_text() == "2"
+    assert "continuing step: 2 of 3 partitions are done" in journal.getvalue()
+
+
 def test_work_has_the_same_name_in_every_process():
     program = (
         "from functools import partial; from corpus.config import IngestConfig\n"
