@@ -60,7 +60,7 @@ def lineage_problem(root: Path | str) -> dict[str, str] | None:
     """Why the relay gave up (an `infra.errors.Problem`); None while all is well, as far as anybody tried."""
     try:
         problem: dict[str, str] = json.loads(problem_path(root).read_text(encoding="utf8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
     return problem
 
@@ -81,11 +81,12 @@ def anyone_registered(root: Path | str) -> bool:
         return False
     for path in [path for path in folder.iterdir() if not path.name.startswith(".")]:
         try:
-            sender = json.loads(path.read_text())
+            if process_lives(json.loads(path.read_text())):
+                return True
         except FileNotFoundError:
             continue
-        if process_lives(sender):
-            return True
+        except (ValueError, LookupError, TypeError):
+            pass  # a power cut left it empty, and took its process with it
         path.unlink(missing_ok=True)
     return False
 

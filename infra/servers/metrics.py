@@ -48,6 +48,15 @@ LIVE = {
 """Metrics of stages that are worth an alarm, by the name that the stage gives them."""
 
 
+def _ended(run: Path) -> dict[str, Any]:
+    """Whose run it was, and how it ended."""
+    with open(run / "journal.jsonl", encoding="utf8") as journal:
+        begun = json.loads(journal.readline())
+    document = json.loads((run / "result.json").read_text(encoding="utf8"))
+    codes = [error["code"] for error in document["errors"]]
+    return {"pipeline": begun.get("pipeline", ""), "status": document["status"], "codes": codes}
+
+
 class StoreCollector(Collector):
     """Reads the store anew at each scrape; finished runs, which never change, are read once."""
 
@@ -84,14 +93,9 @@ class StoreCollector(Collector):
         for folder in folders:
             path = folder / "result.json"
             if folder.name not in self._ended and path.exists():
-                with open(folder / "journal.jsonl", encoding="utf8") as journal:
-                    begun = json.loads(journal.readline())
-                document = json.loads(path.read_text(encoding="utf8"))
-                self._ended[folder.name] = {
-                    "pipeline": begun.get("pipeline", ""),
-                    "status": document["status"],
-                    "codes": [error["code"] for error in document["errors"]],
-                }
+                # A run that nobody can read any more is not to keep Prometheus from all others.
+                with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+                    self._ended[folder.name] = _ended(folder)
             if folder.name in self._ended:
                 yield self._ended[folder.name]
 

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from flows.journal import RunJournal
 from infra.run import Run, open_journal
 from infra.servers.http import answers
 from infra.servers.metrics import StoreCollector
@@ -49,6 +50,27 @@ def test_runs_and_failures_are_counted_by_pipeline(data_pipeline: Path, run: Cal
     assert found["stemma_runs_total", ("chronicle", "failed")] == 1
     assert found["stemma_failures_total", (error["code"], "chronicle")] == 1
     assert 0 < found["stemma_disk_free_bytes", ()] < found["stemma_disk_size_bytes", ()]
+
+
+@pytest.mark.parametrize("damage", ["journal", "result", "rows", "gone"])
+def test_a_run_that_nobody_can_read_keeps_prometheus_from_no_other(tmp_path: Path, damage: str) -> None:
+    """As after a power cut: every scrape failed for good, so that no alarm went off."""
+    for name in ("20261121-1", "20261121-2"):
+        journal = RunJournal(tmp_path / "runs", name)
+        journal.begin(pipeline="demo")
+        journal.end({"status": "failed", "errors": [{"code": "killed"}], "stages": []})
+    broken = tmp_path / "runs" / "20261121-1"
+    match damage:
+        case "journal":
+            (broken / "journal.jsonl").write_bytes(b"\0" * 100)
+        case "result":
+            (broken / "result.json").write_bytes(b"")
+        case "rows":
+            (broken / "result.json").write_text("[7]")
+        case "gone":
+            (broken / "journal.jsonl").unlink()
+    found = scraped(tmp_path)
+    assert found["stemma_runs_total", ("demo", "failed")] == found["stemma_failures_total", ("killed", "demo")] == 1
 
 
 def written(root: Path, fingerprint: str, step: str, tokens_per_s: float) -> Path:

@@ -15,7 +15,7 @@ from infra.lineage.ledger import file_url, mlflow_run_id, run_url
 from infra.lineage.messages import PipelineFinished, PipelineStarted
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay import ensure_relay
-from infra.lineage.relay_lock import relay_pid
+from infra.lineage.relay_lock import anyone_registered, lineage_problem, problem_path, register, relay_pid
 from infra.servers.environment import server_environ
 
 pytestmark = pytest.mark.cluster
@@ -175,3 +175,15 @@ def _no_relay_left(root):
     pid = relay_pid(root)
     if pid is not None:
         os.killpg(pid, signal.SIGKILL)
+
+
+def test_what_a_power_cut_left_of_a_sender_or_a_problem_is_in_nobodys_way(root: Path) -> None:
+    """The relay ended at it every time, and MLflow heard nothing more."""
+    senders = root / "lineage" / "senders"
+    senders.mkdir(parents=True)
+    for name, content in (("1", b""), ("2", b"\0\0"), ("3", b"{}"), ("4", b"[]")):
+        (senders / name).write_bytes(content)
+    problem_path(root).write_bytes(b"")
+    assert not anyone_registered(root) and not list(senders.iterdir())
+    register(root)
+    assert anyone_registered(root) and lineage_problem(root) is None
