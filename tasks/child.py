@@ -90,7 +90,11 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Path) -> Outcome | None:
-        return cls(**json.loads(path.read_text(encoding="utf8"))) if path.exists() else None
+        """None where there is none, or half of one: a process that was killed while it wrote, or had no room to."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf8")))
+        except (FileNotFoundError, ValueError):
+            return None
 
 
 def main(argument: str) -> int:

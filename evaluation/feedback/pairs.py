@@ -69,12 +69,17 @@ class Export:
         if not (folder / PAIRS).is_file() or not (folder / KEY).is_file():
             expected = f"expected {PAIRS} and {KEY}, as stemma feedback export writes them"
             raise stage_error("no_export", str(folder), expected, "name the folder of an export")
-        key = json.loads((folder / KEY).read_text(encoding="utf8"))
-        with (folder / PAIRS).open(encoding="utf8") as lines:
-            pairs = [AnswerPair(**json.loads(line)) for line in lines]
-        given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
-        found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
-        if found.id != key["export"]:
+        try:
+            key = json.loads((folder / KEY).read_text(encoding="utf8"))
+            with (folder / PAIRS).open(encoding="utf8") as lines:
+                pairs = [AnswerPair(**json.loads(line)) for line in lines]
+            given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
+            found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
+            written_for = key["export"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            message = f"{PAIRS} or {KEY} is damaged: {type(error).__name__}: {error}"
+            raise stage_error("damaged_export", str(folder), message, "export again") from error
+        if found.id != written_for or given_by.keys() != found.pairs.keys():
             raise stage_error(
                 "damaged_export", str(folder), f"{PAIRS} is not the one that {KEY} was written for", "export again"
             )

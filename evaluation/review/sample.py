@@ -86,11 +86,15 @@ class Review:
         if not (folder / DOCUMENTS).is_file() or not (folder / KEY).is_file():
             expected = f"expected {DOCUMENTS} and {KEY}, as stemma review export writes them"
             raise stage_error("no_review", str(folder), expected, "name the folder of a review")
-        key = json.loads((folder / KEY).read_text(encoding="utf8"))
-        with (folder / DOCUMENTS).open(encoding="utf8") as lines:
-            shown = [Shown(**json.loads(line)) for line in lines]
-        found = cls({one.id: one for one in shown}, key["drawn"])
-        if found.id != key["review"]:
+        try:
+            key = json.loads((folder / KEY).read_text(encoding="utf8"))
+            with (folder / DOCUMENTS).open(encoding="utf8") as lines:
+                shown = [Shown(**json.loads(line)) for line in lines]
+            found, written_for = cls({one.id: one for one in shown}, key["drawn"]), key["review"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            message = f"{DOCUMENTS} or {KEY} is damaged: {type(error).__name__}: {error}"
+            raise stage_error("damaged_review", str(folder), message, "export again") from error
+        if found.id != written_for:
             raise stage_error(
                 "damaged_review", str(folder), f"{DOCUMENTS} is not the one that {KEY} was written for", "export again"
             )

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -126,12 +127,18 @@ def _compute(config: PipelineConfig, key: str) -> float | None:
 def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """What a sweep left. name: its id in the store at root(), or the path of its folder, relative to the config's.
 
-    Raises ConfigError `no_sweep`.
+    Raises ConfigError `no_sweep`, `damaged_state`.
     """
     places = [(folder or Path()) / name, root() / "sweeps" / name]
     for place in places:
         if (place / FILE).is_file():
-            found: dict[str, Any] = json.loads((place / FILE).read_text(encoding="utf8"))
+            found: dict[str, Any] | None = None
+            with suppress(ValueError):
+                found = json.loads((place / FILE).read_text(encoding="utf8"))
+            if not isinstance(found, dict) or not {"sweep", "measure", "maximise", "runs"} <= found.keys():
+                message = f"{place / FILE} is damaged: what stemma sweep found was expected"
+                fix = "delete it, and say stemma sweep again: every trial is reused"
+                raise ConfigError(Problem("damaged_state", str(place / FILE), message, fix))
             return found
     message = f"there is no finished sweep {name!r} in {places[1].parent}, nor at {places[0]}"
     raise ConfigError(Problem("no_sweep", name, message, "give the id that stemma sweep prints, or its folder"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ def _state(folder: Path, digest: str) -> KeptState | None:
 
 def _tokens(state: KeptState, before: Manifest) -> int | None:
     if (state.folder / CLOCK).is_file():
-        return int(json.loads((state.folder / CLOCK).read_text(encoding="utf8"))["clock"]["token"])
+        with suppress(ValueError, LookupError, TypeError):  # a damaged one is as one that is gone
+            return int(json.loads((state.folder / CLOCK).read_text(encoding="utf8"))["clock"]["token"])
     figures = before.result.get("figures", {})
     return int(figures["tokens"]) if figures.get("batches") == state.batch and "tokens" in figures else None
 

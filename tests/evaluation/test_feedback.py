@@ -106,6 +106,17 @@ def test_an_export_is_read_back_and_a_changed_one_refused(export: Export, tmp_pa
         Export.read(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["key.json", "pairs.jsonl"])
+@pytest.mark.parametrize("left", [b"", b'{"export": "a', b"\0\0\0", b"[7]\n"])
+def test_a_damaged_export_is_named(export: Export, tmp_path: Path, name: str, left: bytes) -> None:
+    export.write(tmp_path / "round", {})
+    (tmp_path / "round" / name).write_bytes(left)
+    with pytest.raises(StageError) as error:
+        Export.read(tmp_path / "round")
+    (problem,) = error.value.problems
+    assert (problem.code, problem.path) == ("damaged_export", str(tmp_path / "round"))
+
+
 def test_judgements_of_our_page_and_of_label_studio_become_pairs(export: Export, tmp_path: Path) -> None:
     ids = list(export.pairs)
     ours = [

@@ -45,6 +45,16 @@ def test_documents_are_drawn_alike_and_small_sources_on_request(artifact: Path) 
     assert long.text.endswith("more characters") and len(long.text) < SHOWN_CHARACTERS + 50
 
 
+@pytest.mark.parametrize("name", ["key.json", "documents.jsonl"])
+def test_a_damaged_review_is_named(artifact: Path, tmp_path: Path, name: str) -> None:
+    documents, _ = sample(artifact, 3, 1, by_source=False)
+    Review(documents, {}).write(tmp_path / "look", "What is odd?")
+    (tmp_path / "look" / name).write_bytes(b'{"review": "a')
+    with pytest.raises(StageError) as error:
+        Review.read(tmp_path / "look")
+    assert error.value.problems[0].code == "damaged_review"
+
+
 def test_marks_are_counted_by_source_and_what_cannot_be_used_is_put_aside(artifact: Path, tmp_path: Path) -> None:
     documents, sizes = sample(artifact, 6, 1, by_source=True)
     review = Review(documents, {"artifact": "clean/1", "by_source": True, "documents": sizes})

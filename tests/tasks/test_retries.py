@@ -15,6 +15,7 @@ import torch.distributed
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.training import run_ranks
+from tasks.child import Outcome
 from tasks.failures import failure_of
 from tasks.task import worth_another_try
 from tests.command import REPOSITORY, Answer
@@ -110,3 +111,11 @@ def test_an_error_of_use_is_said_at_once(run: Run, data_pipeline: Path) -> None:
     assert (problem["code"], problem["path"]) == ("crashed", "tokenizer")
     assert "device-side assert" in problem["message"]
     assert "trying again" not in answer.stderr
+
+
+@pytest.mark.parametrize("left", [None, b"", b'{"status": "bui'])
+def test_half_an_outcome_is_none(tmp_path: Path, left: bytes | None) -> None:
+    """Its process was killed while it wrote, or the disk was full: what of the two is found out from elsewhere."""
+    if left is not None:
+        (tmp_path / "outcome.json").write_bytes(left)
+    assert Outcome.read(tmp_path / "outcome.json") is None
