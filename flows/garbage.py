@@ -284,6 +284,8 @@ def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[Place
         for row in rows.values():
             if row["stage"] not in seen and (place := _place(store, row)):
                 yield place
+        if begun.get("time", 0) > time.time() + STALE_S:
+            continue  # the clock was ahead then, and has been set since: any other may be newer
         seen |= set(rows)
         if result["status"] == "done" and _is_whole(begun):
             return

@@ -132,6 +132,23 @@ def test_a_run_of_a_part_and_a_failed_run_leave_the_rest_alone(store: Store) -> 
     assert collect(store) == set()
 
 
+def test_a_run_while_the_clock_was_ahead_is_not_the_newest_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays until its time has come, and what ran after the clock was set stays too."""
+    old, ahead, new = (make_artifact(store, "sft", {"w": text}, config={"x": text}) for text in "123")
+    record_run(store, "demo", [old])
+    with monkeypatch.context() as clock:
+        now = time.time()
+        clock.setattr(time, "time", lambda: now + 400 * 86400)
+        record_run(store, "demo", [ahead])
+    journals = [RunJournal(folder.parent, folder.name) for folder in store.layout.runs.iterdir()]
+    (later,) = (one.folder for one in journals if one.begun()["time"] > now + 86400)
+    later.rename(later.with_name(f"9{later.name[1:]}"))  # as new_run_id calls it by such a clock
+    record_run(store, "demo", [new])
+    assert collect(store) == {place(old)}
+
+
 def test_of_a_sweep_the_best_trial_stays(store: Store) -> None:
     models = [make_artifact(store, "pretrain", {"w": str(number)}, config={"x": number}) for number in range(4)]
     record_run(store, "one", [models[0]])
@@ -351,7 +368,7 @@ def test_nothing_is_removed_when_a_run_lost_its_beginning(store: Store, content:
 
 
 def test_a_run_that_was_killed_at_its_first_line_and_a_strange_file_are_in_nobodys_way(store: Store) -> None:
-    made, old = (make_artifact(store, "sft", {"w": text}) for text in "12")
+    made, old = (make_artifact(store, "sft", {"w": text}, config={"x": text}) for text in "12")
     record_run(store, "demo", [made])
     for name, content in (("20261121-1", b""), ("20261121-2", b'{"kind": "beg')):
         (store.layout.runs / name).mkdir()
