@@ -33,10 +33,13 @@ class PairedAccuracy:
 def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
     """For each task that both models took: the difference of their accuracies over the same items, which are those of
     one number and one content. Where an item is right or wrong the interval is Newcombe's for pairs, else the bootstrap
-    over items: truthfulqa_mc2's accuracy is a mean of shares of likelihood.
+    over items: truthfulqa_mc2's accuracy is a mean of shares of likelihood. Nothing is compared where one model was
+    shown more solved examples than the other: what those do is no difference of the models.
 
     first, second: artifacts of the stage benchmarks.
     """
+    if _solved_before(first) != _solved_before(second):
+        return []
     compared = []
     for task in sorted((first.read_json("results.json") or {}).get("tasks", {})):
         left, right = (
@@ -53,6 +56,11 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
         if gain := _gain([(left[i], right[i]) for i in left]):
             compared.append(PairedAccuracy(task, before, after, *gain))
     return compared
+
+
+def _solved_before(one: Artifact) -> int:
+    """How many solved examples stood before each question; of a folder that no store made by default."""
+    return int((one.manifest.config if one.manifest else {}).get("num_fewshot", 0))
 
 
 def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None:

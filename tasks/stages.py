@@ -306,7 +306,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=5,
+            version=6,
             config=RegisterConfig,
             section=True,
             function="evaluation.register:register",

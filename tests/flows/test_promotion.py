@@ -152,6 +152,24 @@ def test_a_model_that_is_worse_in_one_of_several_evaluations_is_refused(store: S
         promote(store, f"register/{worse.name}")
 
 
+def test_answers_after_other_numbers_of_solved_examples_are_not_compared(store: Store) -> None:
+    """What examples do was taken for what the model does."""
+    taken, later = (store.root / "register" / name for name in (_taken(store), "f" * 16))
+    inputs = json.loads((taken / "manifest.json").read_text())["inputs"]
+    scores = store.root / inputs["benchmarks_rlhf"]["path"]
+    shown = scores.with_name("d" * 16)
+    shutil.copytree(scores, shown)
+    _change(shown, fingerprint=shown.name, config={"num_fewshot": 5})
+    asked = {
+        "benchmarks_rlhf": inputs["benchmarks_rlhf"] | {"fingerprint": shown.name, "path": f"benchmarks/{shown.name}"}
+    }
+    _change(later, inputs=inputs | asked)
+    (later / "registration.json").write_text(json.dumps({"name": "demo", "status": "registered", "reasons": []}))
+    promote(store, f"register/{taken.name}")
+    figures = {row["figure"] for row in promote(store, f"register/{later.name}").compared}
+    assert figures == {"expected maximum toxicity", "toxicity probability", "characters a continuation"}
+
+
 def _change(artifact: Path, **values: Any) -> None:
     manifest = json.loads((artifact / "manifest.json").read_text())
     (artifact / "manifest.json").write_text(json.dumps(manifest | values))
