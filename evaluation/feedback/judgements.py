@@ -4,6 +4,7 @@ reason where it cannot be used."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from infra.errors import stage_error
 Choice = Literal["a", "b", "tie", "neither"]
 CHOICES = ("a", "b", "tie", "neither")
 """The better answer; tie: as good as each other; neither: both are unusable."""
+_NO_JSON = (ValueError, RecursionError)
+"""What reading JSON raises: for another form, for a number of too many digits, and for lists within lists."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,12 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     """
     if not path.is_file():
         raise stage_error("missing_file", str(path), "expected a file of judgements, there is none", "name another")
-    text = path.read_text(encoding="utf8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")  # editors on Windows put a byte order mark before it
     if text.lstrip().startswith("["):
         try:
             tasks = json.loads(text)
-        except json.JSONDecodeError as error:
-            yield f"{path.name}:{error.lineno}", text[:200]
+        except _NO_JSON as error:
+            yield f"{path.name}:{getattr(error, 'lineno', 1)}", text[:200]
             return
         for number, task in enumerate(tasks, 1):
             for row in judgements_of_task(task):
@@ -110,7 +113,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 yield f"{path.name}:{number}", json.loads(line)
-            except json.JSONDecodeError:
+            except _NO_JSON:
                 yield f"{path.name}:{number}", line
 
 
@@ -130,7 +133,6 @@ def _read(row: Any, export: Export) -> Judgement | str:
     left = row.get("left", "a")
     if left not in ("a", "b"):
         return f"expected a or b on the left, not {left!r}"
-    seconds = row.get("seconds")
     return Judgement(
         pair,
         annotator.strip(),
@@ -138,5 +140,14 @@ def _read(row: Any, export: Export) -> Judgement | str:
         left,
         str(row.get("reason") or "").strip(),
         str(row.get("correction") or "").strip(),
-        float(seconds) if isinstance(seconds, int | float) else None,
+        seconds_in(row),
     )
+
+
+def seconds_in(row: Mapping[str, Any]) -> float | None:
+    """How long somebody took; None where that is no number that JSON can hold."""
+    try:
+        seconds = float(row["seconds"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return seconds if math.isfinite(seconds) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evaluation.feedback.pairs import AnswerPair
@@ -48,22 +48,34 @@ def judgements_of_task(task: Any) -> Iterator[Any]:
         yield task
         return
     data = task["data"]
-    for annotation in task.get("annotations") or []:
+    for annotation in _items(task.get("annotations")):
         if not isinstance(annotation, Mapping):
             yield annotation
             continue
         if annotation.get("was_cancelled"):
             yield {"skipped": True}
             continue
-        values = {one.get("from_name"): one.get("value") or {} for one in annotation.get("result") or []}
+        values = dict(_values(annotation.get("result")))
         row = {"pair": data.get("pair"), "annotator": _annotator(annotation.get("completed_by")), "left": "a"}
         row |= {"choice": _choice(values), "seconds": annotation.get("lead_time")}
-        row |= {name: " ".join(values.get(name, {}).get("text") or []) for name in ("reason", "correction")}
+        row |= {name: " ".join(map(str, _items(values.get(name, {}).get("text")))) for name in ("reason", "correction")}
         yield row | ({"export": data["export"]} if "export" in data else {})
 
 
-def _choice(values: Mapping[Any, Mapping[str, Any]]) -> str | None:
-    otherwise = (values.get("otherwise", {}).get("choices") or [None])[0]
+def _items(found: Any) -> Sequence[Any]:
+    """A list as it is; of what stands alone in its place, such as a text, a list of it."""
+    return found if isinstance(found, list) else [found] if found else []
+
+
+def _values(results: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What was given under each name; what is of another form says nothing."""
+    for one in _items(results):
+        if isinstance(one, Mapping) and isinstance(one.get("value"), Mapping):
+            yield str(one.get("from_name")), one["value"]
+
+
+def _choice(values: Mapping[str, Mapping[str, Any]]) -> str | None:
+    otherwise = next(iter(_items(values.get("otherwise", {}).get("choices"))), None)
     if otherwise in (_TIE, _NEITHER):
         return "tie" if otherwise == _TIE else "neither"
     return {"left": "a", "right": "b"}.get(str(values.get("comparison", {}).get("selected")))

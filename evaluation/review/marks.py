@@ -11,7 +11,7 @@ from typing import Any
 
 from corpus.sources import source_name
 from evaluation.feedback.agreement import krippendorff_alpha
-from evaluation.feedback.judgements import Aside, rows_of_file
+from evaluation.feedback.judgements import Aside, rows_of_file, seconds_in
 from evaluation.feedback.outcome import replace_files
 from evaluation.review.sample import MARKS, Review
 from evaluation.statistics import wilson
@@ -72,9 +72,7 @@ def _read(row: Any, review: Review) -> Mark | str:
         return "nobody is named who marked it"
     if not isinstance(mark, str) or mark not in MARKS:
         return f"expected a mark of {', '.join(MARKS)}, not {mark!r}"
-    seconds = row.get("seconds")
-    took = float(seconds) if isinstance(seconds, int | float) else None
-    return Mark(document, annotator.strip(), mark, str(row.get("reason") or "").strip(), took)
+    return Mark(document, annotator.strip(), mark, str(row.get("reason") or "").strip(), seconds_in(row))
 
 
 def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:

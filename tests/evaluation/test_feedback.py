@@ -231,6 +231,35 @@ def test_what_was_written_after_a_first_save_and_whatever_stands_in_a_text_is_re
     ]
 
 
+def test_an_export_of_another_form_costs_what_is_wrong_in_it_alone(export: Export, tmp_path: Path) -> None:
+    """A text in the place of a list of texts became its letters with spaces between them; others ended the import with
+    a traceback, and a byte order mark cost a whole file."""
+    first, second, third, fourth, fifth = list(export.pairs)[:5]
+    left = {"from_name": "comparison", "value": {"selected": "left"}}
+    corrected = {"from_name": "correction", "value": {"text": "better words"}}
+    tasks: list[Any] = [
+        {"data": {"pair": pair}, "annotations": [{"completed_by": 1, "lead_time": 10**400, "result": result}]}
+        for pair, result in ((first, [left, corrected]), (second, [left, "odd", {"value": 3}]), (third, "odd"))
+    ]
+    tasks.append({"data": {"pair": fourth}, "annotations": 7})
+    (tmp_path / "studio.json").write_text(json.dumps(tasks), encoding="utf-8-sig")
+    line = json.dumps({"pair": fifth, "annotator": "ann", "choice": "b", "seconds": math.inf})
+    (tmp_path / "ann.jsonl").write_text(f"{line}\n[{'1' * 5000}]\n", encoding="utf-8-sig")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    read = Judgements.read([tmp_path / name for name in ("studio.json", "ann.jsonl", "deep.json")], export)
+    assert [(one.pair, one.choice, one.correction, one.seconds) for one in read.used] == [
+        (first, "a", "better words", None),
+        (second, "a", "", None),
+        (fifth, "b", "", None),
+    ]
+    assert [(one.where, one.reason) for one in read.aside] == [
+        ("studio.json, task 3", "expected a choice of a, b, tie, neither, not None"),
+        ("studio.json, task 4", "expected a JSON object"),
+        ("ann.jsonl:2", "expected a JSON object"),
+        ("deep.json:1", "expected a JSON object"),
+    ]
+
+
 def test_a_round_s_votes_and_ties_go_on_to_the_reward_model(export: Export, tmp_path: Path) -> None:
     """Every judge of the first pair says that it is a tie, of the second that neither can be used, of the third two of
     three prefer a; a round of another pipeline and one without judgements are not read."""
