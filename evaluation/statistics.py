@@ -45,7 +45,7 @@ def normal_quantile(confidence: float) -> float:
     return float(stats.norm.ppf(0.5 + confidence / 2))
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+def wilson(successes: float, n: int, confidence: float = 0.95) -> Interval:
     """The score interval of a proportion (Wilson 1927): holds its level at small n and near 0 and 1.
 
     With n = 0 the value is nan and the interval is [0, 1]. Raises ValueError unless 0 <= successes <= n.

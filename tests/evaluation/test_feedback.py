@@ -73,6 +73,11 @@ def test_a_model_that_always_won_is_strong_but_not_infinitely() -> None:
     assert found["new"].value - found["old"].value == pytest.approx(ELO * math.log(9.5 / 0.5), rel=1e-3)
     (interval, count) = win_rates([*contests, Contest("old", "new", 1.0)])["new", "old"]
     assert (interval.value, count) == (0.9, 10)
+    # All of few pairs are no certainty: their interval had no width.
+    ((won, _),) = win_rates([Contest("new", "old", 1.0)] * 3).values()
+    assert (won.value, won.high) == (1, 1) and won.low == pytest.approx(0.438, abs=1e-3)
+    ((even, _),) = win_rates([Contest("new", "old", 0.5)] * 4).values()
+    assert even.low < 0.2 and even.high > 0.8
 
 
 @pytest.fixture
