@@ -56,7 +56,7 @@ def command(
 
     ensure_automations()
     path = str(config.absolute())
-    asked = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron else None
+    asked = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron is not None else None
     made = {"pipeline": deploy_pipeline(pipeline, folder, path, asked)}
     made |= deploy_stages(pipeline, folder, path)
     made[SWEEP] = deploy_sweep(pipeline, folder, path)

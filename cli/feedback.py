@@ -155,11 +155,11 @@ def round_(
     from flows.schedules import Schedule
 
     asked = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}
-    deployment = deploy_feedback(pipeline, folder, str(config), Schedule(cron) if cron else None, **asked)
+    deployment = deploy_feedback(pipeline, folder, str(config), Schedule(cron) if cron is not None else None, **asked)
     last = last_comparison(pipeline.name, folder)
     document: dict[str, Any] = {"status": "done", "deployment": str(deployment), "url": "", "flow_run_id": ""}
     document["last_round"] = last
-    if cron:
+    if cron is not None:
         document["url"] = f"{prefect_page(folder)}/deployments/deployment/{deployment}"
     else:
         with get_client(sync_client=True) as client:
@@ -168,7 +168,8 @@ def round_(
     if not as_json:
         if last:
             click.echo(as_line(last))
-        click.echo(f"{'the round waits for judgements at' if not cron else 'rounds will begin by'} {document['url']}")
+        said = "the round waits for judgements at" if cron is None else "rounds will begin by"
+        click.echo(f"{said} {document['url']}")
     return document, 0
 
 

@@ -171,6 +171,7 @@ def test_the_command_refuses_a_schedule_that_is_none_and_deploys_nothing(house: 
     config = house.named("refused")
     for options, code in (
         (["--cron", "0 0 30 2 *"], "never_fires"),
+        (["--cron", ""], "bad_cron"),  # as of a variable that is not set: it was deployed without a schedule
         (["--cron", "0 2 * * *", "--timezone", "Europe/Berlim"], "bad_timezone"),
         (["--overlap", "skip"], "bad_usage"),
     ):
