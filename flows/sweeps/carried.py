@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -132,16 +131,24 @@ def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root
     places = [(folder or Path()) / name, root() / "sweeps" / name]
     for place in places:
         if (place / FILE).is_file():
-            found: dict[str, Any] | None = None
-            with suppress(ValueError):
-                found = json.loads((place / FILE).read_text(encoding="utf8"))
-            if not isinstance(found, dict) or not {"sweep", "measure", "maximise", "runs"} <= found.keys():
-                message = f"{place / FILE} is damaged: what stemma sweep found was expected"
-                fix = "delete it, and say stemma sweep again: every trial is reused"
-                raise ConfigError(Problem("damaged_state", str(place / FILE), message, fix))
-            return found
+            return _whole(place / FILE)
     message = f"there is no finished sweep {name!r} in {places[1].parent}, nor at {places[0]}"
     raise ConfigError(Problem("no_sweep", name, message, "give the id that stemma sweep prints, or its folder"))
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """What stands in a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+        of_run = {"settings", "value", "parameters", "tokens"}
+        is_whole = {"sweep", "measure", "maximise", "runs"} <= found.keys()
+        if is_whole and all(of_run <= run.keys() for run in found["runs"]):
+            return found
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError):
+        pass
+    message = f"{path} is damaged: what stemma sweep found was expected"
+    fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
+    raise ConfigError(Problem("damaged_state", str(path), message, fix))
 
 
 def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:

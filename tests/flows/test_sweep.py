@@ -483,12 +483,14 @@ def test_a_config_takes_over_what_a_sweep_found_and_follows_compute(config: Path
         shape = architecture_of(graph(pipeline), "pretrain")
         expected = 2e-3 * (6 * shape.parameters * tokens / 1e9) ** -0.25  # type: ignore[union-attr]
         assert pipeline.pretrain.optimizer.learning_rate == pytest.approx(expected, rel=1e-6)  # type: ignore[attr-defined]
-    for name, left in (("empty", b""), ("cut", b'{"sweep": "a'), ("list", b"[]"), ("nul", b"\0\0")):
+    damaged = {"empty": b"", "cut": b'{"sweep": "a', "list": b"[]", "nul": b"\0\0"}
+    damaged["another"] = b'{"sweep": "a", "measure": "x", "maximise": false, "runs": [3]}'
+    for name, left in damaged.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / FILE).write_bytes(left)
     for settings, code, place in (
         ({RATE: "from sweep nowhere"}, "no_sweep", RATE),
-        *(({RATE: f"from sweep {tmp_path / name}"}, "damaged_state", RATE) for name in ("empty", "cut", "list", "nul")),
+        *(({RATE: f"from sweep {tmp_path / name}"}, "damaged_state", RATE) for name in damaged),
         ({"pretrain.seed": asked[RATE]}, "not_swept", "pretrain.seed"),
         (
             {RATE: f"from sweep {tmp_path / 'many'}", "pretrain.duration": "1 epoch"},
