@@ -185,10 +185,11 @@ def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
 
 
 def _check_machines(request: Request) -> None:
-    """Raises ConfigError for numbers of machines and of their network that cannot be."""
+    """Raises ConfigError for numbers of machines, of their network and of sizes that cannot be."""
     given = {
         "--gpus": request.gpus, "--price": request.price, "--capital": request.capital, "--gbit": request.gbit,
-        "--pod": request.pod, "--pod-gbit": request.pod_gbit,
+        "--pod": request.pod, "--pod-gbit": request.pod_gbit, "--sequence-length": request.length,
+        "--vocabulary": request.vocabulary, "--batch-tokens": request.batch_tokens,
     }  # fmt: skip
     problems = [
         Problem("not_positive", option, f"expected more than 0, not {value}")

@@ -172,8 +172,9 @@ def test_wishes_that_cannot_be_say_what_would_have_to_change() -> None:
     assert few.code == "too_few_tokens" and "524,288" in few.message
     codes = {one.code for one in refused(preset="gpt2", parameters=1e9, money=1, days=-3)}
     assert codes == {"two_sizes", "two_budgets", "not_positive"}
-    for endless in ({"compute": math.inf}, {"tokens": math.inf}, {"price": math.nan}, {"own_tokens": math.nan}):
-        assert [one.code for one in refused(**{"preset": "gpt-125m", **endless})] == ["not_positive"], endless
+    endless = ({"compute": math.inf}, {"tokens": math.inf}, {"price": math.nan}, {"own_tokens": math.nan})
+    for wish in (*endless, {"length": 0}, {"vocabulary": -1}, {"batch_tokens": 0}):
+        assert [one.code for one in refused(**{"preset": "gpt-125m", **wish})] == ["not_positive"], wish
     assert refused(gpus=8)[0].code == "nothing_to_plan"
     assert refused(money=0.0001)[0].code == "budget_too_small"
     wrong = refused(preset="gpt", gpu="abacus", kernels="magic", law="murphy")
