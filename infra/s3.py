@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import io
+import math
 import os
 import random
 import threading
@@ -270,7 +271,7 @@ def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], N
     )
     from urllib3.exceptions import HTTPError
 
-    tries = int(os.environ.get("AWS_MAX_ATTEMPTS", TRIES))
+    tries = int(_number_of("AWS_MAX_ATTEMPTS", TRIES))
     for pause in _pauses(tries):
         try:
             return call()
@@ -295,6 +296,16 @@ def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], N
             time.sleep(pause)
     raise stage_error(
         "source_unreachable", place, f"the server failed {tries} times, at last with {last}", "run again when it is up"
+    )
+
+
+def _number_of(variable: str, default: float) -> float:
+    given = os.environ.get(variable) or str(default)
+    with suppress(ValueError):
+        if 0 < (number := float(given)) < math.inf:
+            return number
+    raise stage_error(
+        "s3_refused", variable, f"expected a number above zero in {variable}, got {given!r}", "correct it"
     )
 
 
@@ -350,7 +361,7 @@ def client() -> Any:
     # We try again ourselves, since a body that breaks midway is past the client's own tries.
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=float(os.environ.get("STEMMA_S3_READ_TIMEOUT_S", READ_TIMEOUT_S)),
+        read_timeout=_number_of("STEMMA_S3_READ_TIMEOUT_S", READ_TIMEOUT_S),
         retries={"total_max_attempts": 1},
         # Servers other than AWS's refuse the newer checksums; what is uploaded carries its MD5.
         request_checksum_calculation="when_required",
@@ -360,7 +371,7 @@ def client() -> Any:
     except BotoCoreError:
         raise
     except ValueError as error:  # of an address that is none
-        message = f"{error}: expected an address such as https://minio.example:9000"
+        message = f"{error} in AWS_ENDPOINT_URL: expected an address such as https://minio.example:9000"
         raise stage_error("s3_refused", "AWS_ENDPOINT_URL", message, "correct it, or leave it out for AWS") from None
 
 

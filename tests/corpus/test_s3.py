@@ -158,6 +158,7 @@ def test_missing_credentials_are_asked_for(build, proxy, monkeypatch):
         ("s3://letters/a", ("AWS_PROFILE", "nobody"), "s3://letters/a: .*nobody.* could not be found"),
         ("s3://letters/a", ("AWS_DEFAULT_REGION", "us east"), "s3://letters/a: .*'us east'"),
         ("s3://letters/a", ("AWS_ENDPOINT_URL", "minio"), "AWS_ENDPOINT_URL: Invalid endpoint: minio"),
+        ("s3://letters/a", ("AWS_MAX_ATTEMPTS", "many"), "zero in AWS_MAX_ATTEMPTS, got 'many'"),
     ],
 )
 def test_what_cannot_even_be_asked_is_no_fault_of_a_server(proxy, monkeypatch, url, variable, told):
