@@ -18,6 +18,7 @@ from infra.launch.config import LaunchConfig
 from infra.store.store import Store
 from tests.command import stemma, write_config
 from tests.evaluation.conftest import make_model
+from training.config import LoraConfig, SftConfig
 from training.planner.architecture import of_preset
 from training.planner.devices import DEVICES
 from training.planner.plan import plan as planned
@@ -83,6 +84,18 @@ def test_the_least_change_with_which_a_stage_fits_is_told() -> None:
     assert nodes == "launch.nodes: 4, launch.sharding: fsdp"
     vast = replace(arch, layers=4000 * arch.layers)
     assert launch_that_fits(config, vast, 2048, LaunchConfig(), device) == ()
+
+
+def test_adapters_are_planned_without_gradients_and_moments_of_frozen_weights() -> None:
+    """A model of 7B whose whole tuning no A100 holds."""
+    arch, launch, device = of_preset("llama-2-7b"), LaunchConfig(microbatch=1), DEVICES["a100-80"]
+    whole, adapters = (
+        stage_needs_of(SftConfig(lora=lora), arch, 1024, launch, device, None) for lora in (None, LoraConfig())
+    )
+    assert not whole.fits and adapters.fits
+    assert adapters.disk_gb < 0.6 * whole.disk_gb
+    # Weights in fp32, their copies in bf16, and little beside.
+    assert 6 * arch.parameters / 1e9 < adapters.memory_gb < 8 * arch.parameters / 1e9
 
 
 def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:

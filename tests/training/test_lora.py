@@ -20,6 +20,8 @@ from training.language_model import LanguageModel
 from training.lora import add_adapters, merged
 from training.models import load
 from training.parallel import whole_weights
+from training.planner.architecture import of_transformers
+from training.planner.stages import adapter_weights
 from training.sft import sft
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
@@ -54,6 +56,8 @@ def test_loss_gradients_and_merged_weights_are_peft_s(
     named = {name.replace(".default.weight", ""): one for name, one in theirs.named_parameters() if one.requires_grad}
     mine = {name: one for name, one in ours.named_parameters() if one.requires_grad}
     assert learning == sum(one.numel() for one in mine.values()) == sum(one.numel() for one in named.values())
+    planned = of_transformers(ours.config.to_dict(), None)
+    assert planned and (targets or adapter_weights(planned, 3) == learning)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, one in mine.items():

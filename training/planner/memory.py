@@ -123,7 +123,8 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     # Devices that hold other experts each share none of theirs.
     sharded = (mine - part.layers * experts) / shards + part.layers * experts / at.expert_shards(job.device.node)
     weights = _WEIGHT * (sharded if gathers else mine)
-    gradients = _GRADIENT * (sharded if gathers else mine)
+    gradient = _GRADIENT * job.learnt
+    gradients = gradient * (sharded if gathers else mine)
     optimizer = job.moments * sharded
 
     rows = at.microbatch * job.length / at.cp
@@ -159,7 +160,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda) if part.last else (0.0, 0.0)
     alone = part.layers * experts if at.ep > 1 else 0.0  # what DDP knows nothing of
     there = _spread(job, at, part, mine - alone, layer, outside, once > 0)
-    summed_alone = min(_GRADIENT * alone, _SUMMED_AT_ONCE) if ranks * at.tp > at.ep else 0.0
+    summed_alone = min(gradient * alone, _SUMMED_AT_ONCE) if ranks * at.tp > at.ep else 0.0
     back = rows * (once + 2 * 4 * arch.width / whole)
     # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
     # is kept once, where it is computed again.
@@ -173,9 +174,9 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     for share, under_way in part.fullest:
         # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
         before = gradients * share
-        begun = max(before, d_output + _GRADIENT * layer)
+        begun = max(before, d_output + gradient * layer)
         if gathers:
-            begun = before + _GRADIENT * layer / shards
+            begun = before + gradient * layer / shards
         # What a piece hands on to another rank is held until its backward pass.
         handed_on = (under_way - part.last) * 4 * arch.width / whole
         activations = rows * (under_way * part.piece * saved + handed_on + part.last * kept.outside)
@@ -222,7 +223,7 @@ class _Spread:
 def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, outside: float, again: bool) -> _Spread:
     """mine, layer, outside: parameters of the device, of one of its layers, of what is outside of them. again: whether
     activations are computed again, so that layers in a row need the same."""
-    ranks, element = at.dp * at.cp, job.element
+    ranks, element, gradient = at.dp * at.cp, job.element, _GRADIENT * job.learnt
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
     if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back; while no layer is gathered
@@ -232,8 +233,8 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
         # DDP sums gradients in buffers of their own, a pipeline and what shares layers and experts in one of a part of
         # them after the last microbatch.
         by_ddp = ranks > 1 and at.pp == 1 and (at.tp == 1 or at.ep == 1)
-        buckets = _GRADIENT * mine if by_ddp else 0.0
-        summed = min(_GRADIENT * mine, max(_SUMMED_AT_ONCE, _GRADIENT * job.arch.embedding)) if ranks > 1 else 0.0
+        buckets = gradient * mine if by_ddp else 0.0
+        summed = min(gradient * mine, max(_SUMMED_AT_ONCE, gradient * job.arch.embedding)) if ranks > 1 else 0.0
         # Of a gradient that a rank of a pipeline has sent it lets go when it sends the next.
         passed = 4 * at.microbatch * job.length / at.cp * job.arch.width if at.pp > 1 else 0.0
         stay = buckets + stream + (0.0 if part.first else passed)
@@ -245,9 +246,9 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     whole = _WEIGHT * outside + (element * (mine - outside) if once else 0.0)
     received = 0.0 if once else 2 * element * layer
     copy = element * layer if job.device.name == "cpu" else 0.0
-    sent = _GRADIENT * layer
+    sent = gradient * layer
     return _Spread(
-        _WEIGHT * outside, whole, _GRADIENT * outside, stream,
+        _WEIGHT * outside, whole, gradient * outside, stream,
         received + copy + sent * again + stream, received + sent * (1 + again) + stream, stream,
     )  # fmt: skip
 

@@ -31,8 +31,8 @@ from training.planner.step_time import Layout, Sharding, Training, step_time
 
 _CPU_SPREAD = 2.5
 """A CPU's pace is known within this factor alone: it is taken from one product of matrices."""
-_STATE_BYTES, _WEIGHT_BYTES = 12, 4
-"""Bytes of a parameter in a checkpoint (weights, two moments), and in the exported model."""
+_WEIGHT_BYTES, _MOMENT_BYTES = 4, 8
+"""Bytes of a parameter in a checkpoint and in the exported model, and of its two moments in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,11 @@ def needs(
     kernels = fused_kernels(device)
     if launch.attention == "eager" or launch.compile == "on":
         kernels = KERNELS["plain" if launch.attention == "eager" else "compiled"]
-    job = Training(
-        arch, device, kernels, network_of(device), length, max(sequences, parts), precision, _moments(config, arch)
-    )
+    adapters = _adapters(config, arch) / arch.parameters
+    learnt = adapters or 1.0
+    moments = _moments(config, arch) * learnt
+    batch = max(sequences, parts)
+    job = Training(arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt)
     share = max(1, -(-sequences // parts))
     auto = launch.microbatch == "auto"
     tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
@@ -134,8 +136,8 @@ def needs(
         tried = [microbatch_of(share, pipeline, launch.pipeline_pieces) or 1]
     for at_once in tried:
         at = layout_of(launch, at_once, tensor, context, pipeline, experts)
-        # Models beside the one that learns: PPO's reference, reward model and value function, in fp32.
-        beside = copies * _WEIGHT_BYTES * arch.parameters
+        # Models beside the one that learns: PPO's reference, reward model and value function, in fp32. And adapters.
+        beside = (copies + adapters) * _WEIGHT_BYTES * arch.parameters
         total = memory(job, at).total + beside
         if total <= device.memory:
             break
@@ -154,7 +156,7 @@ def needs(
         hours and (hours * ranks * device.hourly if device.hourly else 0.0),
         total / 1e9,
         device.memory / 1e9,
-        (kept * _STATE_BYTES + _WEIGHT_BYTES) * arch.parameters / 1e9,
+        (kept * (_WEIGHT_BYTES + _MOMENT_BYTES * learnt) + _WEIGHT_BYTES) * arch.parameters / 1e9,
         at_once,
         total <= device.memory,
     )
@@ -169,6 +171,21 @@ def _moments(config: TrainerConfig, arch: Architecture) -> float:
         return 4.0 * 2 / arch.width
     blocks = arch.layers * arch.layer_weights / arch.parameters
     return 8.0 - (4.0 * blocks if config.optimizer.muon else 0.0)
+
+
+def _adapters(config: TrainerConfig, arch: Architecture) -> int:
+    """Weights of adapters, which learn alone; 0 where all weights do. Beside all linear layers of the blocks, also
+    where `sft.lora` names some of them."""
+    return adapter_weights(arch, config.lora.rank) if isinstance(config, SftConfig) and config.lora else 0
+
+
+def adapter_weights(arch: Architecture, rank: int) -> int:
+    """Weights of adapters beside all linear layers of a model's blocks (training/lora.py)."""
+    queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
+    sides = 2 * (arch.width + queries) + 2 * (arch.width + keys)
+    sides += arch.experts * (3 if arch.gated else 2) * (arch.width + arch.mlp_width)
+    sides += arch.width + arch.experts if arch.experts > 1 else 0
+    return arch.layers * rank * sides
 
 
 def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
