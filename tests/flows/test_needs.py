@@ -18,11 +18,12 @@ from infra.launch.config import LaunchConfig
 from infra.store.store import Store
 from tests.command import stemma, write_config
 from tests.evaluation.conftest import make_model
-from training.config import LoraConfig, SftConfig
+from training.config import LoraConfig, RlhfConfig, SftConfig
 from training.planner.architecture import of_preset
 from training.planner.devices import DEVICES
 from training.planner.plan import plan as planned
 from training.planner.plan import request
+from training.planner.stages import StageNeeds
 from training.planner.stages import needs as stage_needs_of
 from training.planner.ways_out import launch_that_fits
 
@@ -96,6 +97,25 @@ def test_adapters_are_planned_without_gradients_and_moments_of_frozen_weights() 
     assert adapters.disk_gb < 0.6 * whole.disk_gb
     # Weights in fp32, their copies in bf16, and little beside.
     assert 6 * arch.parameters / 1e9 < adapters.memory_gb < 8 * arch.parameters / 1e9
+
+
+def test_a_value_function_is_planned_as_a_second_network_that_learns() -> None:
+    """Weights, gradients and two moments: 16 bytes a parameter, and 4 each of the reference and the reward model."""
+    arch, device = of_preset("gpt-1.3b"), DEVICES["a100-80"]
+
+    def of(answers: int, **launch: Any) -> StageNeeds:
+        config = RlhfConfig(answers_per_prompt=answers, minibatch_answers=8, max_prompt_tokens=8, answer_max_tokens=8)
+        return stage_needs_of(config, arch, 16, LaunchConfig(microbatch=1, **launch), device, None)
+
+    def bytes_of(answers: int, **launch: Any) -> float:
+        return of(answers, **launch).memory_gb * 1e9 / arch.parameters
+
+    assert of(1).disk_gb - of(4).disk_gb == pytest.approx(3 * 12 * arch.parameters / 1e9)
+    # And copies of weights in bf16, and what the allocator cannot use.
+    assert 40 < bytes_of(1) < 48 and 24 < bytes_of(4) < 29
+    # Whole copies of what learns write the answers.
+    sharded = {"processes": 8, "sharding": "fsdp"}
+    assert bytes_of(1, **sharded) > 2 * 16 / 8 + 4 * 4 and bytes_of(4, **sharded) > 16 / 8 + 3 * 4
 
 
 def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:

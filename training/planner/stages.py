@@ -116,6 +116,9 @@ def needs(
         experts = launch.expert_parallel
     parts = ranks // (tensor * context * pipeline)
     sequences, copies, passes = _batch(config, length)
+    values = isinstance(config, RlhfConfig) and config.chosen_algorithm == "ppo"
+    if isinstance(config, RlhfConfig) and launch.shards_weights and (ranks > 1 or launch.offload):
+        copies += 2 if values else 1  # where weights are sharded, whole ones write and value answers
     precision = "fp32" if launch.precision == "fp32" else "bf16"
     if launch.precision == "fp8" and isinstance(config, PretrainConfig):
         precision = "fp8"
@@ -136,9 +139,10 @@ def needs(
         tried = [microbatch_of(share, pipeline, launch.pipeline_pieces) or 1]
     for at_once in tried:
         at = layout_of(launch, at_once, tensor, context, pipeline, experts)
-        # Models beside the one that learns: PPO's reference, reward model and value function, in fp32. And adapters.
         beside = (copies + adapters) * _WEIGHT_BYTES * arch.parameters
-        total = memory(job, at).total + beside
+        own = memory(job, at)
+        # PPO's value function learns in the policy's steps, and has no logits.
+        total = own.total + (own.total - own.logits if values else 0.0) + beside
         if total <= device.memory:
             break
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.name not in DEVICES)
@@ -156,7 +160,7 @@ def needs(
         hours and (hours * ranks * device.hourly if device.hourly else 0.0),
         total / 1e9,
         device.memory / 1e9,
-        (kept * (_WEIGHT_BYTES + _MOMENT_BYTES * learnt) + _WEIGHT_BYTES) * arch.parameters / 1e9,
+        (kept * (1 + values) * (_WEIGHT_BYTES + _MOMENT_BYTES * learnt) + _WEIGHT_BYTES) * arch.parameters / 1e9,
         at_once,
         total <= device.memory,
     )
@@ -189,7 +193,8 @@ def adapter_weights(arch: Architecture, rank: int) -> int:
 
 
 def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
-    """(sequences of a step, other models in memory, forward-and-backward passes that a sequence costs)."""
+    """(sequences of a step, whole models in fp32 beside what learns, forward-and-backward passes that a sequence
+    costs)."""
     match config:
         case PretrainConfig():
             return max(1, config.global_batch_tokens // length), 0, 1
@@ -203,7 +208,8 @@ def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
         case RlhfConfig():
             # Sampling with scoring by four models comes to about one pass more, the value function to another.
             learnt = config.learnt_answers / config.rollout_prompts
-            return config.minibatch_answers, 3, config.epochs * learnt + 2
+            # Beside it are the reference and a reward model.
+            return config.minibatch_answers, 2, config.epochs * learnt + 2
         case _:
             raise TypeError(type(config))
 
