@@ -18,7 +18,7 @@ from infra.launch.config import LaunchConfig
 from infra.store.store import Store
 from tests.command import stemma, write_config
 from tests.evaluation.conftest import make_model
-from training.config import LoraConfig, RlhfConfig, SftConfig
+from training.config import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.planner.architecture import of_preset
 from training.planner.devices import DEVICES
 from training.planner.plan import plan as planned
@@ -116,6 +116,15 @@ def test_a_value_function_is_planned_as_a_second_network_that_learns() -> None:
     # Whole copies of what learns write the answers.
     sharded = {"processes": 8, "sharding": "fsdp"}
     assert bytes_of(1, **sharded) > 2 * 16 / 8 + 4 * 4 and bytes_of(4, **sharded) > 16 / 8 + 3 * 4
+
+
+@pytest.mark.parametrize("config", [RewardModelConfig(), PreferenceTuningConfig()], ids=["reward model", "preferences"])
+def test_a_microbatch_of_pairs_has_two_sequences_each(config: RewardModelConfig | PreferenceTuningConfig) -> None:
+    arch, device = of_preset("gpt-1.3b"), DEVICES["a100-80"]
+    found = stage_needs_of(config, arch, 1024, LaunchConfig(microbatch=4), device, None)
+    assert found.microbatch == 8
+    least = stage_needs_of(config, arch, 1024, LaunchConfig(), replace(device, memory_gib=2), None)
+    assert least.microbatch == 2 and least.memory_gb < found.memory_gb
 
 
 def test_a_machine_that_is_only_at_hand_refuses_nothing(tmp_path: Path) -> None:

@@ -131,13 +131,15 @@ def needs(
     batch = max(sequences, parts)
     job = Training(arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt)
     share = max(1, -(-sequences // parts))
-    auto = launch.microbatch == "auto"
-    tried = [share] if not auto else [1 << power for power in range(share.bit_length() - 1, -1, -1)]
+    # What launch.microbatch counts: a pair has two sequences, which are computed together.
+    each = 2 if isinstance(config, RewardModelConfig | PreferenceTuningConfig) else 1
+    examples = max(1, share // each)
+    tried = [1 << power for power in range(examples.bit_length() - 1, -1, -1)]
     if isinstance(launch.microbatch, int):
-        tried = [min(share, launch.microbatch)]
+        tried = [min(examples, launch.microbatch)]
     elif pipeline > 1:
         tried = [microbatch_of(share, pipeline, launch.pipeline_pieces) or 1]
-    for at_once in tried:
+    for at_once in (each * count for count in tried):
         at = layout_of(launch, at_once, tensor, context, pipeline, experts)
         beside = (copies + adapters) * _WEIGHT_BYTES * arch.parameters
         own = memory(job, at)
