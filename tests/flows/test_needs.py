@@ -99,6 +99,22 @@ def test_adapters_are_planned_without_gradients_and_moments_of_frozen_weights() 
     assert 6 * arch.parameters / 1e9 < adapters.memory_gb < 8 * arch.parameters / 1e9
 
 
+def test_what_waits_in_the_hosts_memory_is_not_on_the_device() -> None:
+    arch, device = of_preset("llama-2-7b"), DEVICES["a100-80"]
+
+    def of(**launch: Any) -> StageNeeds:
+        at = LaunchConfig.model_validate({"sharding": "fsdp", "microbatch": 1, **launch})
+        return stage_needs_of(SftConfig(), arch, 1024, at, device, None)
+
+    assert not of().fits and of(offload=True).fits
+    # What is outside of the layers is gathered with its gradients, however many ranks there are.
+    outside = 2 * arch.embedding * (4 + 4) / 1e9
+    for launch in ({}, {"processes": 2}, {"processes": 2, "sharding": "hsdp"}):
+        assert outside < of(offload=True, **launch).memory_gb < of(**launch).memory_gb / 3
+    # Layers stay whole in bf16 from their forward to the end of their backward pass.
+    assert of(offload=True, sharding="zero2").memory_gb > outside + 2 * 6.4
+
+
 def test_a_value_function_is_planned_as_a_second_network_that_learns() -> None:
     """Weights, gradients and two moments: 16 bytes a parameter, and 4 each of the reference and the reward model."""
     arch, device = of_preset("gpt-1.3b"), DEVICES["a100-80"]

@@ -119,13 +119,15 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     outside = _outside(arch, part) / at.tp
     mine = part.layers * layer + outside
     shards = at.shards(job.device.node)
-    gathers = at.sharding in ("zero2", "zero3", "hsdp") and ranks > 1
+    gathers = at.sharding in ("zero2", "zero3", "hsdp") and (ranks > 1 or job.offload)
     # Devices that hold other experts each share none of theirs.
     sharded = (mine - part.layers * experts) / shards + part.layers * experts / at.expert_shards(job.device.node)
     weights = _WEIGHT * (sharded if gathers else mine)
     gradient = _GRADIENT * job.learnt
     gradients = gradient * (sharded if gathers else mine)
     optimizer = job.moments * sharded
+    if job.offload:
+        weights = gradients = optimizer = 0.0
 
     rows = at.microbatch * job.length / at.cp
     whole = at.tp if at.sequence_parallel else 1
@@ -229,7 +231,7 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back; while no layer is gathered
         exchanged = 2 * (1 + job.load) * job.arch.active_experts * job.arch.width * element
         stream = max(stream, at.microbatch * job.length / (at.cp * at.tp) * exchanged)
-    if ranks == 1 or at.sharding in ("ddp", "zero1"):
+    if (ranks == 1 and not job.offload) or at.sharding in ("ddp", "zero1"):
         # DDP sums gradients in buffers of their own, a pipeline and what shares layers and experts in one of a part of
         # them after the last microbatch.
         by_ddp = ranks > 1 and at.pp == 1 and (at.tp == 1 or at.ep == 1)

@@ -82,7 +82,7 @@ def layout_of(
 ) -> Layout:
     """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
-    if launch.ranks > tensor_parallel:
+    if launch.ranks > tensor_parallel or launch.offload:
         sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
     return Layout(
         launch.ranks // (tensor_parallel * context_parallel * pipeline_parallel),
@@ -129,7 +129,10 @@ def needs(
     learnt = adapters or 1.0
     moments = _moments(config, arch) * learnt
     batch = max(sequences, parts)
-    job = Training(arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt)
+    host = launch.offload and device.name != "cpu"  # a CPU's memory is the host's
+    job = Training(
+        arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt, offload=host
+    )
     share = max(1, -(-sequences // parts))
     # What launch.microbatch counts: a pair has two sequences, which are computed together.
     each = 2 if isinstance(config, RewardModelConfig | PreferenceTuningConfig) else 1

@@ -100,7 +100,8 @@ class Training:
     length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products. moments: bytes a
     parameter of the optimizer's state; AdamW's two. load: tokens that the experts of the busiest device get, over an
     even share; it bears on expert parallelism alone, since else each device computes its own tokens. learnt: share of
-    the parameters that have gradients; of adapters beside frozen weights, their number over that of these.
+    the parameters that have gradients; of adapters beside frozen weights, their number over that of these. offload:
+    whether sharded weights, gradients and the optimizer's state lie in the host's memory, not in the device's.
     """
 
     arch: Architecture
@@ -113,6 +114,7 @@ class Training:
     moments: float = 8.0
     load: float = 1.0
     learnt: float = 1.0
+    offload: bool = False
 
     @property
     def peak(self) -> float:
