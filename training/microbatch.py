@@ -10,8 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,11 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     examples = dataset.largest(limit)
     collate: Any = loader.dataloader.collate_fn
 
+    taken: list[Tensor] = []
+
     def compute(count: int) -> None:
+        # Within the trial, since it may be this that finds no room.
+        taken[:] = taken or _memory_of_a_step(model, hardware.device, copies)
         model.to(hardware.device)
         whole = model.learnt_from(collate(examples[:count]))
         batch = {name: value.to(hardware.device) for name, value in whole.items()}
@@ -60,13 +63,15 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     several = ranks.world_size() > 1
     moments = _ADAMW / ranks.world_size() if run.launch.sharding == "zero1" else _ADAMW
     copies = 0 if sharded else math.ceil(moments) + (_DDP if several else 0)
-    with kept_random_state(hardware.device), _memory_of_a_step(model, hardware.device, copies):
+    with kept_random_state(hardware.device):
         try:
             found = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))
         except StageError:
             if not sharded and ranks.group_size() == 1 and ranks.expert_parallel() == 1:
                 raise
             found = 1
+        finally:
+            taken.clear()
     if found < batch_size:
         run.event("microbatch", f"{found} of {batch_size} examples at once fit the memory of each device")
     return found
@@ -143,13 +148,8 @@ def _limit(work_dir: Path) -> int | None:
     return int(json.loads(path.read_text(encoding="utf8"))["limit"]) if path.exists() else None
 
 
-@contextmanager
-def _memory_of_a_step(model: nn.Module, device: torch.device, copies: int) -> Iterator[None]:
-    """While open, as much memory is taken as a step needs besides weights, gradients and activations."""
-    taken: list[Tensor] = []
-    for parameter in model.parameters():
-        taken += [torch.empty_like(parameter, device=device) for _ in range(copies)]
-    try:
-        yield
-    finally:
-        taken.clear()
+def _memory_of_a_step(model: nn.Module, device: torch.device, copies: int) -> list[Tensor]:
+    """As much memory as a step needs besides weights, gradients and activations: of weights that learn, since others
+    have neither moments nor gradients to sum."""
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    return [torch.empty_like(weight, device=device) for weight in learning for _ in range(copies)]

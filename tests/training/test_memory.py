@@ -153,3 +153,32 @@ def test_a_device_without_room_for_one_example_is_told() -> None:
         largest_that_fits(6, compute, lambda: None)
     assert tried == [6, 3, 1]
     assert "recompute" in refused.value.problems[0].fix
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["there is room", "there is none"])
+def test_a_trial_takes_the_room_of_what_learns_alone(
+    fails: bool, base_dir: Path, instructions_dir: Path, tmp_path: Path, journal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of frozen weights beside adapters a step has no moments; where even this room is not there, the stage says so."""
+    taken, real = [0], torch.empty_like
+
+    def empty_like(tensor: torch.Tensor, **given: Any) -> torch.Tensor:
+        if isinstance(tensor, torch.nn.Parameter):
+            if fails:
+                raise torch.OutOfMemoryError("out of memory, as a small device would say")
+            taken[0] += tensor.numel()
+        return real(tensor, **given)
+
+    def tune() -> None:
+        config = SftConfig.model_validate(SFT | {"lora": {"rank": 1}, "duration": "1 batches"})
+        sft(config, {"model": base_dir, "instructions": instructions_dir}, tmp_path / "out", _run(tmp_path, journal))
+
+    monkeypatch.setattr("training.microbatch.can_be_tried", lambda device: True)
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    if fails:
+        with pytest.raises(StageError, match="out of memory with 1 examples"):
+            tune()
+        return
+    tune()
+    (adapters,) = (text for text in journal.events() if text.startswith("sft learns"))
+    assert taken[0] == 2 * int(adapters.split()[2].replace(",", ""))
