@@ -130,7 +130,7 @@ class PipelineRun:
             return self._run()
 
     def _run(self) -> State:
-        begun = time.time()
+        begun, ticks = time.time(), time.monotonic()  # a clock may be set while it runs
         problems: tuple[Problem, ...] = ()
         status = "failed"
         try:
@@ -153,7 +153,7 @@ class PipelineRun:
         except Exception as error:
             failure = self.crashed(self.config.name, error)
             status, problems = failure.status, failure.problems
-        return self._end(status, problems, time.time() - begun)
+        return self._end(status, problems, time.monotonic() - ticks)
 
     def _look_for_refused(self) -> None:
         """Of what earlier runs left: no error of this run, unless one of its stages waits for it."""

@@ -138,7 +138,7 @@ def _manifest(
         host=socket.gethostname(),
         started=iso_time(started),
         finished=iso_time(finished),
-        seconds=round(finished - started, 3),
+        seconds=round(max(0.0, finished - started), 3),
         adopted={
             "from": str(source),
             "host": socket.gethostname(),

@@ -305,7 +305,8 @@ class _Build:
             with self.clock("fetch"):
                 self._fetch_inputs()
             with self.context.turn(self.node.id):
-                begun = time.time()  # a stage that waited for its turn did not work meanwhile
+                # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
+                begun, ticks = time.time(), time.monotonic()
                 said = "; ".join(map(str, because[:3]))
                 self.context.say(self.node.id, {"kind": "building", "time": time.time(), "message": said})
                 outcome = run_child(
@@ -318,7 +319,7 @@ class _Build:
                 )
             with self.clock("journal"):
                 self._keep_records()
-            manifest = self._manifest(outcome, begun)
+            manifest = self._manifest(outcome, begun, ticks)
             self._check_lease()
             with self.clock("commit"):
                 manifest, path = self._commit(manifest)
@@ -486,7 +487,7 @@ class _Build:
         shutil.copyfile(self.scratch / JOURNAL, aux / JOURNAL)
         shutil.copyfile(self.scratch / LOG, aux / LOG)
 
-    def _manifest(self, outcome: Outcome, started: float) -> Manifest:
+    def _manifest(self, outcome: Outcome, started: float, ticks: float) -> Manifest:
         with self.clock("hash"):
             files = self.store.describe_files(self.unfinished)
             records = tuple(self._source_record(source) for source in self.node.sources())
@@ -519,7 +520,7 @@ class _Build:
             flow_run_id=self.context.flow_run_id or None,
             started=iso_time(started),
             finished=iso_time(finished),
-            seconds=round(finished - started, 3),
+            seconds=round(time.monotonic() - ticks, 3),
             bookkeeping_s=dict(self.clock.seconds),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,3 +98,15 @@ def test_a_build_is_given_the_record_and_kept_as_it_was_judged(store: Store) -> 
     (gate,) = json.loads((built.path / "registration.json").read_text())["gates"]
     assert gate["passed"] and gate["difference"]["registration"] == "register/first"
     assert gate["difference"]["value"] == pytest.approx(0.12) and gate["difference"]["by"] == "values"
+
+
+def test_a_clock_that_is_set_back_while_a_stage_works_gives_it_no_time_below_zero(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = next(one for _, one in store.manifests("rlhf"))
+    node = Node("register", STAGES["register"], RegisterConfig.model_validate({"name": "demo"}))
+    now, since = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: now - 1000 * (time.monotonic() - since))
+    built = ensure(node, {"model": model}, {}, BuildContext(store, "demo", "r"))
+    assert built.manifest.finished < built.manifest.started
+    assert 0 < built.manifest.seconds < 600
