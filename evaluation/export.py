@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -38,11 +39,15 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
     `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`, and
     `not_loadable` where transformers cannot load or run what was written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
+    out = Path(os.path.abspath(out))  # `.` has no name
     # transformers makes a module's name of a folder's, and warns where a space or hyphen is in it.
     plain = re.sub(r"\W", "_", out.name)
-    unfinished = out.with_name(f".{plain}.unfinished")
+    name = f".{plain}.unfinished"
+    is_there = out.exists()
+    if is_there and (not out.is_dir() or any(path.name != name for path in out.iterdir())):
+        raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
+    # One that is there stays what it is: it may be where somebody is, or another disk.
+    unfinished = (out if is_there else out.parent) / name
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
@@ -53,9 +58,11 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
                 shutil.copyfile(file, unfinished / path)
         (unfinished / CARD).write_text(card, encoding="utf-8")
         loaded = load_as_a_stranger(unfinished)
-        if out.exists():
-            out.rmdir()
-        unfinished.rename(out)
+        if is_there:
+            for path in sorted(unfinished.iterdir()):
+                path.rename(out / path.name)
+        else:
+            unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return loaded

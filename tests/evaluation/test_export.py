@@ -35,6 +35,19 @@ def test_what_is_exported_loads_and_has_its_card(
     assert (tmp_path / "my hub" / "README.md").read_text().startswith("---\n")
 
 
+def test_an_empty_folder_that_is_there_is_filled_and_stays(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody is, say: `stemma export rlhf .`"""
+    here = tmp_path / "here"
+    (here / ".here.unfinished" / "of a kill").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    before = here.stat().st_ino
+    export(artifact, "# card", Path())
+    assert here.stat().st_ino == before and (here / "README.md").read_text() == "# card"
+    assert (here / "config.json").is_file() and not [path for path in here.iterdir() if path.name.startswith(".")]
+
+
 def test_what_does_not_load_leaves_nothing(artifact: Artifact, tmp_path: Path) -> None:
     (artifact.folder / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(StageError) as caught:
