@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 import stat
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from infra.store.layout import MANIFEST
 from infra.store.manifest import Input, Manifest
 from infra.store.roots import url_of
 from infra.store.states import kept_states, remove_state
-from infra.store.store import Store
+from infra.store.store import Store, is_full
 from infra.tables import damaged, read_state
 
 _LOST = "correct it, or delete it: then nothing is pinned"
@@ -192,17 +193,33 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
         if item.folder in needed:
             continue
         stage, name = item.folder.parent.name, item.folder.name
-        lease = store.leases.acquire(f"{stage}/{name.partition('.')[0]}", stop_if=lambda: True)
-        if lease is None:
-            continue
-        try:
-            store.remove(item.folder, store.read(item.folder))
-        except FileNotFoundError:
-            continue
-        finally:
-            lease.release()
-        removed.append(item)
+        with _left_alone(store, f"{stage}/{name.partition('.')[0]}") as is_ours, suppress(FileNotFoundError):
+            if is_ours:
+                store.remove(item.folder, store.read(item.folder))
+                removed.append(item)
     return removed
+
+
+@contextmanager
+def _left_alone(store: Store, key: str) -> Iterator[bool]:
+    """Whether nobody builds it, and nobody does within the block.
+
+    A lease is a row that has to be written. Where the disk is full nobody else can take one either, and what is removed
+    makes room for the next.
+    """
+    try:
+        lease = store.leases.acquire(key, stop_if=lambda: True)
+    except sqlite3.OperationalError as error:
+        if not is_full(error):
+            raise
+        holder = store.leases.table.read(key)
+        yield holder is None or holder.is_dead()
+        return
+    try:
+        yield lease is not None
+    finally:
+        if lease is not None:
+            lease.release()
 
 
 def _states(artifact: str, folder: Path, manifest: Manifest) -> Iterator[Garbage]:
@@ -218,17 +235,12 @@ def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
     removed = []
     for item in states:
         artifact = item.folder.parents[2]
-        lease = store.leases.acquire(f"{artifact.parent.name}/{artifact.name.partition('.')[0]}", stop_if=lambda: True)
-        if lease is None:
-            continue
-        try:
+        with _left_alone(store, f"{artifact.parent.name}/{artifact.name.partition('.')[0]}") as is_ours:
             manifest = store.read(artifact)
             state = next((one for one in kept_states(artifact) if one.folder == item.folder), None)
-            if manifest is not None and state is not None:
+            if is_ours and manifest is not None and state is not None:
                 remove_state(artifact, manifest, state)
                 removed.append(item)
-        finally:
-            lease.release()
     return removed
 
 

@@ -477,8 +477,15 @@ class Store:
         trash = (
             self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}-{time.time_ns()}"
         )
-        trash.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(place, trash)
+        try:
+            trash.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(place, trash)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # No room for a folder: without its manifest it is no artifact either.
+            (place / MANIFEST).unlink(missing_ok=True)
+            trash = place
         shutil.rmtree(trash, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -274,3 +275,19 @@ def test_what_is_given_away_has_to_be_whole_but_for_its_records(store: Store, ma
     (folder / "weights").write_text("2")
     with pytest.raises(StageError, match="weights is changed"):
         require_whole(store, folder, made)
+
+
+def test_an_artifact_is_removed_where_there_is_no_room_for_a_folder(
+    store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make("sft", {"weights": "1"})
+    mkdir = Path.mkdir
+
+    def full(path: Path, *given: Any, **how: Any) -> None:
+        if path.name == ".trash":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        mkdir(path, *given, **how)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    store.remove(store.path(made), made)
+    assert not store.path(made).exists()
