@@ -16,6 +16,10 @@ _SPENT = 0.5
 """Share of a budget below which a plan says that the devices, and not the budget, are its limit."""
 
 
+LEAST, MOST_ASKED = 1e-9, 1e40
+"""Between these lies whatever anybody could ask for; what is computed from numbers beyond them has no float."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What may be spent, one of them: model FLOPs, USD, or days on the devices at hand."""
@@ -68,8 +72,9 @@ def check(preset: str | None, parameters: float | None, of_config: bool, tokens:
         fix = "for example --preset gpt-1.3b --tokens 20e9, or --money 5000"
         problems.append(Problem("nothing_to_plan", "", "expected a size, tokens or a budget, best two of them", fix))
     for flag, value in (("--parameters", parameters), ("--tokens", tokens), *_flags(budget)):
-        if value is not None and not 0 < value < math.inf:
-            problems.append(Problem("not_positive", flag, f"expected a number above zero, not {value:g}"))
+        if value is not None and not LEAST <= value <= MOST_ASKED:
+            said = "a number above zero" if not value > 0 else f"a number between {LEAST:g} and {MOST_ASKED:g}"
+            problems.append(Problem("not_positive", flag, f"expected {said}, not {value:g}"))
     if problems:
         raise ConfigError(*problems)
 

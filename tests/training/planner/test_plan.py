@@ -158,6 +158,18 @@ def test_a_slow_network_between_pods_costs_time() -> None:
     assert [one.code for one in refused(preset="gpt-1.3b", pod=32, gpus=0)] == ["not_positive", "half_a_network"]
 
 
+def test_numbers_that_nothing_could_be_are_refused() -> None:
+    """A negative sequence length came to a negative time and cost, an infinite budget to a traceback."""
+    for name in ("length", "batch_tokens", "vocabulary", "price", "capital", "gbit", "own_tokens", "used_tokens"):
+        for value in (-1, math.nan, math.inf):
+            assert [one.code for one in refused(preset="gpt-125m", tokens=1e9, **{name: value})] == ["not_positive"]
+    assert refused(preset="gpt-125m", tokens=1e9, length=0)[0].path == "--sequence-length"
+    for name in ("tokens", "compute", "money", "days"):
+        for value in (math.inf, math.nan, 1e300, 1e-300):
+            (problem,) = refused(preset="gpt-125m", **{name: value})
+            assert (problem.code, problem.path) == ("not_positive", f"--{name}")
+
+
 def test_wishes_that_cannot_be_say_what_would_have_to_change() -> None:
     assert "did you mean a100-40?" in refused(preset="gpt-1.3b", gpu="a10040")[0].fix
     assert "devices.py" in refused(preset="gpt-1.3b", gpu="abacus")[0].fix
