@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from corpus.source_names import unknown_source
-from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, SafetyConfig
-from flows.graph import Graph, ancestors, first_model, items_to_clear, models_before
+from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig, SafetyConfig
+from flows.graph import MODEL, Graph, ancestors, first_model, items_to_clear, models_before
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
 from infra.errors import Problem, StageError
@@ -70,6 +70,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
             yield from _of_rewards(node, node.config)
+        if isinstance(node.config, RegisterConfig):
+            yield from map(node.place, _of_gates(node, node.config, nodes))
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
         if isinstance(node.config, TrainerConfig):
@@ -221,6 +223,19 @@ def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterato
         message = f"expected text in the token ids of {models[0].id}, and {shards.id} has those of {by}"
         fix = f"take shards whose input tokenizer is {models[0].id}, or leave text out"
         yield Problem("other_tokenizer", where, message, fix)
+
+
+def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Problem]:
+    """Gates on figures of steps that the registration does not read: they would end the run after all is built."""
+    if (model := node.inputs.get(MODEL)) is None:
+        return
+    names = sorted({*node.inputs, model, nodes[model].stage.name})
+    for number, gate in enumerate(config.gates):
+        step = gate.figure.partition(".")[0]
+        if step not in names:
+            message = f"{step} is no step whose figures this registration reads"
+            fix = nearest(step, names, "it reads")
+            yield Problem("unknown_figure", f"register.gates.{number}.figure", message, fix)
 
 
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from evaluation.config import (
     BenchmarksConfig,
     BenchmarkTextConfig,
     CorpusReportConfig,
+    Gate,
     RegisterConfig,
     ReportConfig,
     SafetyConfig,
@@ -28,6 +29,8 @@ from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, SftConf
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
 
+MODEL = "model"
+"""The input by which a step reads the model that it is about."""
 JUDGE = "judge"
 """PPO's input of that name, and the step that is this input of the usual PPO."""
 
@@ -190,11 +193,21 @@ def _named(node: Node, config: PipelineConfig, command: str) -> Node:
     name = f"{config.name}-{node.id}" if node.path else config.name
     if isinstance(filled, RegisterConfig) and filled.name is None:
         filled = filled.model_copy(update={"name": name})
+    if isinstance(filled, RegisterConfig):
+        filled = filled.model_copy(update={"gates": tuple(_of_the_model(gate, node) for gate in filled.gates)})
     if isinstance(filled, ReportConfig | CorpusReportConfig) and filled.title is None:
         filled = filled.model_copy(update={"title": name})
     if isinstance(filled, ReportConfig) and not filled.command:
         filled = filled.model_copy(update={"command": command})
     return replace(node, config=filled)
+
+
+def _of_the_model(gate: Gate, node: Node) -> Gate:
+    """A gate on the step whose model is registered names its input: the artifact may have been built by a step of
+    another name, which shares it."""
+    step, _, figure = gate.figure.partition(".")
+    is_the_model = step == node.inputs.get(MODEL) and step not in STAGES
+    return gate.model_copy(update={"figure": f"{MODEL}.{figure}"}) if is_the_model else gate
 
 
 def first_model(nodes: Graph, name: str) -> Node | None:

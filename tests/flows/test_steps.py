@@ -103,6 +103,39 @@ def test_what_does_not_fit_between_steps_has_the_key_of_the_step() -> None:
     assert told["tokenizer.heldout_share"][0] == "contradiction"
 
 
+def test_a_gate_on_a_step_that_the_registration_does_not_read_is_refused() -> None:
+    """It ended the run after all was built."""
+    tuned = {"uses": "sft", "inputs": {"model": "pretrain", "instructions": "instructions"}}
+    quiz = {"uses": "benchmarks", "inputs": {"model": "chat"}}
+    inputs = {"model": "chat", "quiz": "quiz"}
+
+    def gated(*figures: str) -> dict[str, Any]:
+        gates = [{"figure": figure, "at_least": 0} for figure in figures]
+        return {"chat": tuned, "quiz": quiz, "release": {"uses": "register", "inputs": inputs, "gates": gates}}
+
+    assert problems_of(gated("chat.a", "quizz.a", "shard.a")) == {
+        "steps.release.gates.1.figure": ("unknown_figure", "did you mean quiz?"),
+        "steps.release.gates.2.figure": ("unknown_figure", "it reads chat, model, quiz, sft"),
+    }
+    gates = [{"figure": "benchmark_base.cloze_accuracy", "at_least": 0}]
+    told = problems_of({}, benchmarks={}, register={"gates": gates})
+    assert told == {"register.gates.0.figure": ("unknown_figure", "did you mean benchmarks_base?")}
+    nodes = graph(parse({"name": "x", **MODELS, "steps": gated("chat.a", "sft.a", "model.a", "quiz.a")}))
+    assert nodes["release"].config.gates[3].figure == "quiz.a"  # type: ignore[attr-defined]
+
+
+def test_a_gate_on_the_registered_step_holds_whichever_step_built_its_artifact() -> None:
+    """The artifact of a step that shares it with others names the one that built it: the figure was called unknown."""
+    for name in ("chat", "talk"):
+        tuned = {"uses": "sft", "inputs": {"model": "pretrain", "instructions": "instructions"}}
+        gates = [{"figure": f"{name}.heldout_loss_sft", "at_most": 5}]
+        release = {"uses": "register", "inputs": {"model": name}, "gates": gates}
+        nodes = graph(parse({"name": "x", **MODELS, "steps": {name: tuned, "release": release}}))
+        assert nodes["release"].config.gates[0].figure == "model.heldout_loss_sft"  # type: ignore[attr-defined]
+    nodes = graph(parse({"name": "x", **MODELS, "register": {"gates": [{"figure": "pretrain.a", "at_most": 5}]}}))
+    assert nodes["register"].config.gates[0].figure == "pretrain.a"  # type: ignore[attr-defined]
+
+
 def test_what_would_end_an_alignment_at_its_beginning_is_said_before_anything_runs() -> None:
     asked = {"model": "pretrain", "prompts": "instructions"}
     paired = {"model": "pretrain", "preferences": "preferences"}
