@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig, dump
 from flows.graph import Selection
-from flows.journal import PRIVATE, WHOLE, RunJournal
+from flows.journal import PRIVATE, RESERVED_BYTES, WHOLE, RunJournal
 from infra.errors import Problem, StemmaError
 from infra.interrupts import NUMBERS, interrupt_received
 from infra.project import code_state
@@ -249,9 +250,14 @@ def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] |
 
 
 def _lost(request: Request, message: str) -> dict[str, Any]:
-    """A run that ended without a result: its process died, or never started."""
+    """A run that ended without a result: its process died, never started, or had no room to say more."""
     status = "cancelled" if message.startswith("Cancel") else "failed"
-    problem = Problem("run_lost", request.config_path, f"the flow run ended without a result: {message}", "run again")
+    said = f"the flow run ended without a result: {message}"
+    problem = Problem("run_lost", request.config_path, said, "run again")
+    if status == "failed" and request.root.exists() and shutil.disk_usage(request.root).free < RESERVED_BYTES:
+        problem = Problem(
+            "disk_full", str(request.root), f"the disk is full, and {said}", "free some space and run again"
+        )
     return _without_result(request, status, problem)
 
 

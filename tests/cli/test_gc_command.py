@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.command import Answer
+from tests.small_disk import fill, small_disk
 
 Run = Callable[..., Answer]
 
@@ -380,27 +379,18 @@ def test_a_run_that_was_killed_at_its_first_line_and_a_strange_file_are_in_nobod
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no right to mount a small disk here")
-    try:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "3m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_full_disk_is_where_gc_is_needed_most(run: Run, small_disk: Path) -> None:
+def test_a_full_disk_is_where_gc_is_needed_most(run: Run, disk: Path) -> None:
     """It had no room to take a lease, and removed nothing."""
-    store = Store(small_disk / "store")
+    store = Store(disk / "store")
     old, building, new = (make_artifact(store, "sft", {"w": text * 5000}, config={"x": text}) for text in "123")
     record_run(store, "demo", [new])
     lease = store.leases.acquire(place(building))
-    with open(small_disk / "filler", "wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(512)):
-            pass
+    fill(disk)
     answer = run("gc", "--yes", "--root", store.root)
     assert answer.code == 0, answer.document["errors"]
     assert [row["artifact"] for row in answer.document["garbage"] if row["removed"]] == [place(old)]

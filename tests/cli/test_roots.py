@@ -17,6 +17,7 @@ from cli.output import as_json
 from infra.errors import StageError
 from infra.store.store import Store
 from tests.command import Answer
+from tests.small_disk import fill, small_disk
 
 Run = Callable[..., Answer]
 
@@ -107,33 +108,26 @@ def test_a_store_of_another_format_is_refused_by_all(run: Run, built_data: Path,
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no right to mount a small disk here")
-    try:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "64k") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_full_disk_is_told_when_a_store_is_opened(run: Run, built_data: Path, tiny_disk: Path) -> None:
-    fill(tiny_disk)
-    answer = ask(run, WRITING["run"], built_data / "config.yaml", tiny_disk / "store")
+def test_a_full_disk_is_told_when_a_store_is_opened(run: Run, built_data: Path, disk: Path) -> None:
+    fill(disk)
+    answer = ask(run, WRITING["run"], built_data / "config.yaml", disk / "store")
     assert answer.code == 1
     assert [error["code"] for error in answer.document["errors"]] == ["disk_full"]
 
 
 def test_a_full_disk_is_told_by_commands_without_a_store_and_leaves_no_part_of_a_file(
-    run: Run, built_data: Path, tiny_disk: Path
+    run: Run, built_data: Path, disk: Path
 ) -> None:
     """What was half-written was in the way of the next `init`."""
-    fill(tiny_disk)
-    answer = run("init", built_data / "text.jsonl", "--to", tiny_disk / "pipeline.yaml")
+    fill(disk)
+    answer = run("init", built_data / "text.jsonl", "--to", disk / "pipeline.yaml")
     assert (answer.code, [error["code"] for error in answer.document["errors"]]) == (1, ["disk_full"])
-    assert [path.name for path in tiny_disk.iterdir()] == ["filler"]
+    assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
 @pytest.mark.parametrize(
@@ -148,15 +142,6 @@ def test_what_a_disk_or_its_rights_refuse_is_no_crash(number: int, code: str) ->
     found = CliRunner().invoke(command)
     assert found.exit_code == 1 and "/data/pins.json: " in found.stderr
     assert ("the disk is full" if code == "disk_full" else "may not write or read it") in found.stderr
-
-
-def fill(disk: Path) -> None:
-    with open(disk / "filler", "wb", buffering=0) as file:
-        try:
-            while file.write(bytes(1024)):
-                pass
-        except OSError:
-            return
 
 
 def test_a_disk_that_cannot_be_written_can_be_read_and_is_told_when_written(

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.config import load
+from flows.graph import Selection
+from flows.start import Request, _lost
 from infra.store.layout import MANIFEST
 from tests.command import Answer, environment, finish, start, write_config
 from tests.pipelines import short_config
 from tests.processes import running_stage, wait_until
+from tests.small_disk import fill, small_disk
 
 SIZE_MB = 256
 """More than a stage wants to see free before it starts."""
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(place)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no right to mount a small disk here")
-    try:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", f"{SIZE_MB}m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """A file that takes all that is left."""
-    filler = disk / "filler"
-    with open(filler, "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * 65536)
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-    return filler
 
 
 def half_written(store: Path) -> list[Path]:
@@ -50,15 +33,29 @@ def half_written(store: Path) -> list[Path]:
     return [folder for stage in stages for folder in stage.iterdir() if not (folder / MANIFEST).is_file()]
 
 
+def test_a_run_that_had_no_room_for_its_result_is_told_with_the_reason(tmp_path: Path) -> None:
+    config = load(write_config(tmp_path / "config.yaml", short_config(tmp_path)))
+
+    def told(root: Path) -> dict[str, Any]:
+        (error,) = _lost(Request(config, Selection(), root, False, "config.yaml"), "Crashed: no message")["errors"]
+        return dict(error)
+
+    with small_disk(tmp_path / "small", "64k") as place:
+        fill(place)
+        full = told(place)
+    assert (full["code"], full["path"]) == ("disk_full", str(place)) and "Crashed" in full["message"]
+    assert told(tmp_path)["code"] == "run_lost"
+
+
 @pytest.mark.cluster
 def test_a_full_disk_fails_cleanly_and_the_next_run_goes_on(
-    small_disk: Path, tmp_path: Path, run: Callable[..., Answer], cold_env: dict[str, str]
+    disk: Path, tmp_path: Path, run: Callable[..., Answer], cold_env: dict[str, str]
 ) -> None:
-    store = small_disk / "store"
+    store = disk / "store"
     config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
     process = start("run", config, "--root", store, "--set", "launch.retries=0", env=environment(**cold_env))
     wait_until(lambda: running_stage(store, "ingest"))
-    filler = fill(small_disk)
+    filler = fill(disk)
     answer = finish(process)
     assert answer.code == 1, answer.document
     assert "disk_full" in {error["code"] for error in answer.document["errors"]}, answer.document["errors"]
