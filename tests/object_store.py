@@ -101,26 +101,20 @@ class Proxy(BaseHTTPRequestHandler):
 
 
 def unavailable(proxy: Proxy) -> bool:
-    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-    proxy.send_response(503)
-    proxy.send_header("Content-Length", str(len(body)))
-    proxy.end_headers()
-    proxy.wfile.write(body)
-    return True
+    return _answer(proxy, 503, "SlowDown", "Please reduce your request rate.")
 
 
 def refused(proxy: Proxy) -> bool:
-    body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-    proxy.send_response(403)
-    proxy.send_header("Content-Length", str(len(body)))
-    proxy.end_headers()
-    proxy.wfile.write(body)
-    return True
+    return _answer(proxy, 403, "AccessDenied", "Access Denied")
 
 
 def knows_no_upload(proxy: Proxy) -> bool:
-    body = b"<Error><Code>NoSuchUpload</Code><Message>The upload does not exist.</Message></Error>"
-    proxy.send_response(404)
+    return _answer(proxy, 404, "NoSuchUpload", "The upload does not exist.")
+
+
+def _answer(proxy: Proxy, status: int, code: str, message: str) -> bool:
+    body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    proxy.send_response(status)
     proxy.send_header("Content-Length", str(len(body)))
     proxy.end_headers()
     proxy.wfile.write(body)

@@ -138,17 +138,18 @@ def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root
 
 def _whole(path: Path) -> dict[str, Any]:
     """What stands in a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
+    of_run = {"settings", "value", "parameters", "tokens"}
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
-        of_run = {"settings", "value", "parameters", "tokens"}
         is_whole = {"sweep", "measure", "maximise", "runs"} <= found.keys()
-        if is_whole and all(of_run <= run.keys() for run in found["runs"]):
-            return found
+        is_whole = is_whole and all(of_run <= run.keys() for run in found["runs"])
     except (OSError, ValueError, RecursionError, TypeError, AttributeError):
-        pass
-    message = f"{path} is damaged: what stemma sweep found was expected"
-    fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
-    raise ConfigError(Problem("damaged_state", str(path), message, fix))
+        is_whole = False
+    if not is_whole:
+        message = f"{path} is damaged: what stemma sweep found was expected"
+        fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
+        raise ConfigError(Problem("damaged_state", str(path), message, fix))
+    return found
 
 
 def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:

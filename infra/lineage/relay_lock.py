@@ -81,12 +81,13 @@ def anyone_registered(root: Path | str) -> bool:
         return False
     for path in [path for path in folder.iterdir() if not path.name.startswith(".")]:
         try:
-            if process_lives(json.loads(path.read_text())):
-                return True
+            lives = process_lives(json.loads(path.read_text()))
         except FileNotFoundError:
             continue
         except (ValueError, LookupError, TypeError):
-            pass  # a power cut left it empty, and took its process with it
+            lives = False  # a power cut left it empty, and took its process with it
+        if lives:
+            return True
         path.unlink(missing_ok=True)
     return False
 
