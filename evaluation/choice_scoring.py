@@ -113,8 +113,7 @@ class ChoiceScorer:
             mask = torch.zeros(batch.blocked.shape, dtype=self.model.dtype).masked_fill_(batch.blocked, lowest)[:, None]
             mask = mask.to(self.device)
         if self.way == "own" and self._trunk is not None:
-            own: Tensor = self.model.lm_head(self._trunk.hidden(batch, mask))
-            return own
+            return self._trunk.logits(batch, mask)
         ids, positions = batch.tokens[batch.places].to(self.device), batch.depths[batch.places].to(self.device)
         asked = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
         wanted = batch.first[batch.asked]

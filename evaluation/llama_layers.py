@@ -1,7 +1,9 @@
-"""The layers of a Llama or Qwen3 for evaluation in fp32 on a CPU, with fewer passes over memory than transformers'.
+"""The layers of a Llama or Qwen3 for evaluation in fp32 on a CPU, with faster products and fewer passes over memory.
 
-- Queries, keys and values are one product, gate and up another. Weights of norms are multiplied into them, and a
-  product adds its result to the residual stream itself.
+- Products are oneDNN's, of weights that it has laid out beforehand: torch's own call MKL, which on a processor that is
+  not Intel's uses half the width of AVX-512 (benchmarks/RESULTS.md, "Products in fp32").
+- Queries, keys and values are one product. Weights of norms are multiplied into products; they apply SiLU, multiply the
+  gate in and add to the residual stream themselves.
 - Entries of a head that turn together lie side by side, so that rotary positions are one complex multiplication. Their
   order does not matter where queries and keys have the same.
 
@@ -11,27 +13,54 @@ Shapes: N tokens, D width, H heads, K heads of keys, E width of a head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+
+MOST_PARAMETERS = 500_000_000
+"""The weights here are a second copy: 2 GB of fp32."""
+ROWS_HINT = 512
+"""For how many rows oneDNN lays weights out; measured with 1 to 2,048, it makes no difference."""
+
+FUSED_FROM = 256
+"""Keys of a row from which torch's fused attention is the faster one; below it is two products and a softmax."""
+
+
+class Product:
+    """states · weightᵀ of states (N, in) and a weight (out, in), what follows it done where it is computed."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
+
+    def of(self, states: Tensor, then: Literal["none", "swish"] = "none") -> Tensor:
+        """(N, out); with `swish` the SiLU of it."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, None, then, [], "")
+        return found
+
+    def plus(self, states: Tensor, other: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, other, self._weight, None, "add")
+        return found
+
+    def times(self, states: Tensor, other: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, other, self._weight, None, "mul")
+        return found
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of a layer as products take them, (in, out); q and kv are views of qkv.
+    """The products of a layer.
 
     norms: of a Qwen3's queries and keys (H + K, E), for K heads of keys; None for a Llama, which has none.
     """
 
-    q: Tensor
-    kv: Tensor
-    qkv: Tensor
-    o: Tensor
-    gate_up: Tensor
-    down: Tensor
+    qkv: Product
+    o: Product
+    gate: Product
+    up: Product
+    down: Product
     norms: Tensor | None
 
 
@@ -39,13 +68,14 @@ class LlamaLayers:
     """Weights as products take them, and what a layer is made of."""
 
     @staticmethod
-    def fit(model: PreTrainedModel, most_parameters: int) -> bool:
-        """Whether a model is a plain Llama or Qwen3 in fp32 on a CPU, of at most so many parameters.
+    def fit(model: PreTrainedModel) -> bool:
+        """Whether a model is a plain Llama or Qwen3 in fp32 on a CPU, of at most MOST_PARAMETERS.
 
-        Plain: without biases, adapters, hooks, windows or unusual positions. The weights here are a second copy, and
-        products of large models cost so much that the rest matters little.
+        Plain: without biases, adapters, hooks, windows or unusual positions.
         """
-        if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM) or model.num_parameters() > most_parameters:
+        if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM) or model.num_parameters() > MOST_PARAMETERS:
+            return False
+        if not torch.backends.mkldnn.is_available():
             return False
         config = model.config
         if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
@@ -69,22 +99,29 @@ class LlamaLayers:
         self.eps, self.scale, self.width = config.rms_norm_eps, attention.scaling, attention.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.layers = [self._prepared(layer) for layer in self._model.layers]
+        last = self._queries_keys_values(self._model.layers[-1])
+        queries = self.heads * self.width
+        self.last_q, self.last_kv = Product(last[:queries]), Product(last[queries:])
+        """Of the last layer, whose queries are asked for at fewer places than keys and values."""
+        self._head = Product(model.lm_head.weight)
 
     def _prepared(self, layer: Any) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        q, k = self._paired(attention.q_proj.weight), self._paired(attention.k_proj.weight)
-        qkv = torch.cat([q, k, attention.v_proj.weight]) * before
-        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * between
-        queries = len(q)
+        attention, mlp, between = layer.self_attn, layer.mlp, layer.post_attention_layernorm.weight
         norms = None
         if hasattr(attention, "q_norm"):
             own = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
             norms = torch.cat([self._paired(norm.weight[:, None]).t().expand(heads, -1) for norm, heads in own])
         return Layer(
-            qkv[:queries].t(), qkv[queries:].t(), qkv.t(), attention.o_proj.weight.t(), gate_up.t(),
-            mlp.down_proj.weight.t(), norms,
+            Product(self._queries_keys_values(layer)), Product(attention.o_proj.weight),
+            Product(mlp.gate_proj.weight * between), Product(mlp.up_proj.weight * between),
+            Product(mlp.down_proj.weight), norms,
         )  # fmt: skip
+
+    def _queries_keys_values(self, layer: Any) -> Tensor:
+        """((H + 2 · K) · E, D), the norm before them multiplied in."""
+        attention = layer.self_attn
+        q, k = self._paired(attention.q_proj.weight), self._paired(attention.k_proj.weight)
+        return torch.cat([q, k, attention.v_proj.weight]) * layer.input_layernorm.weight
 
     def _paired(self, weight: Tensor) -> Tensor:
         """(heads · E, D) with the entries i and i + E/2 of each head, which turn together, side by side."""
@@ -95,9 +132,9 @@ class LlamaLayers:
         embedded: Tensor = self._model.embed_tokens.weight[ids]
         return embedded
 
-    def last_norm(self, states: Tensor) -> Tensor:
-        normed: Tensor = self._model.norm(states)
-        return normed
+    def logits(self, states: Tensor) -> Tensor:
+        """(N, V) of what the last layer leaves (N, D)."""
+        return self._head.of(self._model.norm(states))
 
     def turns(self, positions: Tensor) -> Tensor:
         """(N, 1, E/2), complex: by how much the pairs of each head turn at positions (N,)."""
@@ -118,13 +155,17 @@ class LlamaLayers:
         causal."""
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
+        if mask is None or k.shape[2] >= FUSED_FROM:
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
+        scores = torch.matmul(q * self.scale, k.transpose(-1, -2)).add_(mask)
+        return torch.matmul(torch.softmax(scores, -1, out=scores), v)
 
     def normed(self, states: Tensor) -> Tensor:
         """Over their root mean square; the norm's weight is in the product that follows."""
         length = torch.linalg.vector_norm(states, dim=1, keepdim=True)
         return states * length.square_().div_(states.shape[1]).add_(self.eps).rsqrt_()
 
-    def add_mlp(self, stream: Tensor, layer: Layer) -> None:
-        gate, up = self.normed(stream).mm(layer.gate_up).chunk(2, 1)
-        stream.addmm_(silu(gate, inplace=True).mul_(up), layer.down)
+    def after_mlp(self, stream: Tensor, layer: Layer) -> Tensor:
+        """(N, D): the stream with what the MLP adds."""
+        normed = self.normed(stream)
+        return layer.down.plus(layer.up.times(normed, layer.gate.of(normed, "swish")), stream)

@@ -16,18 +16,16 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from evaluation.llama_layers import Layer, LlamaLayers
 from evaluation.slots import unseen
 
-MOST_PARAMETERS = 50_000_000
-
 
 class LlamaSlots:
     """`evaluation.slots.Slots` of a plain model."""
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        return LlamaLayers.fit(model, MOST_PARAMETERS)
+        return LlamaLayers.fit(model)
 
     def __init__(self, model: LlamaForCausalLM | Qwen3ForCausalLM, slots: int, width: int) -> None:
-        self._of, self._head, self._width = LlamaLayers(model), model.lm_head, width
+        self._of, self._width = LlamaLayers(model), width
         of = self._of
         self._queries = of.heads * of.width
         self._turned = self._queries + of.kv_heads * of.width
@@ -42,36 +40,35 @@ class LlamaSlots:
         stream, turns = of.embedded(ids.flatten()), self._turns[:length].repeat(count, 1, 1)
         into = (rows[:, None] * self._width + torch.arange(length)).flatten()
         for layer, kept in zip(of.layers[:-1], self._kept, strict=False):
-            qkv = of.normed(stream).mm(layer.qkv)
+            qkv = layer.qkv.of(of.normed(stream))
             of.turn(qkv[:, : self._turned], turns, layer.norms)
             self._keep(kept, qkv[:, self._queries :], into, count, sources)
             q, k, v = self._in_heads(qkv, count).split([of.heads, of.kv_heads, of.kv_heads], 1)
-            stream.addmm_(of.attend(q, k, v, None).transpose(1, 2).flatten(0, 1).flatten(1), layer.o)
-            of.add_mlp(stream, layer)
+            seen = of.attend(q, k, v, None).transpose(1, 2).flatten(0, 1).flatten(1)
+            stream = of.after_mlp(layer.o.plus(seen, stream), layer)
         layer, normed = of.layers[-1], of.normed(stream)
         last = torch.arange(count) * length + lengths - 1
         q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([of.heads])
-        kv, q = normed.mm(layer.kv), normed[last].mm(layer.q)
+        kv, q = of.last_kv.of(normed), of.last_q.of(normed[last])
         of.turn(kv[:, : of.kv_heads * of.width], turns, k_norms)
         of.turn(q, turns[last], q_norms)
         self._keep(self._kept[-1], kv, into, count, sources)
         k, v = self._in_heads(kv, count).chunk(2, 1)
-        stream = stream[last]
-        self._add_layer(stream, q, k, v, unseen(lengths - 1, length, torch.float32), layer)
-        return self._logits(stream)
+        unread = unseen(lengths - 1, length, torch.float32)
+        return of.logits(self._after_layer(stream[last], q, k, v, unread, layer))
 
     def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
         of, count = self._of, len(tokens)
         stream, turns, mask = of.embedded(tokens), self._turns[places], unseen(places, reach, torch.float32)
         into = torch.arange(count) * self._width + places
         for layer, kept in zip(of.layers, self._kept, strict=True):
-            qkv = of.normed(stream).mm(layer.qkv)
+            qkv = layer.qkv.of(of.normed(stream))
             of.turn(qkv[:, : self._turned], turns, layer.norms)
             kept.index_copy_(0, into, qkv[:, self._queries :])
             seen = kept.view(-1, self._width, 2, of.kv_heads, of.width)[:count, :reach]
             k, v = seen.permute(2, 0, 3, 1, 4)
-            self._add_layer(stream, qkv[:, : self._queries], k, v, mask, layer)
-        return self._logits(stream)
+            stream = self._after_layer(stream, qkv[:, : self._queries], k, v, mask, layer)
+        return of.logits(stream)
 
     def move(self, source: int, target: int, length: int) -> None:
         at, to = source * self._width, target * self._width
@@ -85,17 +82,13 @@ class LlamaSlots:
         """(N, heads, T, E) of (N · T, heads · E)."""
         return states.view(count, -1, states.shape[1] // self._of.width, self._of.width).transpose(1, 2)
 
-    def _add_layer(self, stream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, layer: Layer) -> None:
-        """Attention and MLP of one query a sequence (N, H · E), which sees keys and values (N, K, T, E) by mask (N, T).
+    def _after_layer(self, stream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, layer: Layer) -> Tensor:
+        """The stream with attention and MLP of one query a sequence (N, H · E), which sees keys and values (N, K, T, E)
+        by mask (N, T).
 
         Heads that share keys are laid out as queries of one head.
         """
         queries = q.view(len(q), self._of.kv_heads, -1, self._of.width)
         added = mask[:, None, None].expand(-1, -1, queries.shape[2], -1)
         seen = scaled_dot_product_attention(queries, k, v, attn_mask=added, scale=self._of.scale)
-        stream.addmm_(seen.flatten(1), layer.o)
-        self._of.add_mlp(stream, layer)
-
-    def _logits(self, stream: Tensor) -> Tensor:
-        logits: Tensor = self._head(self._of.last_norm(stream))
-        return logits
+        return self._of.after_mlp(layer.o.plus(seen.flatten(1), stream), layer)

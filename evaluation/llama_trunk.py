@@ -7,7 +7,7 @@
 - Of the last layer only keys and values are computed everywhere, the rest for the tokens that are asked for.
 
 Shapes: N tokens to compute, B rows of T places that they stand at, U of the N asked for, D width, H heads, E width of a
-head.
+head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from evaluation.choice_rows import Batch
 from evaluation.llama_layers import LlamaLayers
 
-MOST_PARAMETERS = 500_000_000
-
 
 class LlamaTrunk:
-    """Hidden states after a model's last norm, at chosen places."""
+    """Logits at chosen places."""
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        return LlamaLayers.fit(model, MOST_PARAMETERS)
+        return LlamaLayers.fit(model)
 
     def __init__(self, model: LlamaForCausalLM | Qwen3ForCausalLM) -> None:
         self._of = LlamaLayers(model)
 
-    def hidden(self, batch: Batch, mask: Tensor | None) -> Tensor:
-        """(U, D) of the tokens that a batch asks for. mask: (B, 1, T, T), added to scores, None for causal."""
+    def logits(self, batch: Batch, mask: Tensor | None) -> Tensor:
+        """(U, V) after the tokens that a batch asks for. mask: (B, 1, T, T), added to scores, None for causal."""
         of = self._of
         turns = of.turns(batch.depths)
         ids, which = batch.tokens.unique(return_inverse=True)
@@ -43,23 +41,23 @@ class LlamaTrunk:
         turned = query_width + of.kv_heads * of.width
         row, place = batch.first // batch.places.shape[1], batch.first % batch.places.shape[1]
         for number, layer in enumerate(of.layers[:-1]):
-            qkv = of.normed(embedded).mm(layer.qkv)[which] if number == 0 else of.normed(stream).mm(layer.qkv)
+            qkv = layer.qkv.of(of.normed(embedded))[which] if number == 0 else layer.qkv.of(of.normed(stream))
             of.turn(qkv[:, :turned], turns, layer.norms)
             q, k, v = self._in_rows(qkv, batch).split([of.heads, of.kv_heads, of.kv_heads], 1)
             seen = of.attend(q, k, v, mask)
-            stream.addmm_(seen[row, :, place].flatten(1), layer.o)
-            of.add_mlp(stream, layer)
-        return self._last(stream, turns, mask, batch)
+            stream = of.after_mlp(layer.o.plus(seen[row, :, place].flatten(1), stream), layer)
+        return of.logits(self._last(stream, turns, mask, batch))
 
     def _last(self, stream: Tensor, turns: Tensor, mask: Tensor | None, batch: Batch) -> Tensor:
+        """(U, D): what the last layer leaves."""
         of = self._of
         layer, normed, wanted = of.layers[-1], of.normed(stream), batch.asked
         rows, length = batch.places.shape
-        kv = normed.mm(layer.kv)
+        kv = of.last_kv.of(normed)
         q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([of.heads])
         of.turn(kv[:, : of.kv_heads * of.width], turns, k_norms)
         k, v = self._in_rows(kv, batch).chunk(2, 1)
-        asked = normed[wanted].mm(layer.q)
+        asked = of.last_q.of(normed[wanted])
         of.turn(asked, turns[wanted], q_norms)
         # Queries of a row side by side: (B, most of a row, H, E), and their places in it.
         row = batch.first[wanted] // length
@@ -70,13 +68,12 @@ class LlamaTrunk:
         place = torch.zeros(q.shape[:2], dtype=torch.long)
         place[row, slot] = batch.first[wanted] % length
         if mask is None:
-            own = (torch.arange(length) <= place[:, :, None])[:, None]
+            later = torch.arange(length) > place[:, :, None]
+            own = torch.zeros(later.shape).masked_fill_(later, -torch.inf)[:, None]
         else:
             own = mask[torch.arange(rows)[:, None], 0, place][:, None]
         seen = of.attend(q.transpose(1, 2), k, v, own).transpose(1, 2)[row, slot].flatten(1)
-        left = stream[wanted].addmm_(seen, layer.o)
-        of.add_mlp(left, layer)
-        return of.last_norm(left)
+        return of.after_mlp(layer.o.plus(seen, stream[wanted]), layer)
 
     def _in_rows(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, heads, T, E) of (N, heads · E)."""
