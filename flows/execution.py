@@ -39,7 +39,8 @@ from infra.project import code_state, lock_hash
 from infra.store.at_work import GoingRun
 from infra.store.manifest import Manifest
 from infra.store.store import Store
-from tasks.build import BuildContext, Done
+from tasks.build import Done
+from tasks.build_context import BuildContext
 from tasks.failures import failure_of, traceback_of
 from tasks.semaphore import PrioritySemaphore
 from tasks.stage import STATE, Node

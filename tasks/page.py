@@ -23,7 +23,8 @@ from prefect.states import Cancelled, Completed, Failed, State
 from evaluation.page.words import seconds
 from infra.errors import StemmaError
 from infra.lineage.ledger import file_url, run_url
-from tasks.build import BuildContext, Done
+from tasks.build import Done
+from tasks.build_context import BuildContext
 from tasks.sheet import built_sheet, failed_sheet
 from tasks.stage import Node
 from tasks.supervisor import LOG

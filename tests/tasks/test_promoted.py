@@ -13,7 +13,8 @@ from evaluation.config import RegisterConfig
 from infra.store.manifest import Manifest
 from infra.store.promotions import Promotion, Promotions
 from infra.store.store import Store
-from tasks.build import BuildContext, build_request, ensure
+from tasks.build import build_request, ensure
+from tasks.build_context import BuildContext
 from tasks.explain import changes
 from tasks.promoted import held_against
 from tasks.stage import Node
