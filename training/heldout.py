@@ -20,11 +20,11 @@ from training import ranks
 from training.documents import Packed
 from training.evaluate import Side, measuring
 from training.language_model import LanguageModel
-from training.loaders import PackedShards, packed_batches
 from training.loss import IGNORE
 from training.ngram import Bigram, Unigram
 from training.objectives.base import Objective
 from training.objectives.causal import Causal
+from training.packed_shards import PackedShards, packed_batches
 
 _SEQUENCES_AT_ONCE = 16
 _TOKENS_AT_ONCE = 16_384

@@ -16,8 +16,8 @@ from corpus.trained import split_fingerprint
 from infra.errors import StageError, stage_error
 from training import ranks
 from training.config import MixtureConfig, MixtureWeights, phase_problem
-from training.loaders import PackedShards, bytes_in_use
 from training.mixture import Mixture, Phase, Pool, pools_of
+from training.packed_shards import PackedShards, bytes_in_use
 
 _USEFUL_EPOCHS = 4
 """Up to so many are worth nearly as much as new text (Muennighoff et al., 2023)."""

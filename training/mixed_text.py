@@ -15,8 +15,8 @@ from infra.errors import StageError, stage_error
 from infra.run import Run
 from training.chat import Conversation
 from training.language_model import LanguageModel
-from training.loaders import open_in_order, unpacked_bytes
 from training.loss import IGNORE
+from training.packed_shards import open_in_order, unpacked_bytes
 from training.packed_text import check_tokenizer, read_meta
 from training.scratch import node_scratch
 from training.shared_memory import own_shared_memory

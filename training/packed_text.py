@@ -22,7 +22,6 @@ from training import ranks
 from training.batch_size import BatchSizeRampup
 from training.config import PretrainConfig, batches
 from training.fit import Fit, Plan
-from training.loaders import PackedShards, count_sequences, spread, trained_sequences
 from training.mixed_shards import (
     MixedShards,
     epoch_sequences,
@@ -33,6 +32,7 @@ from training.mixed_shards import (
     told,
 )
 from training.mixture import Mixture, Pool
+from training.packed_shards import PackedShards, count_sequences, spread, trained_sequences
 from training.states import beginning, place_in
 
 

@@ -37,21 +37,14 @@ from training.heldout import HeldOut, count_baselines, measure
 from training.in_loop import InLoopEvaluator, keep_samples
 from training.induction_start import start_induction, unused_width
 from training.language_model import LanguageModel
-from training.loaders import (
-    count_sequences,
-    open_in_order,
-    packed_batches,
-    packed_loader,
-    read_packed,
-    spread,
-    unpacked_bytes,
-)
+from training.loaders import packed_loader
 from training.mixed_shards import MixedShards
 from training.models import build, flops_per_token, hf_config
 from training.new_tokens import CHAT_TOKENS, name_untrained
 from training.ngram import Bigram, Unigram
 from training.objectives import objective_of
 from training.objectives.base import Objective
+from training.packed_shards import count_sequences, open_in_order, packed_batches, read_packed, spread, unpacked_bytes
 from training.packed_text import (
     PackedText,
     check_tokenizer,

@@ -27,11 +27,12 @@ from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfi
 from training.ensemble import Ensemble
 from training.hardware import prepare
 from training.language_model import LanguageModel
-from training.loaders import next_token_batch, read_packed
+from training.loaders import next_token_batch
 from training.loss import IGNORE
 from training.mixed_text import Text, TextBeside, loss_of_text
 from training.models import load
 from training.norms import GradientClip
+from training.packed_shards import read_packed
 from training.preference_tuning import preference_tuning
 from training.profiling import SUMMARY, TABLE, TRACE
 from training.reward_model import reward_model

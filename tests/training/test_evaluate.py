@@ -20,9 +20,9 @@ from training.evaluate import Side, bits_per_byte, losses_by_source, measuring, 
 from training.hardware import Hardware
 from training.in_loop import SAMPLES, InLoopEvaluator
 from training.language_model import LanguageModel
-from training.loaders import read_packed
 from training.models import build, hf_config, load
 from training.objectives.causal import Causal
+from training.packed_shards import read_packed
 from training.pretrain import pretrain
 from training.shared_memory import own_shared_memory
 from training.train_state import Clock

@@ -21,9 +21,10 @@ from training.documents import Packed
 from training.export import export
 from training.hardware import Hardware
 from training.language_model import LanguageModel
-from training.loaders import PackedShards, packed_loader, trained_sequences
+from training.loaders import packed_loader
 from training.models import build, hf_config
 from training.objectives.causal import Causal
+from training.packed_shards import PackedShards, trained_sequences
 from training.shared_memory import own_shared_memory
 from training.train_state import TokenCount
 

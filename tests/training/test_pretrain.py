@@ -148,7 +148,7 @@ def test_compressed_shards_are_read_without_touching_the_artifact(
     import numpy as np
     from streaming import MDSWriter
 
-    from training.loaders import read_packed
+    from training.packed_shards import read_packed
     from training.shared_memory import own_shared_memory
 
     rows = np.arange(128, dtype=np.uint16).reshape(4, 32)

@@ -141,7 +141,7 @@ def compressed(shards_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The same shards in many files of zstd."""
     from streaming import MDSWriter
 
-    from training.loaders import PackedShards
+    from training.packed_shards import PackedShards
 
     folder, unused = tmp_path_factory.mktemp("compressed"), tmp_path_factory.mktemp("unused")
     shutil.copyfile(shards_dir / "meta.json", folder / "meta.json")
@@ -205,7 +205,7 @@ SEEN = "STEMMA_TEST_SEEN"
 
 def _record_samples(rank: int) -> None:
     """Writes down the number of every sample that this rank trains on."""
-    from training.loaders import PackedShards
+    from training.packed_shards import PackedShards
 
     read = PackedShards.__getitem__
 
@@ -263,7 +263,7 @@ def _die_at_the_first_checkpoint(rank: int) -> None:
 def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(
     inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    from training.loaders import PackedShards
+    from training.packed_shards import PackedShards
     from training.shared_memory import own_shared_memory
 
     def present() -> set[str]:

@@ -27,7 +27,7 @@ from tests.points import points_of
 from tests.processes import wait_until
 from tests.ranked import training_process
 from training.config import PretrainConfig
-from training.loaders import PackedShards
+from training.packed_shards import PackedShards
 from training.pretrain import pretrain
 from training.shared_memory import own_shared_memory
 
