@@ -78,16 +78,23 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
 def rollback(store: Store, name: str | None) -> Promoted:
     """Puts the model in force that was promoted before. name: may be left out where one name alone is promoted.
 
-    Raises ConfigError `which_name`; StageError `nothing_to_roll_back`.
+    Raises ConfigError `which_name`; StageError `nothing_to_roll_back`, `damaged`, `model_gone` where what it would put
+    in force is not whole.
     """
     promotions = Promotions(store.root)
     known = sorted(promotions.all())
     if name is None and len(known) > 1:
         raise ConfigError(Problem("which_name", "NAME", f"several are promoted: {', '.join(known)}", "name one"))
     name = name or (known[0] if known else "")
+    if len(history := promotions.history(name)) > 1:
+        folder = store.root / history[-2].registration
+        if (found := store.read(folder)) is None:
+            message = f"{history[-2].registration}, which was promoted before, is not in the store"
+            raise stage_error("model_gone", name, message, "promote another model; stemma run builds it again")
+        require_whole(store, store.fetch(found, folder), found)
+        _require_model(store, history[-2].registration, found.inputs["model"])
     now, before = promotions.rollback(name)
-    found = store.read(store.root / now.registration)
-    if found is not None:
+    if (found := store.read(store.root / now.registration)) is not None:
         _tell(store, name, found)
     return Promoted(name, now, before, [])
 

@@ -137,8 +137,9 @@ def remove_below(url: str) -> None:
     remove(list_objects(f"{url.rstrip('/')}/"))
     # Some servers know no list of unfinished uploads; theirs end by the bucket's own rules.
     with suppress(StageError):
-        begun = persistently(url, lambda: client().list_multipart_uploads(Bucket=bucket, Prefix=prefix))
-        for one in begun.get("Uploads", []):
+        pages = client().get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
+        begun = persistently(url, lambda: [one for page in pages for one in page.get("Uploads", [])])
+        for one in begun:
             client().abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
 
 

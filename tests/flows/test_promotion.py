@@ -120,7 +120,12 @@ def test_a_model_that_is_worse_on_the_same_items_is_refused_unless_that_is_wante
     assert Promotions(store.root).promoted("demo").registration == taken  # type: ignore[union-attr]
     forced = promote(store, f"register/{worse.name}", force=True)
     assert forced.now.registration == f"register/{worse.name}" and any(row["worse"] for row in forced.compared)
-    # The other way round there is nothing to refuse, and a rollback puts the earlier one in force.
+    # The other way round there is nothing to refuse, and a rollback puts the earlier one in force: if it is there.
+    aside = shutil.move(store.root / taken, store.root / "aside")
+    with pytest.raises(StageError, match="is not in the store"):
+        rollback(store, "demo")
+    assert Promotions(store.root).promoted("demo") == forced.now
+    shutil.move(aside, store.root / taken)
     assert rollback(store, "demo").now.registration == taken
 
 
