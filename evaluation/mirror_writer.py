@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +100,34 @@ def mirror_task(
     """
     wanted = definition(task)
     folder = (mirror / wanted.dataset).resolve()  # of a link, the folder itself is to be replaced
+    with _alone(folder):
+        return _mirror(wanted, source, mirror, folder, splits or {}, shots)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One call at a time changes a dataset: each keeps what is there of other splits and configurations."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise unwritable(error, folder) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _mirror(
+    wanted: Definition, source: Path | None, mirror: Path, folder: Path, splits: Mapping[str, Path], shots: int | None
+) -> Mirrored:
+    task = wanted.task
     _recover(folder)
     files = dict(find_files(source, task, wanted.config, wanted.scored, FILE_NAMES.get(task, ()))) if source else {}
     if source and source.is_file() and wanted.scored not in files and not splits:
         files = {wanted.scored: list(next(iter(files.values())))}
-    files |= {split: [path] for split, path in (splits or {}).items()}
+    files |= {split: [path] for split, path in splits.items()}
     rows, layout = {}, ""
     for split, paths in files.items():
         found = [row for path in paths for row in read_rows(path)]
@@ -253,7 +279,9 @@ def _write(
         pyarrow.parquet.write_table(table.slice(at, len(found)), folder / config / f"{split}.parquet")
         at += len(found)
     record = _record(folder)
-    sources = [{"file": str(path), "sha256": _sha256(path)} for paths in files.values() for path in paths]
+    kept = [one for one in record.get(config, {}).get("sources", []) if one.get("split", "") in rows.keys() - files]
+    new = [(split, path) for split, paths in files.items() for path in paths]
+    sources = kept + [{"split": split, "file": str(path), "sha256": _sha256(path)} for split, path in new]
     record[config] = {
         "splits": {split: len(found) for split, found in rows.items()},
         "sources": sources,
