@@ -111,7 +111,8 @@ def lay(rows: Sequence[Row], most_tokens: float = float("inf"), most_places: flo
             break
         laid.append(one)
     places = torch.zeros((len(laid), width), dtype=torch.long)
-    is_masked = any(one.branches for one in laid)
+    # A choice alone sees all that is before it, as its first tokens do of several.
+    is_masked = any(len(one.branches) > 1 for one in laid)
     blocked = torch.ones((len(laid), width, width), dtype=torch.bool).triu(1) if is_masked else None
     for number, one in enumerate(laid):
         places[number, : len(one.nodes)] = torch.tensor(one.nodes)

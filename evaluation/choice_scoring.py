@@ -19,6 +19,8 @@ from torch import Tensor
 from evaluation.choice_rows import Batch, Row, lay
 from evaluation.llama_trunk import LlamaTrunk
 
+TokenScores = tuple[Tensor, Tensor]
+"""Of the T tokens of a choice, natural-log likelihoods (T,) and whether each is the likeliest one."""
 Way = Literal["untried", "own", "hidden", "logits", "plain"]
 """Through layers of our own, transformers' layers, its whole model, or lm-eval's way."""
 
@@ -73,6 +75,11 @@ class ChoiceScorer:
 
     def score(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[tuple[float, bool]]]]:
         """(rows, log-likelihood and whether it is greedy of each of their choices in order) a batch, longest first."""
+        for batch, found in self.score_tokens(rows):
+            yield batch, _sums(found)
+
+    def score_tokens(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[TokenScores]]]:
+        """The same of each token of each choice."""
         left = sorted(rows, key=lambda row: -row.length)
         while left:
             # Layers of our own compute each different token once; transformers' every place.
@@ -90,20 +97,17 @@ class ChoiceScorer:
             left = left[size:]
 
     def _score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
-        return self._scored(lay(rows)[0])
+        return _sums(self._scored(lay(rows)[0]))
 
     @torch.inference_mode()
-    def _scored(self, batch: Batch) -> list[tuple[float, bool]]:
+    def _scored(self, batch: Batch) -> list[TokenScores]:
         logits = self._logits(batch)
         which, target = batch.which.to(logits.device), batch.targets.to(logits.device)
         greedy = _greedy(logits, which, target)
         in_place = logits if self.softmax_dtype in (None, logits.dtype) else None
         scores = torch.log_softmax(logits, -1, self.softmax_dtype, out=in_place)[which, target].cpu()
-        found, at = [], 0
-        for part in torch.split(scores, batch.lengths):
-            found.append((float(part.sum()), all(greedy[at : at + len(part)])))
-            at += len(part)
-        return found
+        parts = scores.split(batch.lengths), greedy.split(batch.lengths)
+        return list(zip(*parts, strict=True))
 
     def _logits(self, batch: Batch) -> Tensor:
         """(U, V) after the tokens that are asked for."""
@@ -132,12 +136,15 @@ class ChoiceScorer:
         return float(scores.gather(1, ids[0, -len(choice) :, None]).sum())
 
 
-def _greedy(logits: Tensor, which: Tensor, target: Tensor) -> list[bool]:
+def _sums(scored: Sequence[TokenScores]) -> list[tuple[float, bool]]:
+    return [(float(scores.sum()), bool(greedy.all())) for scores, greedy in scored]
+
+
+def _greedy(logits: Tensor, which: Tensor, target: Tensor) -> Tensor:
     """Whether each target is the first of the likeliest. argmax takes as long as the softmax, and few can be it."""
     found = logits[which, target] == logits.amax(-1)[which]
     found[found.clone()] = logits[which[found]].argmax(-1) == target[found]
-    answer: list[bool] = found.tolist()
-    return answer
+    return found.cpu()
 
 
 class TokenCache:

@@ -13,7 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from evaluation.choice_rows import Row
+from evaluation.choice_scoring import ChoiceScorer
 from evaluation.generation import Sampling, generate
+from evaluation.llama_trunk import LlamaTrunk
 from infra.errors import Problem, StageError, stage_error
 from infra.run import Run
 
@@ -149,6 +152,11 @@ def token_log_likelihoods(
     Returns N pairs, each of length T - 1: natural-log likelihoods (float32) and whether the token is the likeliest one.
     """
     lm.check_ids(sequences, note or "texts")
+    rows = [Row([ids[0]], [list(ids[1:])], [[number]]) for number, ids in enumerate(sequences) if len(ids) > 1]
+    scorer = ChoiceScorer(lm.model, lm.device)
+    has_own_layers = bool(rows) and LlamaTrunk.fits(lm.model) and scorer.usable(max(rows, key=lambda row: row.length))
+    if has_own_layers and scorer.way == "own":
+        return _by_own_layers(rows, scorer, len(sequences), run, note)
     found: list[tuple[Tensor, Tensor] | None] = [None] * len(sequences)
     done = 0
     for batch in _batches_by_length(sequences):
@@ -170,6 +178,21 @@ def token_log_likelihoods(
         done += len(batch)
         run.progress(done, len(sequences), "sequences", note)
     return [pair for pair in found if pair is not None]
+
+
+def _by_own_layers(
+    rows: Sequence[Row], scorer: ChoiceScorer, count: int, run: Run, note: str
+) -> list[tuple[Tensor, Tensor]]:
+    """What several sequences begin with is computed once. Those without a row have no token to score."""
+    found = [(torch.zeros(0), torch.zeros(0, dtype=torch.bool))] * count
+    done = count - len(rows)
+    for batch, scored in scorer.score_tokens(rows):
+        run.stop_if_cancelled()
+        for row, pair in zip(batch, scored, strict=True):
+            found[row.requests[0][0]] = pair
+        done += len(batch)
+        run.progress(done, count, "sequences", note)
+    return found
 
 
 def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:

@@ -471,6 +471,31 @@ def test_layers_of_our_own_are_those_of_the_model(family: str, settings: dict[st
         hook.remove()
 
 
+def test_tokens_of_sequences_are_scored_by_layers_of_our_own_as_by_the_models(
+    model_dir: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pairs that begin alike, one twice, and sequences without a token to score or with one."""
+    import torch
+
+    from evaluation import language_model
+    from evaluation.language_model import load_model, token_log_likelihoods
+    from evaluation.llama_trunk import LlamaTrunk
+
+    lm = load_model(model_dir, run)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, lm.rows, (40,), generator=draw).tolist()
+    sequences = [ids[:30], ids[:12] + ids[30:], ids[:30], ids[:1], ids[:2], ids[5:9]]
+    assert LlamaTrunk.fits(lm.model)
+    own = token_log_likelihoods(lm, sequences, run)
+    monkeypatch.setattr(language_model, "_by_own_layers", None)  # would fail if it were called
+    monkeypatch.setattr(LlamaTrunk, "fits", lambda model: False)
+    theirs = token_log_likelihoods(lm, sequences, run)
+    for found, wanted, given in zip(own, theirs, sequences, strict=True):
+        assert len(found[0]) == len(found[1]) == len(given) - 1 and found[0].dtype == torch.float32
+        torch.testing.assert_close(found[0], wanted[0], atol=1e-4, rtol=0)
+        assert torch.equal(found[1], wanted[1])
+
+
 def test_differences_are_those_of_the_same_items_and_corrected_for_their_number() -> None:
     from evaluation.paired import compare_models, holm
 
