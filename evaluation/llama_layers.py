@@ -32,6 +32,12 @@ FUSED_FROM = 256
 class Product:
     """states · weightᵀ of states (N, in) and a weight (out, in), what follows it done where it is computed."""
 
+    @staticmethod
+    def is_there() -> bool:
+        """Whether this torch has oneDNN, and the two operators, which are meant for its own compiler."""
+        wanted = ("_linear_pointwise", "_reorder_linear_weight")
+        return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in wanted)
+
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
 
@@ -75,7 +81,10 @@ class LlamaLayers:
         """
         if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM) or model.num_parameters() > MOST_PARAMETERS:
             return False
-        if not torch.backends.mkldnn.is_available():
+        products = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(
+            torch.ops.mkldnn, "_reorder_linear_weight"
+        )
+        if not (products and torch.backends.mkldnn.is_available()):
             return False
         config = model.config
         if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
