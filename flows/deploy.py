@@ -7,7 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from prefect import Flow
-from prefect.deployments.runner import EntrypointType
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.deployments.runner import DeploymentApplyError, EntrypointType
+from prefect.exceptions import ObjectAlreadyExists
 
 from flows.config import PipelineConfig
 from flows.feedback import ROUND, feedback_round
@@ -96,6 +99,22 @@ def _apply(
         entrypoint_type=EntrypointType.MODULE_PATH,
         tags=["stemma", *timing.tags],
     )
-    made = deployment.apply()
+    try:
+        made = deployment.apply()
+    except DeploymentApplyError:
+        # A worker makes the pool as it begins. Before that, what is deployed waits for the worker.
+        if not _make_pool():
+            raise
+        made = deployment.apply()
     assert isinstance(made, UUID)
     return made
+
+
+def _make_pool() -> bool:
+    """Makes the pool of the worker; False if it was there."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
+        except ObjectAlreadyExists:
+            return False
+    return True

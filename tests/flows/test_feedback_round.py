@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.deploy import WORK_POOL
 from tests.command import Answer, execute, stemma, write_config
 from tests.pipelines import full_config
 
@@ -24,10 +20,8 @@ Ask = Callable[..., Answer]
 
 @pytest.fixture
 def client(prefect_url: str) -> Iterator[SyncPrefectClient]:
-    """Of the session's server, which has the pool of `stemma up` and no worker."""
+    """Of the session's server, which has no worker, nor the pool that one makes."""
     with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as found:
-        with suppress(ObjectAlreadyExists):
-            found.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
         yield found
 
 
