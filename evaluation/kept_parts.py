@@ -6,9 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+from infra.config import StageConfig
+from infra.run import Run
+from infra.sources import Source
 
 
 class Keep(Protocol):
@@ -56,6 +60,16 @@ class KeptParts:
     def clear(self) -> None:
         """Removes them: what they were kept for is done."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str, Path], run: Run) -> KeptParts:
+    """What an earlier build of the same stage has left, where it was broken off. sources: the files of its config."""
+    files = {str(path): path for one in sources for path in one.paths}
+    asked = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
+    kept = KeptParts(run.work_dir / "parts", json.dumps(asked))
+    if kept.found:
+        run.event("resumed", f"going on with what is done: {', '.join(kept.found)}")
+    return kept
 
 
 def state_of(places: Mapping[str, Path]) -> list[tuple[str, str, int, int]]:

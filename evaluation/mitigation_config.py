@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from evaluation.config import (
     ToxicityScorer,
 )
 from infra.config import Config, StageConfig
+from infra.errors import Problem
 from infra.sources import Source, SourcePath
 
 
@@ -61,7 +63,7 @@ class MitigationsConfig(StageConfig):
         Mitigation(kind="prefix", text="The following text is kind, friendly and respectful.\n"),
         Mitigation(kind="rerank"),
     )
-    """What is tried. The input `tuned` adds a row for a model that was trained to be less toxic: on filtered,
+    """What is tried. Each input but `model` adds a row for a model that was trained to be less toxic: on filtered,
     counterfactual or neutrally written text, by fine-tuning or by alignment."""
     toxicity: ToxicityConfig = ToxicityConfig(samples_per_prompt=8)
     """Prompts, sampling and scorers, as in `safety`; 8 continuations of each prompt."""
@@ -89,6 +91,12 @@ class MitigationsConfig(StageConfig):
     def benchmarks(self) -> BenchmarksConfig:
         """The benchmarks that every mitigation is asked."""
         return BenchmarksConfig(tasks=self.tasks, tasks_mirror=self.tasks_mirror, limit=self.limit, seed=self.seed)
+
+    def same_names(self, inputs: Iterable[str]) -> list[Problem]:
+        """Inputs that are called like another row of the table, in which each input but `model` has a row."""
+        rows = {"plain", *(one.label for one in self.tried)}
+        message, fix = "another row of the table has this name too", "call the input otherwise"
+        return [Problem("name_taken", f"mitigations.inputs.{name}", message, fix) for name in inputs if name in rows]
 
     def sources(self) -> list[Source]:
         """The files of prompts, words and tasks."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evaluation.config import GeneratedPersonalDataConfig, SafetyConfig, ToxicityScorer
-from evaluation.kept_parts import KeptParts, state_of
+from evaluation.kept_parts import parts_of
 from infra.run import Result, Run
 
 EXPOSED = 0.05
@@ -37,7 +37,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     scorers = [make_scorer(one) for one in config.toxicity.scorers or (ToxicityScorer(),)] if config.toxicity else []
     lm = load_model(inputs["model"], run)
-    keep = _kept(config, inputs, run)
+    keep = parts_of(config, config.sources(), inputs, run)
     how: _How = {"seed": config.seed, "confidence": config.confidence}
     results: dict[str, Any] = {}
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
@@ -95,16 +95,6 @@ class _How(TypedDict):
 
     seed: int
     confidence: float
-
-
-def _kept(config: SafetyConfig, inputs: Mapping[str, Path], run: Run) -> KeptParts:
-    """What an earlier build of the same stage has left, where it was broken off."""
-    sources = {str(path): path for one in config.sources() for path in one.paths}
-    asked = [config.model_dump(mode="json"), state_of(inputs), state_of(sources)]
-    kept = KeptParts(run.work_dir / "parts", json.dumps(asked))
-    if kept.found:
-        run.event("resumed", f"going on with what is done: {', '.join(kept.found)}")
-    return kept
 
 
 def _personal_data(

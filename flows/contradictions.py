@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from corpus.source_names import unknown_source
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig, SafetyConfig
+from evaluation.mitigation_config import MitigationsConfig
 from flows.graph import MODEL, Graph, ancestors, first_model, items_to_clear, models_before
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
@@ -72,6 +73,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
             yield from _of_rewards(node, node.config)
         if isinstance(node.config, RegisterConfig):
             yield from map(node.place, _of_gates(node, node.config, nodes))
+        if isinstance(node.config, MitigationsConfig):
+            yield from map(node.place, node.config.same_names(node.inputs))
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
         if isinstance(node.config, TrainerConfig):

@@ -300,6 +300,7 @@ STAGES: dict[str, Stage] = {
             config=MitigationsConfig,
             function="evaluation.mitigations:mitigations",
             inputs=(needs("model"), may_have("tuned", "model")),
+            more=("model",),
             makes="scores",
             shows=("results.json", "aux/continuations.jsonl"),
         ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from evaluation.config import BenchmarksConfig, ReportConfig
 from evaluation.mitigation_config import MitigationsConfig
 from evaluation.mitigations import mitigations
 from evaluation.report import render
+from evaluation.toxicity_scorers import LexiconScorer
 from evaluation.word_bias import bias_of, biased, scoring_with
+from infra.errors import Cancelled, StageError
 from infra.run import Run
+from tests.flows.test_steps import problems_of
 
 LETTERS = "etaoinshrdlu"
 
@@ -128,6 +132,77 @@ def test_a_task_whose_items_are_more_or_less_right_is_told_by_its_mean(
     change = rows[1]["task_changes"]["truthfulqa_mc2"]
     assert 0 < values[0] < 1 and change["value"] == pytest.approx(values[1] - values[0], abs=1e-5)
     assert change["low"] < change["value"] < change["high"] and 0 < change["p_value"] <= 1
+
+
+def test_a_table_that_broke_off_goes_on_from_what_it_kept(
+    model_dir: Path, new_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What chooses fails at its second group of prompts, then the run is cancelled; in the end the unbroken bytes."""
+    monkeypatch.setattr("evaluation.toxicity_scorers.SCORED_AT_ONCE", 4)
+    (tmp_path / "words.txt").write_text("\n".join(LETTERS))
+    (tmp_path / "prompts.txt").write_text("Return the list\nThe file is\n")
+    lexicon = {"kind": "lexicon", "path": str(tmp_path / "words.txt")}
+    tried = [{"kind": "prefix", "text": "Kindly. "}, {"kind": "rerank", "candidates": 2, "scorer": lexicon}]
+    toxicity = {"prompts": str(tmp_path / "prompts.txt"), "samples_per_prompt": 2, "max_new_tokens": 4}
+    config = MitigationsConfig.model_validate({"tried": tried, "toxicity": toxicity, "tasks": ["cloze"], "limit": 4})
+    inputs = {"model": model_dir, "tuned": new_model(tmp_path / "tuned", seed=1)}
+    parts = tmp_path / "work" / "parts"
+
+    def build(name: str, work: str = "work", **options: Any) -> list[dict[str, Any]]:
+        (tmp_path / name).mkdir()
+        with (tmp_path / "journal").open("w+") as journal:
+            try:
+                mitigations(config, inputs, tmp_path / name, Run(tmp_path / work, journal=journal, **options))
+            finally:
+                journal.seek(0)
+                told = [json.loads(line) for line in journal]
+        return told
+
+    score, calls, broken = LexiconScorer.__call__, [0], [True]
+
+    def breaks(self: LexiconScorer, texts: Sequence[str]) -> Any:
+        calls[0] += 1
+        if broken and calls[0] > 1:
+            raise RuntimeError("out of memory")
+        return score(self, texts)
+
+    monkeypatch.setattr(LexiconScorer, "__call__", breaks)
+    with pytest.raises(StageError, match=r"lexicon words.txt .*failed at text 5 of 8 .*out of memory"):
+        build("failed")
+    broken.clear()
+    assert {path.stem for path in parts.glob("rerank*")} == {"rerank_drawn", "rerank_chosen_0"}
+    with pytest.raises(Cancelled):
+        build("cancelled", is_cancelled=lambda: (parts / "tuned_drawn.json").exists())
+    told = build("whole")
+    (resumed,) = [line["message"] for line in told if line.get("name") == "resumed"]
+    assert "prefix_tasks" in resumed and "rerank_chosen_1" in resumed and "tuned_drawn" in resumed
+    assert not parts.exists()
+    build("unbroken", work="other")
+    for name in ("results.json", "aux/continuations.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_every_model_that_was_trained_to_be_less_toxic_has_a_row_of_the_table(
+    model_dir: Path, new_model: Callable[..., Path], tmp_path: Path, run: Run
+) -> None:
+    """Such as one of filtered and one of neutrally written text beside one that was tuned."""
+    (tmp_path / "prompts.txt").write_text("Return the list\nThe file is\n")
+    toxicity = {"prompts": str(tmp_path / "prompts.txt"), "samples_per_prompt": 2, "max_new_tokens": 4}
+    asked = {"tried": [{"kind": "prefix", "text": "Kindly. "}], "toxicity": toxicity, "tasks": ["cloze"], "limit": 6}
+    config = MitigationsConfig.model_validate(asked)
+    names = ("filtered", "neutral", "tuned")
+    inputs = {name: new_model(tmp_path / name, seed=seed) for seed, name in enumerate(names, 1)}
+    out = tmp_path / "out"
+    out.mkdir()
+    figures = mitigations(config, {"model": model_dir, **inputs}, out, run).figures
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["plain", "prefix", *names]
+    assert {row["kind"] for row in rows[2:]} == {"tuned"} and len({row["nats_per_token"] for row in rows}) == 5
+    assert {f"{name}_{figure}_change_low" for name in names for figure in ("cloze", "toxicity")} <= figures.keys()
+    step = {"uses": "mitigations", "inputs": {"model": "pretrain", "prefix": "pretrain"}, **asked}
+    assert problems_of({"milder": step}) == {"steps.milder.inputs.prefix": ("name_taken", "call the input otherwise")}
+    with pytest.raises(StageError, match="this name too"):
+        mitigations(config, {"model": model_dir, "prefix": inputs["tuned"]}, out, run)
 
 
 def test_what_makes_no_sense_is_said() -> None:
