@@ -12,6 +12,9 @@ from evaluation.statistics import bootstrap
 BINS = 10
 """Bins of equal counts: of equal width, most are empty where a model is unsure of everything."""
 
+NO_RIGHT_CHOICE = frozenset({"pct_stereotype", "likelihood_diff"})
+"""Metrics of tasks whose target is not right but one of the two that are compared."""
+
 
 def calibration(
     samples: Sequence[Mapping[str, Any]], confidence: float = 0.95, seed: int = 17
@@ -22,9 +25,9 @@ def calibration(
     and whose `target` is the right one's number. A choice's probability is its share of exp(log-likelihood), as where
     acc is taken. ECE is in [0, 1], 0 is calibrated; with few items it is biased upwards. Brier is the mean of the
     squared distances to (0, …, 1, …, 0), in [0, 2]. None where there are no such items, and where several choices are
-    right, so that `acc` is a share of likelihood (truthfulqa_mc2).
+    right, so that `acc` is a share of likelihood (truthfulqa_mc2), or none is (crows_pairs).
     """
-    if any(sample.get("acc", 0) not in (0, 1) for sample in samples):
+    if any(sample.get("acc", 0) not in (0, 1) or NO_RIGHT_CHOICE & sample.keys() for sample in samples):
         return None
     right, sure, brier = [], [], []
     for sample in samples:

@@ -29,7 +29,8 @@ def compare_models(
     models: (name, rows of `result_rows`, lm-eval's records of items by task and shots). aggregations: each task's own,
     by metric. A row has `difference`, its interval, a two-sided `p_value` and `p_holm`, which keeps the chance of one
     false alarm among all rows of a call at its level (Holm 1979). Right-or-wrong metrics: McNemar's exact test and
-    Newcombe's interval for pairs. Others: the bootstrap over items, drawn together for both models.
+    Newcombe's interval for pairs. Others: the bootstrap over items, drawn together for both models, and a permutation
+    test: sign flips of means, swaps of the two models' answers where the metric is no mean.
     """
     found = []
     for (first, first_rows, first_items), (second, second_rows, second_items) in combinations(models, 2):
@@ -112,27 +113,31 @@ def _compared(
 def _aggregated(
     pairs: Sequence[tuple[Any, Any]], aggregate: Callable[[list[Any]], float], confidence: float
 ) -> dict[str, Any] | None:
-    """The bootstrap of a metric that is no mean over items, such as perplexity: the task's own function, resampled."""
-    draws = np.random.default_rng(SEED)
+    """Of a metric that is no mean over items, such as perplexity: the task's own function over items drawn anew gives
+    the interval, and over items whose two answers are swapped or not the p-value. A bootstrap's would find three items
+    enough to show a difference."""
+    draws, n = np.random.default_rng(SEED), len(pairs)
+    numbers = np.arange(n)
     try:
-        first, second = (over_chosen(aggregate, [pair[side] for pair in pairs]) for side in (0, 1))
+        score = over_chosen(aggregate, [pair[side] for side in (0, 1) for pair in pairs])
 
-        def difference(chosen: Sequence[int]) -> float:
-            return second(chosen) - first(chosen)
+        def difference(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+            return score(second.tolist()) - score(first.tolist())
 
-        value = difference(range(len(pairs)))
-        found = np.array(
-            [difference(draws.integers(0, len(pairs), len(pairs)).tolist()) for _ in range(RESAMPLES // 2)]
-        )
+        value = difference(numbers, numbers + n)
+        drawn = (draws.integers(0, n, n) for _ in range(RESAMPLES // 2))
+        found = np.array([difference(chosen, chosen + n) for chosen in drawn])
+        swapped = (n * draws.integers(0, 2, n) for _ in range(RESAMPLES // 2))
+        by_chance = np.array([difference(numbers + other, numbers + n - other) for other in swapped])
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
-    if not np.isfinite(found).all() or not math.isfinite(value):
+    if not np.isfinite([*found, *by_chance, value]).all():
         return None
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
     # Never 0: so many draws cannot show less.
-    beyond = min((found <= 0).sum(), (found >= 0).sum())
-    p_value = min(1.0, 2 * (int(beyond) + 1) / (len(found) + 1))
-    return _row(Interval(value, float(low), float(high)), p_value, "bootstrap", len(pairs))
+    reached = int((np.abs(by_chance) >= abs(value) * (1 - 1e-9)).sum())
+    p_value = (reached + 1) / (len(by_chance) + 1)
+    return _row(Interval(value, float(low), float(high)), p_value, "swap permutation", n)
 
 
 def over_chosen(aggregate: Callable[[list[Any]], float], items: Sequence[Any]) -> Callable[[Sequence[int]], float]:
