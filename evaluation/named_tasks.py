@@ -12,6 +12,7 @@ from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
 from evaluation import checker_data
+from evaluation.config.task_sources import how_to_mirror
 from evaluation.lm_tasks import check_names, known_tasks, tasks_dir
 from evaluation.mirror import DataMissing, mirrored
 from infra.errors import Problem, StageError
@@ -56,9 +57,8 @@ def _load(name: str) -> list[Any]:
 def _missing(name: str, path: str, missing: DataMissing, mirror: Path | None) -> Problem:
     dataset = missing.dataset + (f" ({missing.name})" if missing.name else "")
     where = f"; expected at {missing.place}" if mirror else " and no mirror was named"
-    option = f" --mirror {mirror}" if mirror else " --mirror DIR"
-    fix = f"stemma mirror {name} FROM{option}, where FROM is a file or folder with its questions"
-    return Problem("missing_task_data", path, f"{name} reads the dataset {dataset}, which is not there{where}", fix)
+    message = f"{name} reads the dataset {dataset}, which is not there{where}"
+    return Problem("missing_task_data", path, message, how_to_mirror(name, mirror))
 
 
 def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None) -> Problem:

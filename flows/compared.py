@@ -139,6 +139,6 @@ def _built(artifact: Artifact, manifest: Manifest) -> Step:
 
 
 def _unbuilt(node: Node, store: Store) -> Step:
-    sources = {source.key: store.hashes.digest(source) for source in node.sources()}
+    sources = store.hashes.digests(node.sources())
     identity, config = canonical(node.config, node.key), node.config.model_dump(mode="json")
     return Step(node.folder, node.stage.version, identity, config, sources, None)

@@ -87,8 +87,7 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
         return Row(node, "reuse", (), node.adopted, taken, store.path(taken))
     waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
     if waits_for:
-        for source in node.sources():
-            store.hashes.digest(source)  # says that it is missing now, not when its turn comes
+        store.hashes.digests(node.sources())  # says what is missing now, not when its turn comes
         message = ", ".join(waits_for)
         return Row(node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),))
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from infra.errors import stage_error
+from infra.errors import Problem, StageError, stage_error
 from infra.identity import digest_files
 from infra.sources import Place, Source, by_name
 from infra.tables import cannot_write, in_words, is_damaged, set_aside
@@ -118,6 +118,19 @@ class HashBook:
             read = [(f"{name}/{number}", sha) for number, (name, sha) in enumerate(read)]
         return digest_files(read)
 
+    def digests(self, sources: Iterable[Source]) -> dict[str, str]:
+        """The digest of each, by its key. Raises StageError `missing_source` naming all that are not there."""
+        found: dict[str, str] = {}
+        problems: list[Problem] = []
+        for source in sources:
+            try:
+                found[source.key] = self.digest(source)
+            except StageError as error:
+                problems += error.problems
+        if problems:
+            raise StageError(*problems)
+        return found
+
     def _derived(self, source: Source, derive: Callable[[], str]) -> str:
         """A digest that takes long to find is remembered until one of the watched files changes."""
         stats = [(path, os.stat(path)) for path in source.watched]
@@ -140,9 +153,7 @@ class HashBook:
         """
         for path in source.paths:
             if not path.is_file():
-                raise stage_error(
-                    "missing_source", source.key, f"no such file: {path}", "correct the path in the config"
-                )
+                raise stage_error("missing_source", source.key, f"no such file: {path}", source.fix)
         found: dict[Place, str] = {item: item.content_tag for item in source.objects}
         return found | dict[Place, str](self.sha256(source.paths).items())
 

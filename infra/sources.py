@@ -70,6 +70,7 @@ class Source:
     derive: finds the content digest of a source that has no files of its own (the docstrings of installed packages).
     recipe: what `derive` does, in words that change when its answer may.
     watched: files that stay the same, in size and times, as long as the answer of `derive` does.
+    fix: what to do where a file is not there.
     """
 
     key: str
@@ -78,6 +79,7 @@ class Source:
     recipe: str = ""
     watched: tuple[Path, ...] = ()
     objects: tuple[S3Object, ...] = ()
+    fix: str = "correct the path in the config"
 
 
 def expand(patterns: Iterable[str]) -> tuple[Path, ...]:

@@ -45,7 +45,7 @@ def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> B
     if STATE in inputs:
         artifact = store.peek(inputs[STATE], STATES)
         digests[STATE] = state_at(artifact, node.inputs[STATE], node.key, node.continues_at()).digest
-    sources = {source.key: store.hashes.digest(source) for source in node.sources()}
+    sources = store.hashes.digests(node.sources())
     name = fingerprint(node.folder, node.stage.version, identity, digests, sources)
     config = node.config.model_dump(mode="json")
     return BuildRequest(node.folder, node.stage.version, identity, digests, sources, name, config, node.key)

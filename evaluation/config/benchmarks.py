@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from evaluation.config.task_sources import DATA_DIR, lm_eval_files, mirrored_files
+from evaluation.config.task_sources import DATA_DIR, how_to_mirror, lm_eval_files, mirrored_files
 from infra.config import Config, Seed, StageConfig, outside_identity
 from infra.sources import Source, SourcePath, expand
 
@@ -223,9 +223,9 @@ class BenchmarksConfig(StageConfig):
         for index, task in enumerate(self.tasks):
             key = f"benchmarks.tasks.{index}.path"
             if task.built_in:
-                found.append(
-                    Source(f"benchmarks.tasks.{index}", mirrored_files(Path(str(self.tasks_mirror)), task.name))
-                )
+                mirror = Path(str(self.tasks_mirror))
+                files, fix = mirrored_files(mirror, task.name), how_to_mirror(task.name, mirror)
+                found.append(Source(f"benchmarks.tasks.{index}", files, fix=fix))
             elif task.kind == "project":
                 found.append(Source(key, (DATA_DIR / f"{task.name}.jsonl",)))
             elif task.kind == "lm_eval":

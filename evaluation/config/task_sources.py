@@ -35,6 +35,11 @@ def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
     return (*((found[0],) if found else ()), *(data or [folder]))
 
 
+def how_to_mirror(task: str, mirror: Path | None) -> str:
+    """The command that puts the data of a task of lm-eval's own where they are looked for."""
+    return f"stemma mirror {task} FROM --mirror {mirror or 'DIR'}, where FROM is a file or folder with its questions"
+
+
 class _PlainLoader(yaml.SafeLoader):
     """Reads lm-eval's YAML without running what its `!function` tags name."""
 

@@ -262,3 +262,24 @@ def test_a_missing_source_is_named_before_anything_runs(run: Callable[..., Answe
         (error,) = answer.document["errors"]
         assert (error["code"], error["path"]) == ("missing_source", "ingest.read.0")
         assert str(tmp_path / "gone.txt") in error["message"]
+
+
+def test_all_missing_files_of_an_evaluation_are_told_and_how_a_task_is_mirrored(
+    run: Callable[..., Answer], tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    safety = {
+        "toxicity": {"prompts": "prompts.txt", "scorers": [{"kind": "lexicon", "path": "words.txt"}]},
+        "bias": {"pairs": "pairs.csv"},
+    }
+    benchmarks = {"tasks": ["minimal_pairs", "sciq", "piqa"], "tasks_mirror": "mirror"}
+    content = {"name": "x", "base_model": {"path": "model"}, "safety": safety, "benchmarks": benchmarks}
+    answer = run("check", write_config(tmp_path / "config.yaml", content), "--root", tmp_path / "store")
+    told = {error["path"]: error for error in answer.document["errors"]}
+    assert answer.code == 1 and told.keys() == {
+        "safety.toxicity.prompts", "safety.toxicity.scorers.0.path", "safety.bias.pairs",
+        "benchmarks.tasks.1", "benchmarks.tasks.2",
+    }  # fmt: skip
+    mirror = tmp_path / "mirror"
+    assert str(mirror / "allenai/sciq") in told["benchmarks.tasks.1"]["message"]
+    assert told["benchmarks.tasks.2"]["fix"].startswith(f"stemma mirror piqa FROM --mirror {mirror}, where FROM is")
