@@ -24,11 +24,12 @@ _FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text"})
 
 
 class DataMissing(Exception):
-    """A task's data are not in the mirror. `place`: where they were looked for."""
+    """A task's data are not in the mirror. place: where they were looked for. task: what reads them, where known."""
 
     def __init__(self, place: Path, dataset: str, name: str | None) -> None:
         super().__init__(f"{dataset}{f' ({name})' if name else ''} is not in {place}")
         self.place, self.dataset, self.name = place, dataset, name
+        self.task: str | None = None
 
 
 class Splits(datasets.DatasetDict):

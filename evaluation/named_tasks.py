@@ -50,15 +50,33 @@ def _load(name: str) -> list[Any]:
     manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
     if manager is None or name not in manager.all_subtasks:
         manager = TaskManager()
-    loaded = manager.load([name])
+    try:
+        loaded = manager.load([name])
+    except DataMissing as missing:
+        missing.task = name if name in manager.all_subtasks else _reader(name, missing, manager)
+        raise
     return list(loaded["groups"].values()) or list(loaded["tasks"].values())
+
+
+def _reader(group: str, missing: DataMissing, manager: TaskManager) -> str | None:
+    """A task of a group that reads the dataset which is missing: groups themselves are not mirrored."""
+    reads = [
+        name
+        for name, entry in manager.task_index.items()
+        if isinstance((entry.cfg or {}).get("task"), str)
+        and (entry.cfg.get("dataset_path"), entry.cfg.get("dataset_name")) == (missing.dataset, missing.name)
+    ]
+    return min(reads, key=lambda name: (not name.startswith(group), len(name), name), default=None)
 
 
 def _missing(name: str, path: str, missing: DataMissing, mirror: Path | None) -> Problem:
     dataset = missing.dataset + (f" ({missing.name})" if missing.name else "")
     where = f"; expected at {missing.place}" if mirror else " and no mirror was named"
     message = f"{name} reads the dataset {dataset}, which is not there{where}"
-    return Problem("missing_task_data", path, message, how_to_mirror(name, mirror))
+    fix = how_to_mirror(missing.task or name, mirror)
+    if missing.task != name:
+        fix += f"; and so each task of {name}"
+    return Problem("missing_task_data", path, message, fix)
 
 
 def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None) -> Problem:

@@ -337,6 +337,11 @@ def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:
     (problem,) = missing.value.problems
     assert problem.code == "missing_task_data" and str(mirror / "baber/piqa") in problem.message
     assert f"stemma mirror piqa FROM --mirror {mirror}" in problem.fix
+    # A group is not mirrored, its tasks are.
+    with pytest.raises(StageError) as missing:
+        load_named(["mmlu"], mirror)
+    (problem,) = missing.value.problems
+    assert problem.fix.startswith("stemma mirror mmlu_abstract_algebra FROM") and "each task of mmlu" in problem.fix
 
 
 def test_everything_that_is_wrong_with_a_command_is_told_at_once(tmp_path: Path) -> None:
