@@ -159,6 +159,30 @@ def test_gaps_by_hand_and_their_correction() -> None:
     assert [row.get("p_holm") for row in rows] == [0.02, None, 0.04]
 
 
+def test_winobias_by_hand() -> None:
+    """Ten sentences of type 1, of which 8 and 6 are right, and four of type 2, of which 2 and 2 are: 10 and 8 of 14."""
+    from evaluation.bias_sets import winobias
+
+    right = {
+        "type 1": {"pro": [1] * 8 + [0] * 2, "anti": [1] * 5 + [0] * 4 + [1]},
+        "type 2": {"pro": [1, 1, 0, 0], "anti": [0, 1, 1, 0]},
+    }
+    items, answers = [], []
+    for kind, groups in right.items():
+        for group, found in groups.items():
+            for number, is_right in enumerate(found):
+                items.append(Coreference(f"{kind}:{number}", kind, group, "", "", ("nurse", "guard"), number % 2))
+                answers.append(number % 2 if is_right else 1 - number % 2)
+    rows = {(row["category"], row["metric"]): row for row in winobias(items, answers, 0.95)}
+    value = {key: row["value"] for key, row in rows.items()}
+    assert (value["type 1", "accuracy_pro"], value["type 1", "accuracy_anti"]) == (0.8, 0.6)
+    assert value["type 1", "gap"] == pytest.approx(0.2) and value["type 2", "gap"] == 0
+    assert value["overall", "accuracy_pro"] == pytest.approx(10 / 14, abs=1e-6)
+    # Apart are 3 and 1 of type 1, 1 and 1 of type 2: 4 and 2 of 6, and McNemar's p is that of 4 of 6 coins or worse.
+    assert value["overall", "gap"] == pytest.approx(2 / 14, abs=1e-6)
+    assert rows["overall", "gap"]["p_value"] == pytest.approx(2 * (15 + 6 + 1) / 64)
+
+
 def test_winogenders_figures_by_hand() -> None:
     """Of four occupations with a pair each, one is resolved by the pronoun, towards the occupation of most women."""
     from evaluation.bias_sets import winogender

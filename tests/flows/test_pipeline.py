@@ -14,6 +14,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from evaluation.config import FAILURE_CLASSES
+from infra.run import Run as Session
 from tests.command import Answer
 from tests.pipelines import bias_sets, full_config
 
@@ -106,6 +107,55 @@ def test_each_model_went_through_all_of_the_evaluation(folders: dict[str, Path],
     safety = folders[f"safety_{model}"]
     went_through_all(folders[f"benchmarks_{model}"], safety, {"minimal_pairs", "cloze"})
     assert json.loads((safety / "results.json").read_text())["memorisation"]["train"]["sequences"] == 8
+
+
+def test_the_three_models_answer_every_kind_of_task_and_stand_in_one_table_of_mitigations(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """What the demo's config does not ask: lm-eval's own tasks, truthfulness, documents by domain, written answers."""
+    from evaluation.benchmarks import benchmarks
+    from evaluation.config import BenchmarksConfig
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from evaluation.mirror_writer import mirror_task
+    from evaluation.mitigation_config import MitigationsConfig
+    from evaluation.mitigations import mitigations
+
+    def lines(name: str, rows: list[dict[str, Any]]) -> str:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / name)
+
+    models, work, mirror = {name: folders[name] for name in MODELS}, Session(tmp_path / "work"), tmp_path / "mirror"
+    asked = [{"query": f"{n} + 1?", "choices": ["one", "two", "three", "four"], "gold": n % 4} for n in range(4)]
+    mirror_task("arc_easy", Path(lines("arc_easy.jsonl", asked)), mirror, shots=0)
+    true = {"mc1_targets": {"A door.": 0, "A number.": 1}, "mc2_targets": {"A door.": 0, "A number.": 1}}
+    (tmp_path / "mc_task.json").write_text(json.dumps([{"question": f"What is {n}?", **true} for n in range(3)]))
+    mirror_task("truthfulqa_mc1", tmp_path / "mc_task.json", mirror, shots=0)
+    tasks = ("arc_easy", "truthfulqa_mc1")
+    found = evaluate_models(models, EvalOptions(tasks, limit=3, mirror=mirror), work)
+    assert [{row["task"] for row in one.results} for one in found.models] == [set(tasks)] * 3
+    pairs = [(row["first"], row["second"]) for row in found.comparisons if row["task"] == "truthfulqa_mc1"]
+    assert pairs == [("pretrain", "sft"), ("pretrain", "rlhf"), ("sft", "rlhf")]
+
+    (tmp_path / "sorts.yaml").write_text(
+        "task: sorts\ndataset_path: json\ndataset_kwargs: {data_files: {test: arc_easy.jsonl}}\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: '{{query}}'\ndoc_to_target: '{{choices[gold]}}'\n"
+        "generation_kwargs: {until: ['.'], max_gen_toks: 6, do_sample: false}\nmetric_list: [{metric: exact_match}]\n"
+    )
+    texts = lines("texts.jsonl", [{"text": f"Return the item {n}.", "domain": "ab"[n % 2]} for n in range(4)])
+    kinds = [{"name": "texts", "kind": "text", "path": texts}, {"name": "sorts", "kind": "lm_eval"}]
+    kinds[1]["path"] = str(tmp_path / "sorts.yaml")
+    for name, folder in models.items():
+        out = tmp_path / name
+        out.mkdir()
+        figures = benchmarks(BenchmarksConfig.model_validate({"tasks": kinds}), {"model": folder}, out, work).figures
+        assert figures["texts_a_bits_per_byte"] > 0 and 0 <= figures["sorts_exact_match"] <= 1
+
+    toxicity = {"limit": 2, "samples_per_prompt": 2, "max_new_tokens": 4}
+    config = MitigationsConfig.model_validate({"toxicity": toxicity, "tasks": ["cloze"], "limit": 4})
+    inputs = {"model": folders["pretrain"], "sft": folders["sft"], "rlhf": folders["rlhf"]}
+    mitigations(config, inputs, tmp_path, work)
+    table = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["name"] for row in table] == ["plain", "prefix", "rerank", "rlhf", "sft"]
 
 
 def test_a_gate_that_holds_stands_in_the_registration(folders: dict[str, Path]) -> None:
