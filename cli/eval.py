@@ -227,7 +227,7 @@ def _print(document: dict[str, Any]) -> None:
             line = rows.setdefault(
                 key, {"task": row["task"], "metric": metric, "shots": row["num_fewshot"], "n": row["n"]}
             )
-            line[one["model"]] = _with_error(row["value"], row["stderr"])
+            line[one["model"]] = _with_error(row)
     shown = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
     print_table(shown, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
     if any(one["calibration"] for one in document["models"]):
@@ -284,7 +284,9 @@ def _in_words(row: dict[str, Any]) -> str:
     return "better" if (row["difference"] > 0) == row["higher_is_better"] else "worse"
 
 
-def _with_error(value: float | None, stderr: float | None) -> str:
-    if value is None:
+def _with_error(row: dict[str, Any]) -> str:
+    if row["value"] is None:
         return "not a number"
-    return f"{value:.4f}" + (f" ± {stderr:.4f}" if stderr is not None else "")
+    if row["stderr"] is None and row["low"] is not None:
+        return f"{row['value']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
+    return f"{row['value']:.4f}" + (f" ± {row['stderr']:.4f}" if row["stderr"] is not None else "")

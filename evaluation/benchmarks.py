@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHARES = {"acc", "acc_norm", "exact_match"}
 """Metrics that are a share of items got right, each item 0 or 1 in all tasks but a few; see `right_items`."""
+ROLLING = {"bits_per_byte", "byte_perplexity", "word_perplexity"}
+"""Metrics of whole documents."""
 GROUP_FIELDS = ("phenomenon", "topic", "category")
 """Fields of an item by which accuracy is also told in parts."""
 FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
@@ -177,6 +179,22 @@ def text_domains(
         bits = bootstrap_ratio(-likely / math.log(2), size, config.seed)
         parts[domain] = {**bits.as_json(), "n": len(size), "bytes": float(size.sum())}
     return parts
+
+
+def rolling_bounds(
+    metric: str, samples: Sequence[Mapping[str, Any]], confidence: float, seed: int
+) -> tuple[float, float] | None:
+    """The bounds of bits a byte and of perplexity a byte or word, by the bootstrap over documents: lm-eval gives these
+    no standard error. None of another metric, and of a single document."""
+    # An item is (log likelihood of the document, its bytes or words); the metric falls as their ratio rises.
+    pairs = [sample[metric] for sample in samples if metric in sample]
+    if metric not in ROLLING or len(pairs) < 2:
+        return None
+    found = bootstrap_ratio([one[0] for one in pairs], [one[1] for one in pairs], seed, confidence)
+    low, high = (
+        -ratio / math.log(2) if metric == "bits_per_byte" else math.exp(-ratio) for ratio in (found.high, found.low)
+    )
+    return low, high
 
 
 def _items(found: Mapping[str, Any], name: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import lm_eval
 import torch
 
-from evaluation.benchmarks import chance_level, right_items
+from evaluation.benchmarks import chance_level, right_items, rolling_bounds
 from evaluation.calibration import calibration
 from evaluation.config import FailureClassesConfig
 from evaluation.failure_classes import measure_failures
@@ -242,7 +242,8 @@ def _check_room(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
 def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, Any]]:
     """A row for each task, metric and filter of lm-eval's output, its value and standard error unrounded.
 
-    Shares of right items get the Wilson interval, other metrics value ± z · standard error where there is one.
+    Shares of right items get the Wilson interval, other metrics value ± z · standard error where there is one,
+    and those of whole documents the bootstrap's over documents.
     """
     rows = []
     for task, values in sorted(found["results"].items()):
@@ -257,6 +258,7 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
             stderr = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
             right = right_items(metric, float(value), n) if samples else None
             low, high = _bounds(float(value), stderr, right, n, confidence)
+            low, high = rolling_bounds(metric, samples, confidence, SEED) or (low, high)
             row = {
                 "task": task,
                 "metric": metric,

@@ -138,7 +138,7 @@ def bootstrap(
     return Interval(value, float(found.low), float(found.high))
 
 
-def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Interval:
+def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int, confidence: float = 0.95) -> Interval:
     """Sum over sum, resampled by unit: a token-weighted mean loss.
 
     Both (N,): for example the summed loss and the tokens of each sequence.
@@ -147,7 +147,7 @@ def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int) -
     def ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
         return top.sum(axis=-1) / bottom.sum(axis=-1)
 
-    return bootstrap(numerators, denominators, statistic=ratio, seed=seed)
+    return bootstrap(numerators, denominators, statistic=ratio, confidence=confidence, seed=seed)
 
 
 def gain_at_equal_length(gains: ArrayLike, changes: ArrayLike, seed: int) -> tuple[Interval, float]:

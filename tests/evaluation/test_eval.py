@@ -103,6 +103,11 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
     )
     assert {row["task"] for row in ours.results} == set(names)
     assert {row["metric"] for row in ours.results if row["task"] == "wmt16-de-en"} == {"bleu", "chrf", "ter"}
+    # lm-eval gives whole documents no standard error; perplexity a byte is 2 to the power of bits a byte.
+    whole = {row["metric"]: row for row in ours.results if row["task"] == "wikitext"}
+    assert all(row["stderr"] is None and row["low"] < row["value"] < row["high"] for row in whole.values())
+    for end in ("low", "high"):
+        assert whole["byte_perplexity"][end] == pytest.approx(2 ** whole["bits_per_byte"][end])
     for row in ours.results:
         value = theirs["results"][row["task"]][f"{row['metric']},{row['filter']}"]
         # mc2 is no share of items but of likelihoods, which move by rounding where choices are scored together.
