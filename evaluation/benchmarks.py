@@ -57,7 +57,7 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, ou
     found = evaluate_model(config, lm, run)
     names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
     results: dict[str, Any] = {
-        "tasks": {name: task_metrics(found, name, config.confidence) for name in names},
+        "tasks": {name: task_metrics(found, name, config.confidence, config.seed) for name in names},
         "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
         **({"engine": config.engine} if config.engine != "own" else {}),
     }
@@ -105,14 +105,15 @@ def shots_sweep(
             sweep[str(shots)] = dict(scored)
             continue
         found = evaluate_model(config.model_copy(update={"num_fewshot": shots}), lm, run, own_shots=False)
-        sweep[str(shots)] = {name: task_metrics(found, name, config.confidence) for name in scored}
+        sweep[str(shots)] = {name: task_metrics(found, name, config.confidence, config.seed) for name in scored}
     return sweep
 
 
-def task_metrics(found: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:
+def task_metrics(found: Mapping[str, Any], name: str, confidence: float, seed: int = 17) -> dict[str, dict[str, float]]:
     """The metrics of a task or group in lm-eval's output, with intervals.
 
-    A share of right items gets the Wilson interval, which holds at 0 and 1 too; other metrics value ± z · stderr.
+    A share of right items gets the Wilson interval, which holds at 0 and 1 too; other metrics value ± z · stderr,
+    and those of whole documents the bootstrap's over documents, drawn with the seed.
     """
     row = found["results"][name]
     samples = found.get("samples", {}).get(name, [])
@@ -132,6 +133,8 @@ def task_metrics(found: Mapping[str, Any], name: str, confidence: float) -> dict
         elif not math.isnan(stderr):
             interval = from_standard_error(value, stderr, confidence)
             entry |= {"low": interval.low, "high": interval.high}
+        elif bounds := rolling_bounds(metric, samples, confidence, seed):
+            entry |= dict(zip(("low", "high"), bounds, strict=True))
         if right is not None and metric != "exact_match" and (chance := chance_level(found, name)) is not None:
             entry["chance"] = chance
         label = metric if part == "none" else f"{metric}_{part}"
@@ -176,7 +179,7 @@ def text_domains(
     parts = {}
     for domain in sorted({str(row[0]) for row in rows if row[0] is not None}):
         likely, size = (np.array([row[column] for row in rows if row[0] == domain], float) for column in (1, 2))
-        bits = bootstrap_ratio(-likely / math.log(2), size, config.seed)
+        bits = bootstrap_ratio(-likely / math.log(2), size, config.seed, config.confidence)
         parts[domain] = {**bits.as_json(), "n": len(size), "bytes": float(size.sum())}
     return parts
 

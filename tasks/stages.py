@@ -274,7 +274,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=2,
+            version=3,
             config=BenchmarksConfig,
             section=True,
             function="evaluation.benchmarks:benchmarks",

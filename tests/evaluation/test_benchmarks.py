@@ -66,11 +66,13 @@ def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path
         assert ours[task][metric]["stderr"] == pytest.approx(theirs[task][f"{metric}_stderr,none"], abs=1e-6)
     for metric in ("bits_per_byte", "byte_perplexity", "word_perplexity"):
         assert ours["texts"][metric]["value"] == pytest.approx(theirs["texts"][f"{metric},none"], rel=1e-5)
+        assert ours["texts"][metric]["low"] < ours["texts"][metric]["value"] < ours["texts"][metric]["high"]
     domains = results_of(tmp_path / "out")["domains"]["texts"]
     bits = {name: one["value"] * one["bytes"] for name, one in domains.items()}
     assert {name: one["n"] for name, one in domains.items()} == {"short": 2, "long": 1}
     size = sum(one["bytes"] for one in domains.values())
     assert sum(bits.values()) / size == pytest.approx(ours["texts"]["bits_per_byte"]["value"], rel=1e-5)
+    assert result.figures["texts_bits_per_byte_high"] == ours["texts"]["bits_per_byte"]["high"]
     assert result.figures["texts_short_bits_per_byte"] == domains["short"]["value"] != domains["long"]["value"]
     assert result.figures["cloze_accuracy"] == ours["cloze"]["acc"]["value"]
 
