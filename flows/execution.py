@@ -203,18 +203,24 @@ class PipelineRun:
     # What a stage's task asks and tells, from its own thread: see tasks.task.PipelineRun.
 
     def inputs_of(self, name: str) -> dict[str, Manifest]:
-        return {key: self.manifests[up] for key, up in self.nodes[name].inputs.items()}
+        return {key: self.manifests[up] for key, up in self.nodes[name].inputs.items() if not self._passed_over(up)}
 
     def required_by(self, name: str) -> dict[str, Manifest]:
-        return {up: self.manifests[up] for up in self.nodes[name].requires}
+        return {up: self.manifests[up] for up in self.nodes[name].requires if not self._passed_over(up)}
 
     def blockers_of(self, name: str) -> list[str]:
         """What keeps a stage from its turn: an artifact that is not there, or a model that its gates refused. A page
-        tells of such a model all the same."""
-        is_page = self.nodes[name].stage.makes == "page"
-        return [
-            up for up in self.nodes[name].upstream if up not in self.manifests or (not is_page and up in self.refused)
-        ]
+        tells of such a model all the same, without the steps that were passed over for it."""
+        upstream = self.nodes[name].upstream
+        if self.nodes[name].stage.makes == "page":
+            return [up for up in upstream if up not in self.manifests and not self._passed_over(up)]
+        return [up for up in upstream if up not in self.manifests or up in self.refused]
+
+    def _passed_over(self, name: str) -> bool:
+        """Whether a step has no artifact for no other reason than that gates refused a model."""
+        if name in self.manifests or name not in self.unreached:
+            return False
+        return all(up in self.refused or self._passed_over(up) for up in self.blockers_of(name))
 
     def forced(self, name: str) -> bool:
         return name in self.selection.force

@@ -264,6 +264,9 @@ def test_a_step_learns_from_the_pairs_themselves_and_its_model_is_gated_reported
         assert after.code == 3 and after.document["status"] == "refused", after.document
         assert row["status"] == "skipped" and row["headline"] == "waits for release"
         assert "kl_to_reference" in json.dumps(after.document["errors"])
+    whole = run("run", config, "--root", store, "--until", "onwards,report")
+    assert whole.code == 3 and whole.rows()["onwards"]["status"] == "skipped"
+    assert whole.rows()["report"]["path"] == rows["report"]["path"], "a page tells of a refused model all the same"
     told = run("chat", rows["dpo"]["path"], "--prompt", "What does `numpy.sort(a)` do?", "--max-new-tokens", "5")
     assert told.code == 0 and told.document["messages"][-1]["role"] == "assistant"
 
