@@ -86,7 +86,10 @@ class WatchedScorer:
         return 0
 
     def _failed(self, message: str) -> StageError:
-        fix = "mend the scorer or take another; what was done before is kept, and the same run goes on from there"
+        fix = (
+            "for want of memory and the like: the same run goes on from there; with a mended or another scorer the "
+            "stage begins anew"
+        )
         return stage_error("scorer_failed", self.name, message, fix)
 
 
