@@ -77,8 +77,7 @@ class PackedShards(StreamingDataset):
             place = {
                 "streams": [RemoteStream(folder, self._cache)],
                 "cache_limit": limit and limit + (folder / "index.json").stat().st_size,
-                # A file's worth of them ahead, so that fetching one hides behind training.
-                "predownload": max(8 * batch_size, index["shards"][0]["samples"]) // ranks.data_ranks(),
+                "predownload": read_ahead(index["shards"], batch_size, limit, needed) // ranks.data_ranks(),
             }
         elif any(shard["compression"] for shard in index["shards"]):
             self._cache = cache / folder.name
@@ -185,6 +184,21 @@ def bytes_in_use(pools: Sequence[Sequence[Mapping[str, Any]]], shuffle_block: in
         # Streaming moves a sequence by at most so far (py1e).
         found += min(sum(sizes), (ceil(1.25 * shuffle_block / sequences) + 2) * max(sizes))
     return found
+
+
+def read_ahead(shards: Sequence[Mapping[str, Any]], batch_size: int, limit: int | None, in_use: int) -> int:
+    """Sequences over which files are fetched ahead, so that fetching one hides behind training: a file's worth, or
+    eight batches. shards: the entries of index.json.
+
+    limit: bytes that files may take, None for no bound. in_use: those that the order of reading needs at once. Files
+    that do not fit beside these would push out some that are still read from, for which training then waits.
+    """
+    wanted = max(8 * batch_size, shards[0]["samples"])
+    if limit is None:
+        return wanted
+    largest = max(sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards)
+    room = max(0, limit - in_use) // largest * min(shard["samples"] for shard in shards)
+    return max(batch_size, min(wanted, room))
 
 
 def count_sequences(folder: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,8 +24,10 @@ from infra.run import Run
 from tests import object_store
 from tests.object_store import cut_off, flips_a_bit, stalls, unavailable
 from training.config import PretrainConfig
+from training.loaders import PackedShards
 from training.pretrain import pretrain
 from training.remote import note_failure, noted_failure
+from training.shared_memory import own_shared_memory
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 LENGTH = 32
@@ -133,6 +136,28 @@ def test_faults_and_a_small_cache_change_nothing_of_the_model(
     assert mixed or 0 < watched.most <= cache * 1e9 < whole / 2, "loader workers fetch by themselves"
     assert 0 < watched.most_in_order <= cache * 1e9, "nor where baselines are counted at the end"
     assert not list((tmp_path / "lean" / "work").rglob("*.mds*")), "and nothing is left"
+
+
+def test_what_is_fetched_ahead_pushes_out_no_file_that_is_still_read(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where batches are larger than files, eight of them do not fit into the cache beside what is being read."""
+    from training import remote
+
+    fetched: list[str] = []
+    download = remote.download
+
+    def counted(url: str, *rest: Any) -> None:
+        fetched.append(url)
+        download(url, *rest)
+
+    monkeypatch.setattr(remote, "download", counted)
+    folder = _import(tmp_path / "there") / "train"
+    with own_shared_memory(tmp_path):
+        text = PackedShards(folder, tmp_path, 32, 0, shuffle=True, limit_gb=13 * 1024 / 1e9, shuffle_block=16)
+        for _ in text:
+            time.sleep(0.002)  # as long as some training takes
+    assert len(fetched) == len(set(fetched)) > 20
 
 
 @pytest.mark.parametrize("workers", [0, 2])
