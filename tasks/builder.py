@@ -8,13 +8,14 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from infra.errors import Problem, StageError, stage_error
+from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.lineage import messages
 from infra.lineage.ledger import mlflow_run_id
 from infra.project import code_state, lock_hash
@@ -26,7 +27,7 @@ from infra.store.lease import Lease
 from infra.store.manifest import Manifest, SourceRecord, iso_time
 from infra.store.store import disk_error
 from tasks.build_context import BuildContext, Clock
-from tasks.child import CHECKPOINTS, JOURNAL, Job, Outcome
+from tasks.child import CHECKPOINTS, JOURNAL, Job, Outcome, note_event
 from tasks.explain import BuildRequest, Change
 from tasks.lineage import end_of, leave_card, shown
 from tasks.stage import STATE, Node
@@ -85,9 +86,18 @@ class Build:
             self._send_failed(str(disk))
             raise disk from error
         except Exception as error:
+            self._note_end(error)
             self._send_failed(str(error))
             raise
         return self._end(manifest, path)
+
+    def _note_end(self, error: Exception) -> None:
+        """Leaves in the journal why this try ended: the one that goes on with its work tells of all of them."""
+        if isinstance(error, StageError) and any(problem.code == "lease_lost" for problem in error.problems):
+            return  # another builder writes there now
+        name = "cancelled" if isinstance(error, Cancelled) else "failed"
+        with suppress(OSError):  # of a disk that is full by now the error itself tells
+            note_event(self.scratch, name, str(error))
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
         """Ends a build that was done but for its upload when it was broken off; None if there is none such."""

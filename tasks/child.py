@@ -204,7 +204,7 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ou
 
     def say(name: str, message: str) -> None:
         forget_outcomes()  # of ranks that were ended, and start again
-        _say(scratch, name, message)
+        note_event(scratch, name, message)
 
     forget_outcomes()
     try:
@@ -228,7 +228,8 @@ def _newest_checkpoint(scratch: Path) -> str:
     return max((path.name for path in scratch.glob(f"{CHECKPOINTS}/ba*")), default="")
 
 
-def _say(scratch: Path, name: str, message: str) -> None:
+def note_event(scratch: Path, name: str, message: str) -> None:
+    """An event in the journal of a stage of which no process writes to it now."""
     with open_journal(scratch / JOURNAL) as journal:
         Run(scratch, journal=journal).event(name, message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -96,12 +97,16 @@ def faulty(run: Run, folder: Path, faults: list[str], *settings: str) -> Answer:
 
 
 def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_pipeline: Path) -> None:
+    shutil.rmtree(data_pipeline / "store" / "tokenizer")  # one of the same bytes would stay in place of the new
     faults = [f"RuntimeError({ECC!r})", "MemoryError()"]
     answer = faulty(run, data_pipeline, faults, "--set", "launch.retries=2")
     assert answer.code == 0, answer.document["errors"]
     assert answer.with_status("built") == {"tokenizer"}
     for told in ("uncorrectable ECC", "(1 of 2 tries more)", "out of memory", "(2 of 2 tries more)"):
         assert told in answer.stderr
+    told = (Path(answer.rows()["tokenizer"]["path"]) / "aux" / "events.jsonl").read_text()
+    first, second = (one["message"] for one in map(json.loads, told.splitlines()) if one["name"] == "failed")
+    assert "uncorrectable ECC" in first and "out of memory" in second, "what was built tells of every try"
 
 
 def test_an_error_of_use_is_said_at_once(run: Run, data_pipeline: Path) -> None:
