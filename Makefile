@@ -48,8 +48,9 @@ bench-corpus: $(READY) ## those of the corpus, on the text in ../shared/data
 bench-train: $(READY) ## tokens a second of pretraining against its peers, about 8 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_train.py
 
-bench-scaling: $(READY) ## two ranks against one, pinned to cores, about 8 minutes on 2 quiet cores
+bench-scaling: $(READY) ## two ranks against one, pinned to cores, and what of their sending hides; about 10 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_scaling.py
+	@"$(BIN)/python" benchmarks/bench_overlap.py
 
 bench-eval: $(READY) ## multiple choice and answers against lm-eval's own backend, on the questions in ../shared/data
 	@"$(BIN)/python" benchmarks/bench_eval.py
