@@ -6,10 +6,11 @@ import ast
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import click
@@ -145,6 +146,38 @@ def test_every_command_but_completion_takes_json_as_the_readme_says() -> None:
 def test_every_command_is_told_of_in_the_readme_or_a_guide() -> None:
     told = "\n".join(path.read_text(encoding="utf8") for path in (REPOSITORY / "README.md", *DOCS.glob("*.md")))
     assert not [name for name in COMMANDS if not re.search(rf"(stemma |`){name}\b", told)]
+
+
+def test_every_launch_section_that_a_guide_shows_is_one_that_is_taken() -> None:
+    """Some blocks show several, a line each."""
+    shown = [block for path in sorted(DOCS.glob("*.md")) for block in blocks(path.read_text(encoding="utf8"), "yaml")]
+    single = [line for block in shown for line in block.splitlines() if line.startswith("launch: {")]
+    whole = [block for block in shown if re.search(r"^launch:( *#.*)?$", block, flags=re.MULTILINE)]
+    for text in (*single, *whole):
+        LaunchConfig.model_validate(yaml.safe_load(text)["launch"])
+    assert len(single) > 12 and len(whole) > 5
+
+
+def test_every_option_that_a_guide_gives_to_a_command_is_one_of_it() -> None:
+    pages = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
+    shown = [block for path in pages for kind in ("bash", "console") for block in blocks(path.read_text("utf8"), kind)]
+    commands = []
+    for line in "\n".join(shown).replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(takewhile(lambda word: word[:1] not in tuple("|;&<>()"), lexer))
+        at = [place for place, word in enumerate(words) if word == "stemma" or word.endswith("/stemma")]
+        if at and words[at[0] + 1 :]:
+            commands.append(words[at[0] + 1 :])
+    for name, *words in commands:
+        command = stemma.get_command(click.Context(stemma), name)
+        assert command is not None, name
+        if isinstance(command, click.Group) and words:
+            name, *words = words
+            command = command.get_command(click.Context(command), name)
+            assert command is not None, name
+        command.make_parser(click.Context(command)).parse_args(words)  # raises NoSuchOption
+    assert len(commands) > 50
 
 
 def test_guides_name_only_files_that_are_there() -> None:
