@@ -18,6 +18,7 @@ from typing import Literal
 from infra.errors import Problem, StageError
 from infra.launch import node_files
 from infra.launch.config import LaunchConfig
+from infra.launch.diagnostics import slow_machines
 from infra.launch.heartbeat import Beat, Hang, stuck_ranks
 from infra.launch.hosts import Hosts, passed_on
 from infra.launch.kubernetes import Kubernetes
@@ -212,7 +213,7 @@ class _Nodes:
                 ready = [name for name in ours if seen[name].state.state == "ready" and seen[name].signs > 1]
                 if len(ready) >= self.launch.nodes:
                     chosen = ready[: self.launch.nodes]
-                    self._say_passed([seen[name].state.machine for name in chosen])
+                    self._say_passed({seen[name].state.machine: seen[name].state.figures for name in chosen})
                     return chosen
                 time.sleep(POLL_S)
             else:
@@ -233,12 +234,14 @@ class _Nodes:
         for machine, reason in bad.items():
             self.say("node_excluded", f"node {machine} is left out: {reason}")
 
-    def _say_passed(self, machines: Sequence[str]) -> None:
+    def _say_passed(self, machines: Mapping[str, Mapping[str, float]]) -> None:
         names = ", ".join(machines)
         if names != self._passed:
             self._passed = names
             checked = "passed their checks" if len(machines) > 1 else "passed its checks"
             self.say("nodes", f"training on {names}, which {checked} of arithmetic, memory, disk and clock")
+            for machine, reason in slow_machines(machines).items():
+                self.say("slow_node", f"node {machine} is slow, and the others will wait for it: {reason}")
 
     def _stopped(self, nodes: Sequence[str]) -> list[Ended]:
         self._machines.cancel()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +15,10 @@ import numpy as np
 import psutil
 
 _SIZE = 256
+_TRIES = 3
+"""Of which the fastest counts: other work on a machine only ever slows one down."""
+_SLOW = 10.0
+_EXERCISES = {"gflops": ("computes", "GFLOP/s"), "memory_gb_per_s": ("copies memory at", "GB/s")}
 _MEMORY_BYTES = 64 * 2**20
 _FREE_SHARE = 0.02
 _DISK_BYTES = 4 * 2**20
@@ -52,16 +57,35 @@ def examine(folders: Sequence[Path], *, gpus: bool) -> tuple[list[str], dict[str
     return problems, figures
 
 
+def slow_machines(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Of machines that will train together, by name with what `examine` found: those that are so slow that the others
+    would wait for them, with a reason each."""
+    found: dict[str, str] = {}
+    for name, (does, unit) in _EXERCISES.items():
+        speeds = {machine: told[name] for machine, told in figures.items() if name in told}
+        best = max(speeds, key=lambda machine: speeds[machine], default="")
+        for machine, speed in speeds.items():
+            if speed * _SLOW < speeds[best]:
+                reason = f"it {does} {speed:.2g} {unit}, where {best} does {speeds[best]:.2g}"
+                found[machine] = "; ".join(filter(None, [found.get(machine), reason]))
+    return found
+
+
 def _multiply() -> dict[str, float]:
     random = np.random.default_rng(0)
     a, b = (random.integers(-8, 9, (_SIZE, _SIZE)) for _ in range(2))
     left, right = a.astype(np.float32), b.astype(np.float32)
-    begun = time.perf_counter()
-    product = left @ right
-    seconds = time.perf_counter() - begun
-    if not np.array_equal(product, a @ b):
+    products = [_timed(lambda: left @ right) for _ in range(_TRIES)]
+    right_one = a @ b
+    if not all(np.array_equal(product, right_one) for product, _ in products):
         raise ArithmeticError("a product of matrices came out wrong")
-    return {"gflops": 2 * _SIZE**3 / max(seconds, 1e-9) / 1e9}
+    return {"gflops": 2 * _SIZE**3 / min(seconds for _, seconds in products) / 1e9}
+
+
+def _timed(exercise: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
+    begun = time.perf_counter()
+    made = exercise()
+    return made, max(time.perf_counter() - begun, 1e-9)
 
 
 def _remember() -> dict[str, float]:
@@ -69,9 +93,13 @@ def _remember() -> dict[str, float]:
     if memory.available < _FREE_SHARE * memory.total:
         raise MemoryError(f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free")
     pattern = np.random.default_rng(1).integers(0, 256, _MEMORY_BYTES, np.uint8)
-    if not np.array_equal(pattern.copy(), pattern):
-        raise MemoryError("what was written into memory came back as something else")
-    return {"free_gib": memory.available / 2**30}
+    fastest = math.inf
+    for _ in range(_TRIES):
+        copied, seconds = _timed(pattern.copy)
+        if not np.array_equal(copied, pattern):
+            raise MemoryError("what was written into memory came back as something else")
+        fastest = min(fastest, seconds)
+    return {"free_gib": memory.available / 2**30, "memory_gb_per_s": _MEMORY_BYTES / fastest / 1e9}
 
 
 def _write(folder: Path) -> dict[str, float]:

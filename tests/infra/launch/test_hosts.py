@@ -52,6 +52,22 @@ def test_a_host_that_fails_its_checks_is_named_and_left_out(hosts: Network, tmp_
     assert ended == ENDED
 
 
+def test_a_host_that_is_far_slower_than_the_other_is_named(hosts: Network, tmp_path: Path) -> None:
+    """On one of them the clock that exercises are timed by runs a thousand times as fast."""
+    (tmp_path / "late").mkdir()
+    late = "import time\nclock = time.perf_counter\ntime.perf_counter = lambda: 1000 * clock()\n"
+    (tmp_path / "late" / "sitecustomize.py").write_text(late)
+    slow, shell = hosts.hosts[1], tmp_path / "shell"
+    line = f'line=$2; [ "$1" = {slow} ] && line=$(echo "$2" | sed "s|PYTHONPATH=|PYTHONPATH={tmp_path}/late:|")'
+    shell.write_text(f'#!/bin/sh\n{line}\nexec ip netns exec {hosts.tag}-$1 sh -c "$line"\n')
+    shell.chmod(0o755)
+    out, err = on_cluster(tmp_path, 3, **_on(hosts, remote_shell=[str(shell), "{host}"])).communicate(timeout=200)
+    trained, named, *_, ended = out.splitlines()
+    assert trained.startswith(f"nodes: training on {hosts.hosts[0]}, {slow}, which passed"), (out, err)
+    assert named.startswith(f"slow_node: node {slow} is slow, and the others will wait for it: it computes"), (out, err)
+    assert "it copies memory at" in named and f"where {hosts.hosts[0]} does" in named and ended == ENDED
+
+
 def test_too_few_hosts_that_work_end_the_stage_by_name(hosts: Network, tmp_path: Path) -> None:
     settings = _on(hosts) | {"hosts": [hosts.hosts[0], "10.77.0.200"]}
     out, _ = on_cluster(tmp_path, 3, **settings).communicate(timeout=200)
