@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests import object_store
 from tests.object_store import cut_off, flips_a_bit, stalls, unavailable
+from tests.ranked import pretrain_in_ranks
 from training.config import PretrainConfig
 from training.loaders import PackedShards
 from training.pretrain import pretrain
@@ -158,6 +160,27 @@ def test_what_is_fetched_ahead_pushes_out_no_file_that_is_still_read(
         for _ in text:
             time.sleep(0.002)  # as long as some training takes
     assert len(fetched) == len(set(fetched)) > 20
+
+
+@pytest.mark.long
+def test_two_ranks_share_a_cache_and_train_as_on_shards_of_this_disk(
+    here: Path, bucket: Any, proxy: Any, tokenizer_dir: Path, tmp_path: Path, weights: Weights
+) -> None:
+    """Either fetches into the folder that both read from, and faults meet whichever asks. The risk: one waits for ever
+    for a file that the other has pushed out or failed to fetch."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "STEMMA_S3"))}
+    ranked: dict[str, Any] = {"environment": kept | {"AWS_MAX_ATTEMPTS": "15"}}
+    local, remote = {"shards": here}, {"shards": _import(tmp_path / "there")}
+    proxy.requests.clear()
+    proxy.faults[:] = [unavailable, cut_off, flips_a_bit, unavailable]
+    for name, shards in (("near", local), ("far", remote)):
+        launch = {"trainer": "native", "precision": "fp32", "shard_cache_gb": 24 * 1024 / 1e9}
+        inputs = {**shards, "tokenizer": tokenizer_dir}
+        pretrain_in_ranks(2, {**SETTINGS, "duration": "40 batches"}, inputs, tmp_path / name, launch=launch, **ranked)
+    assert not proxy.faults and proxy.requests
+    ours, theirs = weights(tmp_path / "far"), weights(tmp_path / "near")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not list((tmp_path / "far.work").rglob("*.mds*")), "and nothing is left"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
