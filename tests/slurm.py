@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine, from the system's packages; needs root."""
+"""A real Slurm of a few nodes on this machine, from the system's packages; needs root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 
 
 @contextmanager
-def slurm() -> Iterator[dict[str, str]]:
+def slurm(count: int = 2) -> Iterator[dict[str, str]]:
     """The variables under which Slurm's commands reach the cluster, which is gone after the block. Skips where there is
     no Slurm, or where we may not start one."""
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
@@ -32,11 +32,11 @@ def slurm() -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         _munge(folder / "munge", stack)
-        env = {"SLURM_CONF": str(_configured(folder))}
+        env = {"SLURM_CONF": str(_configured(folder, count))}
         _daemon(["slurmctld", "-D", "-f", env["SLURM_CONF"]], folder / "ctl.log", stack)
-        for node in ("n1", "n2"):
+        for node in _names(count):
             _daemon(["slurmd", "-D", "-N", node, "-f", env["SLURM_CONF"]], folder / f"{node}.log", stack)
-        wait_until(lambda: _states(env) == ["idle", "idle"], timeout_s=60)
+        wait_until(lambda: _states(env) == count * ["idle"], timeout_s=60)
         yield env
 
 
@@ -51,12 +51,16 @@ def _munge(folder: Path, stack: ExitStack) -> None:
     wait_until(lambda: (folder / "socket").exists(), timeout_s=30)
 
 
-def _configured(folder: Path) -> Path:
+def _names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def _configured(folder: Path, count: int) -> Path:
     host = socket.gethostname()
-    ports = [any_free_port() for _ in range(3)]
+    ports = [any_free_port() for _ in range(1 + count)]
     nodes = "\n".join(
-        f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2"
-        for number, port in enumerate(ports[1:], 1)
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2"
+        for name, port in zip(_names(count), ports[1:], strict=True)
     )
     path = folder / "slurm.conf"
     path.write_text(
@@ -78,7 +82,7 @@ ReturnToService=2
 KillWait=10
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 {nodes}
-PartitionName=main Nodes=n1,n2 Default=YES State=UP
+PartitionName=main Nodes={",".join(_names(count))} Default=YES State=UP
 """
     )
     (folder / "state").mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.command import REPOSITORY
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
 from tests.processes import wait_until
 from tests.slurm import slurm
@@ -105,3 +106,19 @@ def test_a_job_that_slurm_refuses_says_why(cluster: dict[str, str], tmp_path: Pa
     settings = {**CLUSTER, "slurm": {"partition": "nowhere"}}
     out, _ = on_cluster(tmp_path, 1, environment=cluster, **settings).communicate(timeout=200)
     assert out.startswith("slurm_refused: launch.slurm: sbatch refused the job:") and "nvalid partition" in out
+
+
+@pytest.mark.long
+def test_a_node_that_fails_its_checks_is_in_the_next_job_s_list_of_excluded_ones(tmp_path: Path) -> None:
+    """Its clock is a minute and more behind. The risk: Slurm gives the next job the same node, again and again."""
+    late = "import os, time\nclock = time.time\nif os.environ.get('SLURMD_NODENAME') == 'n1':\n"
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(f"{late}    time.time = lambda: clock() - 100\n")
+    with slurm(3) as three:
+        environment = three | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "late"), str(REPOSITORY)])}
+        out, err = on_cluster(tmp_path, 3, environment=environment, **CLUSTER).communicate(timeout=200)
+        first, second = (line.split()[-1] for line in out.splitlines() if line.startswith("submitted:"))
+        told = {job: _ask(three, "scontrol", "show", "job", "-o", job) for job in (first, second)}
+    assert "node_excluded: node n1 is left out: clock: it is 100 s behind" in out, (out, err)
+    assert "ExcNodeList=(null)" in told[first] and "ExcNodeList=n1 " in told[second]
+    assert "training on n2, n3, which passed their checks" in out and out.splitlines()[-1] == ENDED
