@@ -15,6 +15,7 @@ from evaluation.page.alignment_sections import alignment, preference_tuning
 from evaluation.page.benchmark_sections import answers, answers_over_training, benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.failure_section import failure_classes
+from evaluation.page.logbook_section import logbook
 from evaluation.page.mitigation_section import mitigations
 from evaluation.page.opening import opening
 from evaluation.page.origin_sections import data, lineage, reproduce, stages
@@ -93,6 +94,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         *(mitigations(pipeline, id) for id in pipeline.steps("mitigations")),
         data(pipeline),
         stages(pipeline),
+        logbook(pipeline),
         planned(pipeline),
         profiles(pipeline),
         lineage(pipeline),

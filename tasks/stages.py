@@ -320,7 +320,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=5,
+            version=6,
             config=ReportConfig,
             section=True,
             function="evaluation.report:report",

@@ -342,6 +342,28 @@ def test_corrections_in_flight_are_drawn_and_listed(tmp_path: Path) -> None:
     assert "gradient norm" in page.text and "127 to 133" in page.text and "inf" in page.text
 
 
+def test_the_logbook_tells_of_faults_and_what_followed_in_their_order(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path, ["shard", "pretrain", "sft"])
+    calm = [{"time": 5.0, "name": "nodes", "message": "training on n7"}]
+    told = [
+        {"time": 86400.0, "name": "nodes", "message": "training on n1, n2"},
+        {"time": 86401.5, "name": "compiling", "message": "compiling the model"},
+        {"time": 90000.0, "name": "restarted", "message": f"node n2 was lost {HOSTILE}"},
+        {"time": 86402.0, "name": "node_excluded", "message": "node n3 is left out: clock"},
+        {"time": 90007.0, "name": "continued", "message": "continuing pretrain at batch 40 of 90"},
+    ]
+    for id, events in (("sft", calm), ("pretrain", told), ("shard", [])):
+        (folders[id] / "aux" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    html, _ = render(ReportConfig(), folders)
+    text = Page(html).text
+    assert "1 new start of all ranks, 1 node left out." in text and HOSTILE not in html
+    places = [text.index(some) for some in ("training on n1", "n3 is left out", "n2 was lost", "at batch 40 of 90")]
+    assert places == sorted(places) and "1970-01-02 00:00:02" in text
+    assert "compiling the model" not in text and "training on n7" not in text, "nothing went wrong there"
+    (folders["pretrain"] / "aux" / "events.jsonl").unlink()
+    assert "Logbook" not in Page(render(ReportConfig(), folders)[0]).text
+
+
 def test_conversations_that_end_with_the_same_words_are_told_apart(tmp_path: Path) -> None:
     folders = write_pipeline(tmp_path / "store")
     before = [[{"role": "user", "content": said}, {"role": "assistant", "content": "Well."}] for said in ("One", "Two")]
