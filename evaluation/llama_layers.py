@@ -81,10 +81,7 @@ class LlamaLayers:
         """
         if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM) or model.num_parameters() > MOST_PARAMETERS:
             return False
-        products = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(
-            torch.ops.mkldnn, "_reorder_linear_weight"
-        )
-        if not (products and torch.backends.mkldnn.is_available()):
+        if not Product.is_there():
             return False
         config = model.config
         if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
