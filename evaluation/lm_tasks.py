@@ -84,19 +84,23 @@ def check_names(names: Sequence[str], path: str = "--tasks") -> None:
         raise ConfigError(*problems)
 
 
-def dataset_of(name: str) -> tuple[Path, str] | None:
-    """(its YAML, the dataset that it reads) of a task, read off the text; None for a group, a tag, and a task that
-    makes its own data. What a YAML does not say itself it has from the one that it includes."""
+def dataset_of(name: str) -> tuple[Path, str, str] | None:
+    """(its YAML, the dataset that it reads, which configuration of it or "") of a task, read off the text; None for a
+    group, a tag, and a task that makes its own data. What a YAML does not say itself it has from the one that it
+    includes."""
     source = known_tasks().get(name)
     if not source:
         return None
     path = at = tasks_dir() / source
+    config = ""
     for _ in range(8):
         text = at.read_text(encoding="utf8", errors="replace") if at.is_file() else ""
         if re.search(r"^group:", text, re.MULTILINE):
             return None
+        named = re.search(r"^dataset_name:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+        config = config or (named[1] if named else "")
         if dataset := re.search(r"^dataset_path:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE):
-            return path, dataset[1]
+            return path, dataset[1], "" if config in ("null", "~") else config
         include = re.search(r"^include:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
         if include is None:
             return None

@@ -21,6 +21,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from evaluation.config import ROWS_FOR_SHOTS
+from evaluation.config.task_sources import MIRROR_RECORD
 from evaluation.harness import own_cache, quiet
 from evaluation.layouts import FILE_NAMES, LAYOUTS
 from evaluation.lm_tasks import check_names, known_tasks, tasks_dir
@@ -31,7 +32,6 @@ from infra.errors import ConfigError, Problem, StageError, stage_error
 from infra.files import sync
 from infra.tables import damaged, read_state, unwritable
 
-RECORD = "mirror.json"
 CARD = "README.md"
 _LOST = "mirror its tasks again"
 PUT_ASIDE, PUT_ASIDE_SHARE = ROWS_FOR_SHOTS, SHARE
@@ -251,9 +251,9 @@ def _put_aside_before(folder: Path, config: str | None) -> int:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    found = read_state(folder / RECORD, f"delete {folder}, and {_LOST}", {})
+    found = read_state(folder / MIRROR_RECORD, f"delete {folder}, and {_LOST}", {})
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "splits" in one for one in found.values()):
-        raise damaged(folder / RECORD, "not as expected", f"delete {folder}, and {_LOST}")
+        raise damaged(folder / MIRROR_RECORD, "not as expected", f"delete {folder}, and {_LOST}")
     return found
 
 
@@ -288,7 +288,7 @@ def _write(
         "layout": layout or "as on the hub",
         "put_aside_for_shots": aside,
     }
-    (folder / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+    (folder / MIRROR_RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
     configs = [
         {
             "config_name": name,
@@ -297,7 +297,7 @@ def _write(
         for name, one in record.items()
     ]
     head = yaml.safe_dump({"configs": configs}, sort_keys=False, allow_unicode=True)
-    (folder / CARD).write_text(f"---\n{head}---\n\nA mirror; {RECORD} says where its rows come from.\n", "utf8")
+    (folder / CARD).write_text(f"---\n{head}---\n\nA mirror; {MIRROR_RECORD} says where its rows come from.\n", "utf8")
 
 
 def _try_out(task: str, mirror: Path, rows: list[dict[str, Any]]) -> str:

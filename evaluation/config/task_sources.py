@@ -11,6 +11,8 @@ from infra.sources import expand, files_below
 DATA_DIR = Path(__file__).parents[1] / "data"
 MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
 """How files of a mirror end that hold questions."""
+MIRROR_RECORD = "mirror.json"
+"""What `stemma mirror` puts beside each dataset."""
 
 
 def lm_eval_files(path: Path) -> tuple[Path, ...]:
@@ -26,13 +28,23 @@ def lm_eval_files(path: Path) -> tuple[Path, ...]:
 
 
 def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
-    """The files that a task of lm-eval's own reads from a mirror, and its definition; of a group all of the mirror."""
+    """The files that a task of lm-eval's own reads from a mirror, and its definition; of a group all of the mirror.
+
+    Where there are none, or `stemma mirror` has put another configuration of the dataset there, where they would be.
+    """
     from evaluation.lm_tasks import dataset_of
 
-    found = dataset_of(task)
-    folder = mirror / found[1] if found else mirror
-    data = sorted(path for path in files_below(folder) if path.suffix in MIRRORED)
-    return (*((found[0],) if found else ()), *(data or [folder]))
+    if (found := dataset_of(task)) is None:
+        return tuple(_data_below(mirror)) or (mirror,)
+    definition, dataset, config = found
+    folder = mirror / dataset
+    if config and (folder / MIRROR_RECORD).is_file() and not (folder / config).is_dir():
+        return definition, folder / config
+    return definition, *(_data_below(folder) or [folder])
+
+
+def _data_below(folder: Path) -> list[Path]:
+    return sorted(path for path in files_below(folder) if path.suffix in MIRRORED)
 
 
 def how_to_mirror(task: str, mirror: Path | None) -> str:

@@ -38,6 +38,17 @@ def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: P
         mirror_task("arc_easy", source, mirror, {"train": source}, shots=4)
 
 
+def test_another_configuration_of_a_dataset_is_told_to_be_missing_before_a_run(tmp_path: Path) -> None:
+    """Both ARCs lie in one folder: the files of one stood for the other until its turn came."""
+    from evaluation.config import mirrored_files
+    from evaluation.mirror_writer import mirror_task
+
+    done = mirror_task("arc_easy", write_rows(tmp_path / "arc_easy.jsonl", ARC), tmp_path / "mirror")
+    there, missing = (mirrored_files(tmp_path / "mirror", task) for task in ("arc_easy", "arc_challenge"))
+    assert len(there) == 3 and all(path.is_file() for path in there)
+    assert missing[1:] == (done.folder.resolve() / "ARC-Challenge",)
+
+
 def test_rows_that_were_put_aside_are_scored_again_once_the_split_of_the_shots_is_there(tmp_path: Path) -> None:
     """As the error for more shots than rows says to do: `stemma mirror TASK FROM --split train=FILE`."""
     from evaluation.harness import own_cache
