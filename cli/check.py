@@ -53,7 +53,7 @@ def command(
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()
     rows = plan(nodes, store, selection.force, look=True)
-    refuse_removed_states(nodes, rows, chosen)
+    refuse_removed_states(nodes, rows, chosen, store)
     notes = branch_notes(nodes, rows)
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
     refuse(pipeline, nodes, found)

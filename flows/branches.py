@@ -9,7 +9,8 @@ from dataclasses import replace
 from flows.graph import Graph
 from flows.plan import Row
 from infra.errors import ConfigError, Problem
-from infra.store.states import removed_state, state_at
+from infra.store.states import STATES, removed_state, state_at
+from infra.store.store import Store
 from tasks.stage import STATE, Node
 from training.config import PretrainConfig, TrainerConfig
 from training.duration import parse_duration
@@ -38,7 +39,7 @@ def branch_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
     }
 
 
-def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterable[str]) -> None:
+def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterable[str], store: Store) -> None:
     """Raises ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
     removed: else the run ends there, after all that comes before was built."""
     problems: list[Problem] = []
@@ -49,7 +50,9 @@ def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterabl
         if first.manifest is None or first.path is None:
             continue
         step = first.node.id
-        state = state_at(first.path, step, node.key, node.continues_at())
+        # On an object store the artifact may not be on this machine.
+        artifact = store.peek(first.manifest, STATES, folder=first.path)
+        state = state_at(artifact, step, node.key, node.continues_at())
         if not state.files(first.manifest):
             problems += (replace(one, path=f"{node.key}.continues") for one in removed_state(step, state).problems)
     if problems:

@@ -144,7 +144,9 @@ class PipelineRun:
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)
             if any(STATE in self.nodes[name].inputs for name in chosen):
-                refuse_removed_states(self.nodes, plan(self.nodes, self.store, self.selection.force), chosen)
+                refuse_removed_states(
+                    self.nodes, plan(self.nodes, self.store, self.selection.force), chosen, self.store
+                )
             self.manifests.update(locate_upstream(self.nodes, chosen, self.store, self.config_path))
             self.journal.reads(self.manifests.values())
             self._look_for_refused()
