@@ -1,4 +1,4 @@
-"""What bench_train.py trains: two small Llamas, random tokens as packed shards and as an array."""
+"""What bench_train.py and bench_gpu.py train on: random tokens as packed shards and as an array; two small Llamas."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def llama_values(setting: Setting) -> dict[str, Any]:
     }
 
 
-def write(setting: Setting, folder: Path) -> None:
-    """Tokens as FOLDER/A.npy and as shards in FOLDER/A, a document about every 100 tokens; a tokenizer beside them."""
+def write(setting: Setting, folder: Path, vocabulary: int = VOCABULARY, document: int = 100) -> None:
+    """Tokens as FOLDER/A.npy and as shards in FOLDER/A. document: tokens of one, about."""
     from streaming import MDSWriter
 
     random = np.random.default_rng(0)
-    tokens = random.integers(1, VOCABULARY, (_BATCHES * setting.batch, setting.length))
-    tokens[random.random(tokens.shape) < 0.01] = 0
+    tokens = random.integers(1, vocabulary, (_BATCHES * setting.batch, setting.length))
+    tokens[random.random(tokens.shape) < 1 / document] = 0
     np.save(folder / f"{setting.name}.npy", tokens)
     columns = {"tokens": f"ndarray:uint16:{setting.length}", "starts": "ndarray:uint32"}
     for split, rows in (("train", tokens), ("validation", tokens[:16])):
@@ -60,7 +60,7 @@ def write(setting: Setting, folder: Path) -> None:
                 starts = np.array([0, *(np.flatnonzero(row[:-1] == 0) + 1)], np.uint32)
                 writer.write({"tokens": row.astype(np.uint16), "starts": starts})
     meta = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "sequence_length": setting.length,
         "validation_tokens": 16 * setting.length,
         "validation_bytes": 64 * setting.length,
@@ -68,10 +68,10 @@ def write(setting: Setting, folder: Path) -> None:
     (folder / setting.name / "meta.json").write_text(json.dumps(meta))
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path, vocabulary: int = VOCABULARY) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, VOCABULARY)}
+    words = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)

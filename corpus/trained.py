@@ -92,7 +92,7 @@ def split_fingerprint(folder: Path, index: dict[str, Any] | None = None) -> str:
     index: its index.json, where that was read already.
     """
     index = index or json.loads((folder / "index.json").read_text(encoding="utf8"))
-    digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True))
+    digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True).encode())
     for shard in index["shards"]:
         for part in ("raw_data", "zip_data"):
             path = folder / shard[part]["basename"] if shard.get(part) else folder

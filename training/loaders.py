@@ -138,7 +138,7 @@ class Examples(IterableDataset[E]):
         text_per_batch: int = 0,
     ) -> None:
         self.examples = [*examples, *text]
-        self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, self.examples))).hexdigest()
+        self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, self.examples)).encode()).hexdigest()
         self._seed = seed
         self._lengths = None if lengths is None else np.asarray(lengths)
         self._own, self._own_per_batch = len(examples), batch_size - text_per_batch

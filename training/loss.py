@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 IGNORE = -100
-# A chunk's positions: at least so many, and more while its logits stay below so many numbers (32 MB in fp32).
-_LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
+_LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
+"""A chunk's positions: at least so many, and more while its logits stay below so many numbers: 32 MB in fp32, and on a
+GPU, which computes few at once slowly, 0.5 GB (benchmarks/bench_kernels.py)."""
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +77,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 def chunk_size(weight: Tensor) -> int:
     """Positions whose logits are held at once."""
-    return max(_LEAST_CHUNK, _CHUNK_LOGITS // len(weight))
+    return max(_LEAST_CHUNK, (_CHUNK_LOGITS_OF_GPU if weight.is_cuda else _CHUNK_LOGITS) // len(weight))
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, compiled: bool = False) -> Tensor:

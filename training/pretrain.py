@@ -255,7 +255,7 @@ def _compile(model: LanguageModel, plan: Plan, text: PackedText, hardware: Hardw
         return
     if plain_compiler_paths():
         run.event("compiling", "compiling the model: the first batches take up to some minutes")
-        model.compile_training(by_block=by_block(run.launch))
+        model.compile_training(by_block=by_block(run.launch, hardware))
     else:
         run.event("not_compiled", NO_PLAIN_PATHS)
 

@@ -86,4 +86,4 @@ def hash_functions(bands: Bands, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hashes(names: Sequence[str]) -> np.ndarray:
-    return np.array([xxhash.xxh3_64_intdigest(name) for name in names], np.uint64)
+    return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)

@@ -109,7 +109,7 @@ def _first_bins(bins: NDArray[np.int64], share: float) -> int:
 
 def bins_of(ids: pa.ChunkedArray, seed: int) -> NDArray[np.int64]:
     """The bin of each document (N,), from nothing but its id and the seed."""
-    return np.array([xxhash.xxh3_64_intdigest(one, seed) % BINS for one in ids.to_pylist()], np.int64)
+    return np.array([xxhash.xxh3_64_intdigest(one.encode(), seed) % BINS for one in ids.to_pylist()], np.int64)
 
 
 def heldout_flags(groups: pa.ChunkedArray, share: float) -> NDArray[np.bool_]:

@@ -185,8 +185,8 @@ class LaunchConfig(Config):
     (selective, Korthikanti et al. 2022)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile in pretraining; it moves the result by rounding. auto compiles where the run is long enough to save
-    twice the time that compiling costs, models with sharding: zero2, fsdp or hsdp on a CPU alone. These are compiled
-    layer by layer, others all at once."""
+    twice the time that compiling costs, models with sharding: zero2, fsdp or hsdp on a CPU alone. These, and all
+    models on a GPU, are compiled layer by layer, others all at once."""
     attention: Literal["auto", "eager", "causal_blocks", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
     """Attention kernel of the training stages; it moves the result by rounding. auto: eager up to 256 tokens on a CPU,
     causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the

@@ -15,7 +15,7 @@ from training.planner.step_time import Layout, Training, microbatches
 
 _WEIGHT, _GRADIENT = 4, 4
 """Bytes a parameter of fp32 weights and their gradients."""
-_LEAST_CHUNK, _CHUNK_LOGITS = 1024, 2**23
+_LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
 """As training/loss.py takes the logits in pieces."""
 _SUMMED_AT_ONCE = 2**28
 """Bytes of gradients that are summed together, as training/gradients.py does."""
@@ -65,6 +65,7 @@ def kept_by(
     tp: int = 1,
     whole: int = 1,
     cuda: bool = True,
+    compiled: bool = False,
     load: float = 1.0,
     sent: int = 1,
 ) -> Kept:
@@ -72,16 +73,25 @@ def kept_by(
 
     scores: whether attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
     that share what is outside of them (sequence parallelism); what they gather for products is kept whole. cuda:
-    autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers. load: tokens that
-    the device's experts get, over an even share. sent: devices that share a layer and send experts a part of the tokens
-    each.
+    autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers. compiled:
+    whether layers are compiled: what lies between products, norms and attention is then computed again where it is
+    needed. load: tokens that the device's experts get, over an even share. sent: devices that share a layer and
+    send experts a part of the tokens each.
     Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
     """
     width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts * load
     queries, heads, half = arch.heads * arch.head_width / tp, arch.heads / tp, element < 4
     # Queries, keys and values, repeated for grouped queries; a fused kernel also keeps what it gives.
     attention = (3 if scores else 4) * element * queries
-    if arch.gated:
+    if compiled and half and not scores:
+        # The residual stream before and between attention and MLP, what norms and products gave; keys and values are
+        # not repeated.
+        attention = 2 * element * (queries + arch.kv_heads * arch.head_width / tp)
+        layer = (2 * 4 + 2 * element) * arch.width + (3 if arch.gated else 2) * element * inner
+        layer += 2 * element * queries if arch.query_norms else 0
+        outside = (2 if arch.gated else 1) * 4 * width + element * width
+        softmax = 0
+    elif arch.gated:
         # Norms keep their input and what they scaled in fp32, and each product its own cast of the input.
         casts = (5 if half else 2) + scores
         layer = 4 * 4 * width + casts * element * arch.width + 4 * element * inner + 2 * 4
@@ -134,7 +144,11 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     cuda, load = job.device.name != "cpu", job.load if at.ep > 1 else 1.0
     scores = bool(job.kernels.scores)
     sent = at.tp if at.ep > 1 else 1
-    kept = kept_by(arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, load=load, sent=sent)
+    compiled = job.kernels.name == "compiled"
+    kept = kept_by(
+        arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, compiled=compiled, load=load,
+        sent=sent,
+    )  # fmt: skip
     if at.cp > 1:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
         keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
@@ -159,7 +173,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     copied = element * matrices if element < 4 and not gathers else 0.0
     # Autocast keeps its copies, of each microbatch its own, for as long as the backward pass needs them.
     copied_by_layer = copied if at.recompute == "none" else 0.0
-    logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda) if part.last else (0.0, 0.0)
+    logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda, compiled=compiled) if part.last else (0.0, 0.0)
     alone = part.layers * experts if at.ep > 1 else 0.0  # what DDP knows nothing of
     there = _spread(job, at, part, mine - alone, layer, outside, once > 0)
     summed_alone = min(gradient * alone, _SUMMED_AT_ONCE) if ranks * at.tp > at.ep else 0.0
@@ -255,13 +269,18 @@ def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, ou
     )  # fmt: skip
 
 
-def _of_loss(arch: Architecture, element: int, rows: float, tp: int, *, cuda: bool) -> tuple[float, float]:
+def _of_loss(
+    arch: Architecture, element: int, rows: float, tp: int, *, cuda: bool, compiled: bool
+) -> tuple[float, float]:
     """Bytes of the loss, and of the gradient of the output layer that it leaves for the backward pass.
 
-    Logits are in the precision of products, in fp32, and once more for their sum where no kernel is compiled.
+    Logits are in the precision of products, and as their gradient; in fp32 too where no kernel is compiled, and once
+    more for their sum.
     """
-    chunk = min(rows, max(_LEAST_CHUNK, _CHUNK_LOGITS / arch.vocabulary))
+    chunk = min(rows, max(_LEAST_CHUNK, (_CHUNK_LOGITS_OF_GPU if cuda else _CHUNK_LOGITS) / arch.vocabulary))
     copies = 4 + (2 * element if element < 4 else 0) if cuda else 2 * 4 + (element if element < 4 else 0)
+    if compiled:
+        copies = 2 * element
     logits = chunk * arch.vocabulary / tp * copies
     output = arch.embedding / tp
     cast = element * output if element < 4 else 0.0

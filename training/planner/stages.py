@@ -123,7 +123,7 @@ def needs(
     if launch.precision == "fp8" and isinstance(config, PretrainConfig):
         precision = "fp8"
     kernels = fused_kernels(device)
-    if launch.attention == "eager" or launch.compile == "on":
+    if launch.attention == "eager" or (launch.compile == "on" and isinstance(config, PretrainConfig)):
         kernels = KERNELS["plain" if launch.attention == "eager" else "compiled"]
     adapters = _adapters(config, arch) / arch.parameters
     learnt = adapters or 1.0

@@ -17,6 +17,9 @@ Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
 _MEMORY_SHARE = 0.8
 """Share of a device's memory bandwidth that long reads and writes reach."""
+_ROUNDING_BYTES = 13
+"""Read and written for each number that a product in 8 bits is given: for the largest of them, for rounding, and once
+more in the other order. Fitted to a Llama of 1.1B on an H200 (benchmarks/RESULTS.md, "On a GPU")."""
 _OPTIMIZER_BYTES = 32
 """AdamW in fp32 reads weight, gradient and two moments and writes three of them, and clears the gradient."""
 
@@ -121,6 +124,12 @@ class Training:
         return self.device.flops(self.precision)
 
     @property
+    def outer_peak(self) -> float:
+        """Of products outside of linear layers' own: attention's and the output layer's, which compute in bf16 where
+        these compute in 8 bits (training/float8.py)."""
+        return self.device.flops("bf16" if self.precision == "fp8" else self.precision)
+
+    @property
     def element(self) -> int:
         """Bytes of a number in the precision of matrix products."""
         return 4 if self.precision in ("fp32", "tf32") else 2
@@ -155,16 +164,23 @@ def _layer(job: Training, at: Layout) -> _Passes:
     # PaLM counts all scores of a causal model; kernels that keep none leave the half away that nothing sees.
     seen = job.length * (0.5 if not job.kernels.scores and job.length > 256 else 1.0)
     best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
-    attention = 4 * rows * seen * queries / (job.peak * best_attention)
+    attention = 4 * rows * seen * queries / (job.outer_peak * best_attention)
     bandwidth = job.device.bandwidth * _MEMORY_SHARE
     whole = 1 if not at.sequence_parallel or at.tp == 1 else at.tp
     touched = rows * (job.kernels.touched * width / whole + job.kernels.inner * inner * arch.active_experts * load)
     touched *= job.element / 2
     elementwise = touched / bandwidth
     scores = job.kernels.scores * job.element / 2 * rows * job.length * (arch.heads / at.tp) / bandwidth
-    forward = products + attention + elementwise + scores
+    rounding = rounding_back = 0.0
+    if job.precision == "fp8":
+        middle = inner * arch.active_experts * load
+        rounding = _ROUNDING_BYTES * rows * (2 * width + queries + middle) / bandwidth
+        gradients = 2 * width + queries + 2 * keys + (2 if arch.gated else 1) * middle
+        rounding_back = _ROUNDING_BYTES * rows * gradients / bandwidth
+    forward = products + attention + elementwise + scores + rounding
     # A kernel that keeps no scores computes them again on its way back: 5 products for 2.
     backward = 2 * products + (2.0 if job.kernels.scores else 2.5) * attention + 2 * elementwise + 1.5 * scores
+    backward += rounding_back
     # Kept scores are what selective checkpointing drops (Korthikanti et al. 2022, section 5).
     cheap = elementwise + scores + (attention if job.kernels.scores else 0.0)
     return _Passes(forward, backward, cheap)
@@ -173,7 +189,7 @@ def _layer(job: Training, at: Layout) -> _Passes:
 def _output(job: Training, at: Layout) -> float:
     """Seconds of output layer and loss for one microbatch, forward and backward."""
     rows, columns = at.microbatch * job.length / at.cp, job.arch.vocabulary / at.tp
-    products = 3 * matmul_time(rows, job.arch.width, columns, job.peak, job.device.matmul)
+    products = 3 * matmul_time(rows, job.arch.width, columns, job.outer_peak, job.device.matmul)
     return products + job.kernels.logits * rows * columns / (job.device.bandwidth * _MEMORY_SHARE)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from infra.launch.config import LaunchConfig
 from tests.peak import counted
-from training.blocks import checkpoint_activations
+from training.blocks import checkpoint_activations, compile_blocks
 from training.config import LoraConfig, ModelConfig, SftConfig
 from training.hardware import Hardware
 from training.language_model import LanguageModel
@@ -39,6 +39,7 @@ class Case(NamedTuple):
     accumulated: int = 1
     kv_heads: int | None = None
     adapters: int | None = None
+    compiled: bool = False
 
     def config(self) -> ModelConfig:
         return ModelConfig(
@@ -57,21 +58,30 @@ def measured(case: Case) -> int:
         checkpoint_activations(network, case.recompute)
         if case.adapters:
             add_adapters(network, LoraConfig(rank=case.adapters), 0)
+        if case.compiled:
+            model.compile_training(by_block=True)
+            compile_blocks(model)
         learning = [weight for weight in network.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(learning, fused=True)
         ids = torch.randint(0, case.vocabulary, (case.sequences, case.length))
         batch = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(case.length).repeat(case.sequences, 1)}
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                for _ in range(case.accumulated):
+                    model.loss(model(batch), batch).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        if case.compiled:
+            steps(1)  # what the compiler tries is no part of a step
         peak.begin()
-        for _ in range(2):
-            for _ in range(case.accumulated):
-                model.loss(model(batch), batch).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        steps(1 if case.compiled else 2)
     return peak.most
 
 
 def planned(case: Case) -> float:
-    kernels = KERNELS["plain" if case.attention == "eager" else "flash"]
+    kernels = KERNELS["compiled" if case.compiled else "plain" if case.attention == "eager" else "flash"]
     device = this_machine(1e12, 1e11)
     arch = of_shape(case.config().shape(), case.vocabulary)
     batch = case.sequences * case.accumulated
@@ -125,6 +135,12 @@ LARGE = [
     Case("gpt2", 8, 256, 4, 1024, 8, 256, 4096, attention="eager"),
     Case("gpt2", 12, 256, 4, 1024, 8, 256, 4096, recompute="full"),
     Case("gpt2", 12, 256, 4, 1024, 8, 256, 4096, accumulated=2),
+    Case("gpt2", 8, 256, 4, 1024, 8, 256, 4096, compiled=True),
+    Case("gpt2", 8, 256, 4, 1024, 8, 256, 4096, compiled=True, recompute="full"),
+    Case("llama", 8, 256, 4, 688, 8, 256, 4096, compiled=True),
+    Case("llama", 8, 256, 8, 688, 8, 256, 4096, compiled=True, kv_heads=2),
+    Case("llama", 8, 256, 4, 688, 8, 256, 4096, compiled=True, recompute="selective"),
+    Case("qwen3", 8, 256, 4, 688, 8, 256, 4096, compiled=True),
 ]
 
 
