@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long test-newer lint bench bench-train bench-scaling bench-recipe bench-corpus bench-eval lock clean
+.PHONY: help demo test test-long test-newer lint bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -47,6 +47,10 @@ bench-corpus: $(READY) ## those of the corpus, on the text in ../shared/data
 
 bench-train: $(READY) ## tokens a second of pretraining against its peers, about 8 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_train.py
+
+bench-gpu: $(READY) ## steps of pretraining and their kernels on one GPU, about 10 minutes on an H200
+	@"$(BIN)/python" benchmarks/bench_gpu.py
+	@"$(BIN)/python" benchmarks/bench_kernels.py
 
 bench-scaling: $(READY) ## two ranks against one, pinned to cores, and what of their sending hides; about 10 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_scaling.py

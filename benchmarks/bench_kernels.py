@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50_304)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("expected a CUDA GPU, found none")
+        print("no CUDA GPU: nothing is measured")
+        return
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n\n| kernel | ms | TFLOP/s |\n|---|---|---|")
     attention(options.tokens, options.width)
