@@ -70,7 +70,7 @@ def _settings(one: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, A
         if len(alike) < len(sides):
             yield f"step {name}", _came_of(step) if step else ABSENT
         elif step is not None:
-            config = flatten(step.config)
+            config = flatten(step.identity) | flatten(step.config)
             for key in sorted(set().union(*(flatten(other.identity) for other in alike))):
                 yield f"{name}.{key}", config.get(key, ABSENT)
             yield f"{name}, stage version", step.version

@@ -75,8 +75,9 @@ def within(part: Any, whole: Any) -> bool:
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}."""
-    if isinstance(value, Mapping):
+    """Nested mappings and lists as dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}; a section without keys is {}, which
+    is not the same as none."""
+    if isinstance(value, Mapping) and (value or not prefix):
         items: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         items = enumerate(value)
@@ -99,7 +100,8 @@ def changed_settings(
     all_before, all_after = flatten(old_config), flatten(new_config)
     for key in sorted(before.keys() | after.keys()):
         one, other = before.get(key, all_before.get(key)), after.get(key, all_after.get(key))
-        if not same(one, other):
+        has_keys = any(name.startswith(f"{key}.") for name in before.keys() | after.keys())  # which tell the difference
+        if not same(one, other) and not has_keys:
             yield key, one, other
 
 

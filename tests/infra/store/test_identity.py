@@ -16,7 +16,7 @@ from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
 from flows.config import parse
 from infra.config import StageConfig, outside_identity
-from infra.identity import NoStableForm, canonical, canonical_json, digest_files, fingerprint
+from infra.identity import NoStableForm, canonical, canonical_json, changed_settings, digest_files, fingerprint
 from infra.sources import SourcePath
 from tests.infra.store.pin import PINNED, current
 
@@ -188,3 +188,13 @@ def test_the_same_config_in_other_words_has_the_same_names() -> None:
     )
     for stage in ("ingest", "clean"):
         assert name(one.section(stage)) == name(other.section(stage))
+
+
+def test_a_section_that_is_there_with_its_defaults_differs_from_none() -> None:
+    """`clean.toxicity: {}` turns a rule on: `check` and `compare` told no difference."""
+    with_rule, without = {"toxicity": {"threshold": 0.5}}, {"toxicity": None}
+    assert list(changed_settings({}, without, {"toxicity": {}}, with_rule)) == [("toxicity", None, {})]
+    assert list(changed_settings({"toxicity": {}}, with_rule, {}, without)) == [("toxicity", {}, None)]
+    stricter = {"toxicity": {"threshold": 0.3}}
+    assert list(changed_settings({"toxicity": {}}, with_rule, stricter, stricter)) == [("toxicity.threshold", 0.5, 0.3)]
+    assert not list(changed_settings({"toxicity": {}}, with_rule, {"toxicity": {}}, with_rule))
