@@ -69,6 +69,9 @@ class KubernetesCluster:
         self.submitted: list[dict[str, Any]] = []
         self.pods: dict[str, Pod] = {}
         self.token = secrets.token_hex(16)
+        self.may_watch = True
+        self.looks = 0
+        self._changes: list[str] = []
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -110,7 +113,14 @@ class KubernetesCluster:
         """As for a pod of higher priority, or a node that is drained."""
         with self._lock:
             condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-            self.pods[name].status["conditions"].append(condition)
+            message = "default-scheduler: preempting to accommodate a higher priority pod"
+            self.pods[name].status["conditions"].append({**condition, "message": message})
+            self._tell("MODIFIED", self.pods[name])
+            self._end(name)
+
+    def delete_pod(self, name: str) -> None:
+        """As by `kubectl delete pod`, which leaves no reason."""
+        with self._lock:
             self._end(name)
 
     def close(self) -> None:
@@ -146,6 +156,7 @@ class KubernetesCluster:
     def list_pods(self, selector: str) -> tuple[int, dict[str, Any]]:
         key, _, value = selector.partition("=")
         with self._lock:
+            self.looks += 1
             items = [pod.document for pod in self.pods.values() if pod.document["metadata"]["labels"].get(key) == value]
             return 200, {"apiVersion": "v1", "kind": "PodList", "items": items}
 
@@ -170,6 +181,29 @@ class KubernetesCluster:
                 return
             time.sleep(_POLL_S)
 
+    def watch(self, selector: str, since: str) -> Iterator[str]:
+        """What changes after `since`, a resourceVersion; without one, first the pods that are there."""
+        key, _, value = selector.partition("=")
+        with self._lock:
+            sent = int(since or len(self._changes))
+            there = (
+                [] if since else [json.dumps({"type": "ADDED", "object": one.document}) for one in self.pods.values()]
+            )
+        while not self._closed.is_set():
+            with self._lock:
+                new = self._changes[sent:]
+                sent += len(new)
+            for line in there + new:
+                if json.loads(line)["object"]["metadata"]["labels"].get(key) == value:
+                    yield line
+            there = []
+            time.sleep(_POLL_S)
+
+    def _tell(self, kind: str, pod: Pod) -> None:
+        """Those who watch hear of each change, with the pod as it was then."""
+        pod.document["metadata"]["resourceVersion"] = str(len(self._changes) + 1)
+        self._changes.append(json.dumps({"type": kind, "object": pod.document}))
+
     def _pods_of(self, job: str) -> list[str]:
         return [name for name, pod in self.pods.items() if pod.document["metadata"]["labels"]["stemma/job"] == job]
 
@@ -183,6 +217,7 @@ class KubernetesCluster:
         document = {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": {}}
         document["status"] = {"phase": "Pending", "conditions": [], "containerStatuses": []}
         self.pods[name] = Pod(document, spec["terminationGracePeriodSeconds"])
+        self._tell("ADDED", self.pods[name])
 
     def _control(self) -> None:
         while not self._closed.wait(_POLL_S):
@@ -208,12 +243,14 @@ class KubernetesCluster:
         free = [node for node in self.nodes if node not in excluded | used | self.lost]
         if not free:
             message = f"0/{len(self.nodes)} nodes are available: {len(used)} Insufficient nvidia.com/gpu."
-            pod.status["conditions"] = [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-            ]
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+            if pod.status["conditions"] != [condition]:
+                pod.status["conditions"] = [condition]
+                self._tell("MODIFIED", pod)
             return
         spec["nodeName"] = free[0]
         pod.status.update(phase="Running", podIP=self.nodes[free[0]], conditions=[])
+        self._tell("MODIFIED", pod)
         self._begin(pod)
 
     def _begin(self, pod: Pod) -> None:
@@ -246,10 +283,12 @@ class KubernetesCluster:
             code = 128 - code if code < 0 else code
             pod.status["phase"] = "Failed" if code else "Succeeded"
             pod.status["containerStatuses"] = [{"state": {"terminated": {"exitCode": code, "reason": reason}}}]
+            self._tell("MODIFIED", pod)
         elif pod.process is not None and pod.kill_at and time.monotonic() > pod.kill_at:
             signal_group(pod.process.pid, signal.SIGKILL)
         if "deletionTimestamp" in pod.document["metadata"] and (pod.is_finished or pod.process is None):
             del self.pods[name]
+            self._tell("DELETED", pod)
 
     def _end(self, name: str) -> None:
         """Deletes a pod: its process hears SIGTERM, and goes by SIGKILL after its grace period."""
@@ -257,21 +296,36 @@ class KubernetesCluster:
         if "deletionTimestamp" not in pod.document["metadata"]:
             pod.document["metadata"]["deletionTimestamp"] = _now()
             pod.kill_at = time.monotonic() + pod.grace_s
+            self._tell("MODIFIED", pod)
             if pod.process is not None and pod.process.poll() is None and pod.node not in self.lost:
                 pod.process.send_signal(signal.SIGTERM)
 
     def _reconcile(self, name: str, job: dict[str, Any]) -> None:
-        if job["status"].get("conditions"):
+        """A pod counts as failed as soon as it is deleted. The Job has failed once the others have ended too."""
+        conditions = job["status"].get("conditions", [])
+        if any(one["type"] in ("Failed", "Complete") for one in conditions):
             return
-        pods = [self.pods[pod] for pod in self._pods_of(name)]
-        if len(pods) < job["spec"]["completions"] or any(pod.status["phase"] == "Failed" for pod in pods):
-            condition = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
-            job["status"] = {"conditions": [{**condition, "message": "Job has reached the specified backoff limit"}]}
-            for pod in self._pods_of(name):
-                if not self.pods[pod].is_finished:
+        pods = {pod: self.pods[pod] for pod in self._pods_of(name)}
+        if not conditions and (len(pods) < job["spec"]["completions"] or any(map(_counts_as_failed, pods.values()))):
+            conditions = [_job_condition("FailureTarget")]
+            for pod in pods:
+                if not pods[pod].is_finished:
                     self._end(pod)
-        elif all(pod.status["phase"] == "Succeeded" for pod in pods):
-            job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        if conditions and all(pod.is_finished for pod in pods.values()):
+            conditions = [*conditions, _job_condition("Failed")]
+        elif not conditions and all(pod.status["phase"] == "Succeeded" for pod in pods.values()):
+            conditions = [{"type": "Complete", "status": "True"}]
+        job["status"] = {"conditions": conditions} if conditions else {}
+
+
+def _counts_as_failed(pod: Pod) -> bool:
+    phase = pod.status["phase"]
+    return phase == "Failed" or ("deletionTimestamp" in pod.document["metadata"] and phase != "Succeeded")
+
+
+def _job_condition(kind: str) -> dict[str, str]:
+    said = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+    return {"type": kind, "status": "True", **said}
 
 
 def _read(pod: Pod) -> None:
@@ -316,6 +370,8 @@ def _handler(cluster: KubernetesCluster) -> type[BaseHTTPRequestHandler]:
                 self._send_log(name.removesuffix("/log"), query)
             elif name:
                 self._answer(*cluster.find(kind, name))
+            elif query.get("watch") == "true":
+                self._send_changes(query)
             else:
                 self._answer(*cluster.list_pods(query["labelSelector"]))
 
@@ -337,16 +393,23 @@ def _handler(cluster: KubernetesCluster) -> type[BaseHTTPRequestHandler]:
         def _body(self) -> dict[str, Any]:
             return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
+        def _send_changes(self, query: Mapping[str, str]) -> None:
+            if not cluster.may_watch:
+                return self._answer(403, _status('pods is forbidden: User cannot watch resource "pods"'))
+            return self._send_lines(cluster.watch(query["labelSelector"], query.get("resourceVersion", "")))
+
         def _send_log(self, name: str, query: Mapping[str, str]) -> None:
             if name not in cluster.pods:
                 return self._answer(404, _status(f'pods "{name}" not found'))
+            return self._send_lines(cluster.log(name, query.get("sinceTime", ""), query.get("follow") == "true"))
+
+        def _send_lines(self, lines: Iterator[str]) -> None:
             self.send_response(200)
             self.end_headers()
             with suppress(OSError):
-                for line in cluster.log(name, query.get("sinceTime", ""), query.get("follow") == "true"):
+                for line in lines:
                     self.wfile.write(line.encode() + b"\n")
                     self.wfile.flush()
-            return None
 
         def _answer(self, code: int, document: Mapping[str, Any]) -> None:
             with cluster._lock:

@@ -253,9 +253,10 @@ class _Nodes:
     def _over(self, nodes: Sequence[str]) -> Over | None:
         """Whether the machines were taken back; also if they left in time, before the scheduler ended them."""
         over = self._machines.over(self._excluded)
-        left = any(self._seen[name].state.state in ("leaving", "gone") for name in nodes)
+        left = [found.machine for name in nodes if (found := self._seen[name].state).state in ("leaving", "gone")]
         if over is not None and over.problem.code == "job_failed" and left:
-            return Over(replace(over.problem, code="time_limit", message="the scheduler told the job to end"), False)
+            said = f"the scheduler told the job to end, on {', '.join(left)}"
+            return Over(replace(over.problem, code="time_limit", message=said), False)
         return over
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:

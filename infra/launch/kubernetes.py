@@ -16,6 +16,7 @@ from infra.errors import Problem, StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.kube_api import KubeApi, KubeError
 from infra.launch.kube_manifest import job_name, manifest
+from infra.launch.kube_pods import Pods, condition, is_finished
 from infra.launch.machines import OneJob, Over
 from infra.project import PROJECT
 from infra.tail import last_lines
@@ -25,6 +26,8 @@ _ASK_S = 2.0
 _ENDING_S = 60.0
 """How long the pods of a deleted Job may take to go, besides the time that ranks have to save."""
 _RECORD = "kubernetes-job"
+_POD_FAILED = "BackoffLimitExceeded"
+"""Why a Job fails of which a pod failed or was taken away."""
 
 
 class Kubernetes(OneJob):
@@ -53,8 +56,7 @@ class Kubernetes(OneJob):
         self._record = folder.parent / _RECORD
         self._job = ""
         self._asked = 0.0
-        self._seen: dict[str, dict[str, Any]] = {}
-        self._taken: dict[str, str] = {}
+        self._known: Pods | None = None
         self._said = ""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._log = folder / "job.log"
@@ -75,14 +77,18 @@ class Kubernetes(OneJob):
         except KubeError:
             return None
         said = f"Kubernetes Job {self._job}"
-        if job is None and not all(map(_is_finished, pods)):
+        if job is None and not all(map(is_finished, pods)):
             return None  # its pods still have their time to save
         if job is None:
             self._forget()
             fix = f"run again, or raise launch.retries; `stemma logs {self._name}`"
             return Over(Problem("job_cancelled", self._name, f"{said} was deleted from outside", fix), None)
-        failed = _condition(job, "Failed")
-        if taken := self._ended_by_others(pods, is_failing=bool(failed or _condition(job, "FailureTarget"))):
+        failed = condition(job, "Failed")
+        reason = (failed or condition(job, "FailureTarget") or {}).get("reason", _POD_FAILED)
+        by_controller = reason != _POD_FAILED or "deletionTimestamp" in job["metadata"]
+        assert self._known is not None
+        self._known.note(pods)
+        if taken := self._known.taken(by_controller=by_controller):
             found = Over(Problem("preempted", self._name, f"{said} lost a pod: {taken}", "run again"), False)
         elif failed is not None:
             found = self._failed(said, failed, pods)
@@ -104,7 +110,7 @@ class Kubernetes(OneJob):
             return
         end = time.monotonic() + leaving_s
         with suppress(KubeError):
-            while time.monotonic() < end and any(not _is_finished(pod) for pod in self._look()[1]):
+            while time.monotonic() < end and any(not is_finished(pod) for pod in self._look()[1]):
                 time.sleep(0.2)
         end = time.monotonic() + self._launch.grace_s + _ENDING_S
         is_deleted = False
@@ -148,7 +154,7 @@ class Kubernetes(OneJob):
             said = f"Kubernetes did not take the Job: {error}"
             raise StageError(Problem(code, "launch.kubernetes", said, "its own words say what it expects")) from None
         self._job, self._asked = job, time.monotonic()
-        self._seen, self._taken, self._said = {}, {}, ""
+        self._known, self._said = Pods(self._api, self._pods, f"stemma/job={job}"), ""
         self._say("submitted", f"submitted as Kubernetes Job {job}")
 
     def _bad_nodes(self) -> set[str]:
@@ -196,7 +202,7 @@ class Kubernetes(OneJob):
 
     def _is_done(self, name: str) -> bool:
         try:
-            return _is_finished(self._api.call("GET", f"{self._pods}/{name}"))
+            return is_finished(self._api.call("GET", f"{self._pods}/{name}"))
         except KubeError as error:
             return error.status == 404
 
@@ -211,24 +217,10 @@ class Kubernetes(OneJob):
     def _forget(self) -> None:
         self.pass_on_log()
         self._followed.clear()
-        self._job = ""
+        if self._known is not None:
+            self._known.close()
+        self._job, self._known = "", None
         self._record.unlink(missing_ok=True)
-
-    def _ended_by_others(self, pods: list[dict[str, Any]], *, is_failing: bool) -> str:
-        """Why a pod was taken away, by an eviction, a pre-emption or the loss of its node, once it has ended.
-
-        is_failing: the Job's own controller ends its pods then."""
-        there = {pod["metadata"]["name"]: pod for pod in pods}
-        for name, pod in there.items():
-            disrupted = _condition(pod, "DisruptionTarget")
-            if disrupted is not None or ("deletionTimestamp" in pod["metadata"] and not is_failing):
-                found = disrupted or {"reason": "it was deleted"}
-                self._taken[name] = f"{found.get('reason', '')} {found.get('message', '')}".strip()
-        for name in () if is_failing else self._seen.keys() - there.keys():
-            self._taken.setdefault(name, "it is gone")
-        self._seen |= there
-        ended = [name for name in self._taken if name not in there or _is_finished(there[name])]
-        return "; ".join(f"{name}: {self._taken[name]}" for name in ended)
 
     def _failed(self, said: str, failed: Mapping[str, Any], pods: list[dict[str, Any]]) -> Over:
         reason, message = failed.get("reason", ""), failed.get("message", "")
@@ -241,10 +233,6 @@ class Kubernetes(OneJob):
             fix = "a smaller launch.microbatch needs less; launch.kubernetes.memory_gb asks for more"
             problem = Problem("out_of_memory", self._name, f"Kubernetes ended {said}, which was out of memory", fix)
             return Over(problem, None)
-        gone = sorted(self._seen.keys() - {pod["metadata"]["name"] for pod in pods})
-        if gone and not any(end.get("exitCode") for end in ends):
-            lost = f"{said} lost a pod: {gone[0]} was taken away"
-            return Over(Problem("preempted", self._name, lost, "run again"), False)
         self.pass_on_log()
         codes = ", ".join(str(end.get("exitCode")) for end in ends if end.get("exitCode"))
         words = last_lines(self._log, 2)
@@ -259,16 +247,6 @@ class Kubernetes(OneJob):
             self._said = said
             if said:
                 self._say("waiting", f"pods of Kubernetes Job {self._job} wait: {said}")
-
-
-def _condition(of: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
-    """A condition that holds."""
-    conditions = of.get("status", {}).get("conditions") or ()
-    return next((dict(one) for one in conditions if one["type"] == kind and one["status"] == "True"), None)
-
-
-def _is_finished(pod: Mapping[str, Any]) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _end_of(pod: Mapping[str, Any]) -> dict[str, Any]:

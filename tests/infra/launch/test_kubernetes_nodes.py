@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,6 +22,8 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.kube_api import KubeApi, KubeError
 from infra.launch.kube_manifest import manifest
+from infra.launch.kubernetes import Kubernetes
+from infra.launch.machines import Over
 from tests.command import REPOSITORY
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
 from tests.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
@@ -201,6 +204,70 @@ def test_a_job_that_the_cluster_refuses_says_why(cluster: KubernetesCluster, tmp
     )
 
 
+def _ended_unseen(cluster: KubernetesCluster, end: Callable[[str], None]) -> None:
+    """The pod on n2 ends, and with it the Job and the other pod, all between two looks."""
+    wait_until(lambda: [pod for pod in cluster.pods.values() if pod.process] == [*cluster.pods.values()], timeout_s=30)
+    end(next(name for name, pod in cluster.pods.items() if pod.node == "n2"))
+    wait_until(lambda: all(pod.is_finished for pod in cluster.pods.values()), timeout_s=60)
+
+
+def _crash(cluster: KubernetesCluster, name: str) -> None:
+    process = cluster.pods[name].process
+    assert process is not None
+    process.kill()
+
+
+def _what_became(job: Kubernetes) -> str:
+    found: list[Over] = []
+    wait_until(lambda: found.extend(filter(None, [job.over({})])) or found, timeout_s=30)
+    return f"{found[0].problem.code}: {found[0].problem.message}"
+
+
+@pytest.fixture
+def job(cluster: KubernetesCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes]:
+    """Of two pods whose agents wait for orders."""
+    monkeypatch.setenv("KUBECONFIG", cluster.variables["KUBECONFIG"])
+    (tmp_path / "nodes").mkdir()
+    made = Kubernetes(LaunchConfig(nodes=2, **SETTINGS), tmp_path / "nodes", "pretrain", "f" * 64)
+    yield made
+    made.release()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (
+            KubernetesCluster.evict,
+            r"preempted: .* lost a pod: stemma-pretrain-\w+-1-\w+ on n2: PreemptionByScheduler: "
+            r"default-scheduler: preempting to accommodate a higher priority pod",
+        ),
+        (KubernetesCluster.delete_pod, r"preempted: .* lost a pod: stemma-pretrain-\w+-1-\w+ on n2: it was deleted"),
+        (_crash, r"job_failed: .* failed: BackoffLimitExceeded .*; exit codes of its pods: 137; .*"),
+    ],
+)
+def test_what_ended_a_job_is_told_though_its_pods_are_gone_at_the_next_look(
+    end: Callable[[KubernetesCluster, str], None], expected: str, cluster: KubernetesCluster, job: Kubernetes
+) -> None:
+    """The risk: the pod that was taken away is not named, or one that Kubernetes ended after it is."""
+    job.request({})
+    _ended_unseen(cluster, lambda name: end(cluster, name))
+    assert re.fullmatch(expected, _what_became(job), re.DOTALL)
+
+
+@pytest.mark.cluster
+def test_pods_that_are_gone_are_told_where_the_cluster_lets_nobody_watch(
+    cluster: KubernetesCluster, job: Kubernetes
+) -> None:
+    cluster.may_watch = False
+    job.request({})
+    seen = cluster.looks
+    wait_until(lambda: job.over({}) is None and cluster.looks > seen, timeout_s=30)
+    _ended_unseen(cluster, cluster.evict)
+    told = _what_became(job)
+    assert told.startswith("preempted: ") and " on n2: it is gone" in told
+
+
 @pytest.mark.cluster
 @pytest.mark.long
 def test_pods_that_no_node_takes_are_told_and_a_cancelled_run_takes_its_job_away(
@@ -227,7 +294,8 @@ def test_a_pod_that_is_evicted_is_followed_by_another_job(cluster: KubernetesClu
     cluster.evict(next(iter(cluster.pods)))
     out, err = stage.communicate(timeout=300)
     (told,) = (line for line in out.splitlines() if line.startswith("restarted: "))
-    assert "lost a pod: stemma-pretrain-" in told and told.endswith("; going on from the newest checkpoint"), (out, err)
+    assert re.search(r" lost a pod: stemma-pretrain-\w+-0-\w+ on n1: PreemptionByScheduler: ", told), (out, err)
+    assert told.endswith("; going on from the newest checkpoint"), (out, err)
     assert out.splitlines()[-1] == ENDED
     _none_left(cluster, tmp_path)
 
