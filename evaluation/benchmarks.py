@@ -43,18 +43,20 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     """
     if config.engine == "own":
         from evaluation.language_model import load_model
+        from evaluation.task_partitions import by_workers
 
-        return _scored(config, load_model(inputs["model"], run), inputs["model"], out_dir, run)
+        lm = None if by_workers(config, run) else load_model(inputs["model"], run)
+        return _scored(config, lm, inputs["model"], out_dir, run)
     from evaluation.vllm_model import served
 
     with served(inputs["model"], run) as vllm:
         return _scored(config, vllm, inputs["model"], out_dir, run)
 
 
-def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, out_dir: Path, run: Run) -> Result:
-    from evaluation.harness import evaluate_model
+def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, out_dir: Path, run: Run) -> Result:
+    from evaluation.task_partitions import evaluate_tasks
 
-    found = evaluate_model(config, lm, run)
+    found = evaluate_tasks(config, lm, folder, run)
     names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
     results: dict[str, Any] = {
         "tasks": {name: task_metrics(found, name, config.confidence, config.seed) for name in names},
@@ -69,14 +71,14 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, ou
     if config.shots:
         # Without a number, a task of lm-eval's keeps its own, which is no column of 0.
         done = config.num_fewshot if config.num_fewshot or not any(found["n-shot"].values()) else None
-        results["shots"] = shots_sweep(config, lm, results["tasks"], done, run)
+        results["shots"] = shots_sweep(config, lm, folder, results["tasks"], done, run)
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     if config.failure_classes:
         from evaluation.failure_classes import measure_failures
         from evaluation.language_model import load_model
 
-        own = load_model(folder, run) if config.engine == "vllm" else lm
+        own = load_model(folder, run) if lm is None or config.engine == "vllm" else lm
         results["failure_classes"], cases = measure_failures(
             own, config.failure_classes, run, seed=config.seed, confidence=config.confidence
         )
@@ -94,17 +96,23 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM, folder: Path, ou
 
 
 def shots_sweep(
-    config: BenchmarksConfig, lm: LoadedModel | VllmLM, scored: Mapping[str, Any], done: int | None, run: Run
+    config: BenchmarksConfig,
+    lm: LoadedModel | VllmLM | None,
+    folder: Path,
+    scored: Mapping[str, Any],
+    done: int | None,
+    run: Run,
 ) -> dict[str, dict[str, Any]]:
-    """The tasks' metrics by number of shots. scored: those with `done` shots, which are not asked again."""
-    from evaluation.harness import evaluate_model
+    """The tasks' metrics by number of shots. lm, folder: see `evaluate_tasks`. scored: those with `done` shots, which
+    are not asked again."""
+    from evaluation.task_partitions import evaluate_tasks
 
     sweep = {}
     for shots in sorted(set(config.shots)):
         if shots == done:
             sweep[str(shots)] = dict(scored)
             continue
-        found = evaluate_model(config.model_copy(update={"num_fewshot": shots}), lm, run, own_shots=False)
+        found = evaluate_tasks(config.model_copy(update={"num_fewshot": shots}), lm, folder, run, own_shots=False)
         sweep[str(shots)] = {name: task_metrics(found, name, config.confidence, config.seed) for name in scored}
     return sweep
 

@@ -43,11 +43,12 @@ def evaluate_model(
     prefix: str | None = None,
     share: bool = True,
     own_shots: bool = True,
+    only: int | None = None,
 ) -> dict[str, Any]:
     """lm-eval's own results for a model: results, configs, samples, versions.
 
     prefix: stands before every question. share: see `ReportingHFLM`. own_shots: whether with `num_fewshot: 0` a task
-    keeps the number that its YAML gives.
+    keeps the number that its YAML gives. only: the number of the one task that is asked; None for all.
     Raises StageError naming the task whose file lm-eval cannot read.
     """
     served = isinstance(lm, VllmLM)
@@ -58,6 +59,7 @@ def evaluate_model(
         loaded = [
             found
             for index, task in enumerate(config.tasks)
+            if only in (None, index)
             for found in _load(index, task, mirror, config.num_fewshot, config.rows_for_shots)
         ]
         tasks = TaskManager(include_defaults=False).load(loaded)

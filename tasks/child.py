@@ -169,7 +169,9 @@ def _mapper(job: Job) -> Mapper | None:
         return None
     from tasks.ray_mapper import map_on_ray
 
-    return map_on_ray(launch.ray, launch.workers, job.node)
+    # Of what is mapped, models alone are asked on GPUs.
+    gpus = launch.device != "cpu" and STAGES[job.stage].makes == "scores"
+    return map_on_ray(launch.ray, launch.workers, job.node, gpus=gpus)
 
 
 def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -42,14 +43,16 @@ class _Call:
     items: Sequence[Any]
     stop_if_cancelled: Callable[[], None]
     on_done: Callable[[int, Any], None]
+    gpus: bool
 
 
 # Prefect sends the flow along with each task, so it must hold nothing that cannot be pickled.
 _call: ContextVar[_Call] = ContextVar("call")
 
 
-def map_on_ray(address: str, workers: int | None, name: str) -> Mapper:
+def map_on_ray(address: str, workers: int | None, name: str, *, gpus: bool = False) -> Mapper:
     """A mapper on the Ray cluster at `address`; see `LaunchConfig.ray`. name: what its flow is called in the page.
+    gpus: whether each item takes one, of a cluster that has any.
 
     Calling it raises StageError `no_ray` where the package is missing, besides what the function raises.
     """
@@ -61,7 +64,7 @@ def map_on_ray(address: str, workers: int | None, name: str) -> Mapper:
         on_done: Callable[[int, Any], None],
     ) -> None:
         if items:
-            token = _call.set(_Call(function, items, stop_if_cancelled, on_done))
+            token = _call.set(_Call(function, items, stop_if_cancelled, on_done, gpus))
             try:
                 Flow(_submit_all, name=f"{name} on Ray", task_runner=_runner(address, workers), persist_result=False)()
             finally:
@@ -72,8 +75,10 @@ def map_on_ray(address: str, workers: int | None, name: str) -> Mapper:
 
 def _submit_all() -> None:
     import ray
+    from prefect_ray.context import remote_options
 
     call = _call.get()
+    takes_gpu = call.gpus and ray.cluster_resources().get("GPU", 0) > 0
     room = SUBMITTED_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = list(range(len(call.items)))
     running: dict[Any, tuple[int, Any]] = {}
@@ -81,7 +86,8 @@ def _submit_all() -> None:
         call.stop_if_cancelled()
         while waiting and len(running) < room:
             index = waiting.pop(0)
-            future: Any = partition.submit(index, pickle.dumps((call.function, call.items[index])))
+            with remote_options(num_gpus=1) if takes_gpu else nullcontext():
+                future: Any = partition.submit(index, pickle.dumps((call.function, call.items[index])))
             running[future.wrapped_future] = (index, future)
         done, _ = ray.wait(list(running), timeout=POLL_S)
         for reference in done:

@@ -230,10 +230,10 @@ class LaunchConfig(Config):
     """Processes a corpus stage works on, partition by partition; by default one for each core. The result is the same
     for any number."""
     ray: str | None = Field(None, min_length=1)
-    """A Ray cluster for the partitions instead: its address, e.g. auto (the one that this machine is part of) or
-    ray://head:10001, or local for one of `workers` workers that is started here. Its machines share the store's file
-    system. With cluster: ray, training too takes `nodes` of its machines, on each `processes` × `threads` CPUs (one a
-    process where `threads` are not set), and a GPU a process with device: gpu."""
+    """A Ray cluster for the partitions instead, and for the tasks of benchmarks: its address, e.g. auto (the one that
+    this machine is part of) or ray://head:10001, or local for one of `workers` workers that is started here. Its
+    machines share the store's file system. With cluster: ray, training too takes `nodes` of its machines, on each
+    `processes` × `threads` CPUs (one a process where `threads` are not set), and a GPU a process with device: gpu."""
     retries: int = Field(2, ge=0)
     """How often a stage is tried again, from its checkpoint, after a fault of a machine: a killed process, a source
     that does not answer, a failing device, ranks that lost each other, a hang, want of memory. Faults of config or data

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.command import REPOSITORY, Answer, write_config
+from tests.evaluation.conftest import make_model
 from tests.pipelines import DOCSTRING_RULES, data_config
 from tests.ray_cluster import ray_cluster
 
@@ -71,3 +72,30 @@ def test_without_a_cluster_one_of_two_workers_is_started_on_this_machine(
     answer = run("run", on_ray, "--root", tmp_path / "ray", PYTHONPATH=str(REPOSITORY))
     assert answer.code == 0, answer.document["errors"]
     assert "Started a local Ray instance" in (Path(answer.rows()["ingest"]["path"]) / "aux" / "stage.log").read_text()
+
+
+def test_tasks_of_benchmarks_are_asked_by_several_workers_with_the_same_results(
+    run: Callable[..., Answer], tmp_path: Path
+) -> None:
+    config = {
+        "name": "asked",
+        "base_model": {"path": str(make_model(tmp_path / "model", seed=1))},
+        "benchmarks": {"tasks": ["cloze", "minimal_pairs"], "shots": [0, 1], "failure_classes": {"cases": 2}},
+    }
+    local = run("run", write_config(tmp_path / "local.yaml", config), "--root", tmp_path / "local")
+    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": "local", "workers": 2}})
+    found = run("run", on_ray, "--root", tmp_path / "ray", PYTHONPATH=str(REPOSITORY))
+    assert digests(found) == digests(local)
+    here, there = (Path(answer.rows()["benchmarks_base"]["path"]) for answer in (local, found))
+    assert "Started a local Ray instance" in (there / "aux" / "stage.log").read_text()
+    names = ["lm_eval.json", "samples_cloze.jsonl", "samples_minimal_pairs.jsonl", "failure_cases.jsonl"]
+    for name in ["results.json", *(f"aux/{name}" for name in names)]:
+        assert (there / name).read_bytes() == (here / name).read_bytes(), name
+
+    tasks = ["cloze", {"name": "mine", "kind": "multiple_choice", "path": str(tmp_path / "mine.jsonl")}]
+    (tmp_path / "mine.jsonl").write_text('{"query": "a", "choices": ["b", "c"]}\n')
+    wrong = {**config, "benchmarks": {"tasks": tasks, "limit": 4}}
+    refused = run("run", write_config(tmp_path / "here.yaml", wrong), "--root", tmp_path / "local")
+    on_ray = write_config(tmp_path / "there.yaml", {**wrong, "launch": {"ray": "local", "workers": 2}})
+    too = run("run", on_ray, "--root", tmp_path / "ray", PYTHONPATH=str(REPOSITORY))
+    assert refused.document["errors"] == too.document["errors"] != []
