@@ -270,6 +270,7 @@ STAGES: dict[str, Stage] = {
             more=("reward_model",),
             makes="model",
             shows=("aux/samples.jsonl", *PROFILE),
+            trains=True,
         ),
         Stage(
             "benchmarks",

@@ -15,6 +15,7 @@ from flows.graph import Selection, graph
 from infra.errors import ConfigError
 from tasks.stages import STAGES
 from tests.command import REPOSITORY, Answer, stemma, write_config
+from training.config import TrainerConfig
 
 Run = Callable[..., Answer]
 
@@ -449,3 +450,8 @@ def test_a_new_stage_is_one_file_and_its_declaration(data_pipeline: Path, tmp_pa
     assert text == "documents, all loud"
     wrong = stemma("check", config, "--set", "loud.mrk=x", "--root", data_pipeline / "store", **there)
     assert wrong.document["errors"][0]["fix"] == "did you mean mark?"
+
+
+def test_every_stage_that_learns_runs_in_ranks() -> None:
+    """RLHF's declaration said nothing of it: on a machine with eight GPUs it took one."""
+    assert {name for name, stage in STAGES.items() if issubclass(stage.config, TrainerConfig) != stage.trains} == set()
