@@ -42,6 +42,12 @@ class Network:
     def heal(self, host: str) -> None:
         _ip("-n", self.tag, "link", "set", self._port(host), "up")
 
+    def slow_down(self, host: str, mbit: int) -> None:
+        """From now on the host sends and gets no more than so many Mbit/s."""
+        for place, device in ((f"{self.tag}-{host}", "eth0"), (self.tag, self._port(host))):
+            limit = ("tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms")
+            _run("tc", "-n", place, "qdisc", "replace", "dev", device, "root", *limit)
+
     def lose(self, host: str) -> None:
         """The host is gone at once, with all that ran on it."""
         self.cut(host)
@@ -86,7 +92,11 @@ def network(count: int) -> Iterator[Network]:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, (words, done.stderr)
 
 

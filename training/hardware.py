@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ import torch
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training import ranks
+from training.links import try_links
 from training.planner.devices import peak_of
 
 _PROBE_SIZE = 1024
@@ -69,11 +71,19 @@ def _measured_peak(dtype: torch.dtype) -> float:
     return 2 * _PROBE_SIZE**3 / best
 
 
-def prepare(launch: LaunchConfig, *, shares_examples: bool = False) -> Hardware:
-    """Picks device and precision, sets the CPU threads of this process, and meets the other ranks.
+def _nobody_hears(_name: str, _message: str) -> None:
+    pass
+
+
+def prepare(
+    launch: LaunchConfig, *, shares_examples: bool = False, say: Callable[[str, str], None] = _nobody_hears
+) -> Hardware:
+    """Picks device and precision, sets the CPU threads of this process, meets the other ranks, and tries the network
+    between nodes.
 
     shares_examples: whether the stage knows `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
         `expert_parallel`; in others every rank has a part of a batch and the whole model.
+    say: told, in the first rank, of what was found (name of an event, message).
 
     Raises StageError for a GPU that is not there.
     """
@@ -93,6 +103,7 @@ def prepare(launch: LaunchConfig, *, shares_examples: bool = False) -> Hardware:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
     if ranks.world_size() > 1 or launch.offload:
         ranks.join(device)
+        try_links(device, say)
     bf16 = launch.precision == "bf16" or (launch.precision in ("auto", "fp8") and native_bf16(device))
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.type == "cpu")
     return Hardware(device, bf16, launch.attention, launch.precision == "fp16", shares)

@@ -82,7 +82,7 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     aux/samples.jsonl. Raises StageError where lengths leave no room for a prompt, or the judge
     has another tokenizer.
     """
-    hardware = prepare(run.launch)
+    hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
     network = load(inputs["model"])
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):

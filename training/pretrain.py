@@ -84,7 +84,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     ranks.share_examples(*run.launch.shares_of_examples)
     ranks.share_experts(run.launch.expert_parallel)
     rampup = rampup_of(config, text)
-    hardware = prepare(run.launch, shares_examples=True)
+    hardware = prepare(run.launch, shares_examples=True, say=run.event)
     tokenizer = load_pretrained_tokenizer(inputs["tokenizer"])
     if location_of(text.train):
         check_tokenizer(tokenizer, text.meta)

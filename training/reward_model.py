@@ -52,7 +52,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
 
     What length has to do with it, and whether σ(margin) is how often it is right: see `training.reward_figures`.
     """
-    hardware = prepare(run.launch)
+    hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
     scorer = load_scorer(inputs["model"], hardware, config.seed)
     max_length = limit_length(scorer.model, config.max_length)

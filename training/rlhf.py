@@ -98,7 +98,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 def _trained(
     config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, graders: Graders, ending: ExitStack
 ) -> Result:
-    hardware = prepare(run.launch)
+    hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
     longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)

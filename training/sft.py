@@ -61,7 +61,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     from before training to its end is in aux/training_samples.jsonl. Raises StageError where lengths leave no
     room for a prompt, or the model's family does not keep to the mask that packing needs.
     """
-    hardware = prepare(run.launch)
+    hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
     network = load(inputs["model"])
     if config.packing and (problem := documents_problem(network.config.model_type)):

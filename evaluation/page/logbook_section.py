@@ -21,12 +21,13 @@ TROUBLE = {
     "passed_over": ("checkpoint passed over", "checkpoints passed over"),
     "upload_failed": ("upload that failed", "uploads that failed"),
     "slow_node": ("slow node", "slow nodes"),
+    "slow_link": ("slow link between nodes", "slow links between nodes"),
     "slow_rank": ("slow rank", "slow ranks"),
     "stuck": ("loss that stood still", "losses that stood still"),
 }
 """Events that are no part of a build without trouble, and what one and several of them are called."""
 
-AROUND = {"submitted", "nodes", "waiting", "continued", "fetched", "upload_late", "scratch"}
+AROUND = {"submitted", "nodes", "network", "waiting", "continued", "fetched", "upload_late", "scratch"}
 """Events that are told beside these: where ranks began, and from which checkpoint work went on."""
 
 _MOST = 200

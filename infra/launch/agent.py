@@ -95,7 +95,8 @@ class Agent:
         shutil.rmtree(self._beats, ignore_errors=True)
         self._beats.mkdir()
         node = Node(order.numbers[self._name], order.address, order.port)
-        environment = {**os.environ, **order.environment, FOLDER: str(self._beats)}
+        own = {FOLDER: str(self._beats), node_files.MACHINE: self._state.machine}
+        environment = {**os.environ, **order.environment, **own}
         self._ranks = Ranks(order.command, launch, environment, node)
         self._say(state="running", attempt=order.attempt, ended=[], notes={})
 

@@ -22,7 +22,17 @@ import psutil
 
 FOLDER = "STEMMA_HEARTBEATS"
 MEETING = "first meeting of the ranks"
-PHASES = ("not watched", "data loading", "forward pass", "backward pass", "optimizer step", "between batches", MEETING)
+TRIAL = "first exchange between nodes"
+PHASES = (
+    "not watched",
+    "data loading",
+    "forward pass",
+    "backward pass",
+    "optimizer step",
+    "between batches",
+    MEETING,
+    TRIAL,
+)
 _LAYOUT = struct.Struct("<qqqd")
 
 
@@ -102,7 +112,7 @@ class Hang:
         beat = self.beats[first]
         numbers = ", ".join(map(str, self.stuck))
         who = f"rank {numbers} hangs" if len(self.stuck) == 1 else f"ranks {numbers} hang"
-        batch = "" if beat.phase == MEETING else f" of batch {beat.batch + 1:,}"
+        batch = "" if beat.phase in (MEETING, TRIAL) else f" of batch {beat.batch + 1:,}"
         return f"{who} in the {beat.phase}{batch}{self.notes.get(first, '')}"
 
 

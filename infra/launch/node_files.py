@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 ORDER = "order"
+MACHINE = "STEMMA_MACHINE"
+"""Tells ranks the name of their machine for people and schedulers."""
 SIGN_S = 1.0
 """How often each of them gives a sign."""
 
