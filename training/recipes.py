@@ -65,7 +65,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     # Black et al. 2022, "GPT-NeoX-20B", sections 2 and 3. What differs from GPT-3: rotary positions on a quarter of
     # each head, attention and MLP side by side, no sparse layers, initial weights by depth and width, little weight
-    # decay.
+    # decay. The paper tells 1,538 sequences a batch; the settings that it was trained with make 1,536 (4 at once, 32
+    # times, on 12 copies of the model), and 1,538 go on no such machines.
     "gpt-neox-20b": {
         "model": {
             "transformers": {
@@ -83,7 +84,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "vocab_multiple": 128,
         },
         "duration": "150_000 batches",
-        "global_batch_tokens": 3_149_824,
+        "global_batch_tokens": 3_145_728,
         "optimizer": {
             "learning_rate": 0.97e-4,
             "betas": [0.9, 0.95],

@@ -102,6 +102,20 @@ def uneven(job: Training, layout: Layout, even: Memory) -> Memory:
     return memory(replace(job, load=UNEVEN), layout) if layout.ep > 1 else even
 
 
+def batch_that_fits(job: Training, devices: int) -> int | None:
+    """Sequences of the batch, a twentieth more or fewer at most, with which such a training fits so many devices and is
+    fastest; None where it is not the batch that is in the way."""
+    rounded = {max(1, round(job.batch / copies)) * copies for copies in divisors(devices)} - {job.batch}
+    fitting = []
+    for batch in rounded:
+        if abs(batch - job.batch) <= 0.05 * job.batch:
+            other = replace(job, batch=batch)
+            found = search(other, devices)
+            if found and found[0].fits:
+                fitting.append((found[0].time.total / batch, batch))
+    return min(fitting)[1] if fitting else None
+
+
 def what_would_fit(job: Training, devices: int) -> list[str]:
     """For a model that no layout of so many devices holds: how many of them do, as many of which others, and how large
     a model these do."""

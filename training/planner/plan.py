@@ -16,6 +16,7 @@ from training.planner.kernels import KERNELS, Kernels, default_kernels, find_ker
 from training.planner.layouts import (
     UNEVEN,
     Choice,
+    batch_that_fits,
     describe,
     padded_vocabulary,
     runs_here,
@@ -176,6 +177,14 @@ def estimate(
 
 def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
     arch = job.arch
+    if batch := batch_that_fits(job, gpus):
+        return Problem(
+            "does_not_fit",
+            "--batch-tokens",
+            f"expected a batch that {gpus} {job.device.title} can share: of {job.batch:,} sequences, copies of "
+            f"{arch.name} that fit their memory get unequal parts",
+            f"take --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
+        )
     least = f"at least {found[0].memory.total / GIB:,.0f} GiB a device" if found else "a layout that divides its sizes"
     message = (
         f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "

@@ -193,6 +193,16 @@ def test_wishes_that_cannot_be_say_what_would_have_to_change() -> None:
     assert [one.code for one in wrong] == ["unknown_hardware", "unknown_law", "unknown_kernels", "unknown_preset"]
 
 
+def test_a_batch_that_devices_cannot_share_is_named_with_one_that_they_can() -> None:
+    """It was taken for a model that is too large, of which 1e5 parameters fit."""
+    uneven = {"parameters": 20e9, "tokens": 1e12, "gpu": "a100-80", "gpus": 96}
+    (wrong,) = refused(batch_tokens=1538 * 2048, **uneven)
+    assert (wrong.code, wrong.path) == ("does_not_fit", "--batch-tokens") and "1,538 sequences" in wrong.message
+    batch = int(wrong.fix.split("--batch-tokens ")[1].split()[0])
+    assert abs(batch / (1538 * 2048) - 1) < 0.05
+    assert plan(request(batch_tokens=batch, **uneven))["memory_gb_per_gpu"] < 80 * 2**30 / 1e9
+
+
 def test_a_law_of_ones_own(tmp_path: Any) -> None:
     (tmp_path / "law.json").write_text('{"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}')
     mine = plan(request(parameters=1e9, law=str(tmp_path / "law.json")))
