@@ -12,7 +12,8 @@ from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
 from evaluation.page.alignment_sections import alignment, preference_tuning
-from evaluation.page.benchmark_sections import answers, answers_over_training, benchmarks
+from evaluation.page.answer_sections import answers, answers_over_training
+from evaluation.page.benchmark_sections import benchmarks
 from evaluation.page.branch_sections import branches
 from evaluation.page.failure_section import failure_classes
 from evaluation.page.logbook_section import logbook

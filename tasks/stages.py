@@ -321,7 +321,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=6,
+            version=7,
             config=ReportConfig,
             section=True,
             function="evaluation.report:report",

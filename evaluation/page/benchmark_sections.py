@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 from evaluation.calibration import calibration
 from evaluation.page.charts import Mark, Row, interval_plot
@@ -19,7 +18,7 @@ from evaluation.page.words import (
     signed,
     whole_percent,
 )
-from evaluation.pipeline_results import PipelineResults, asked_in
+from evaluation.pipeline_results import PipelineResults
 from evaluation.statistics import Interval
 
 
@@ -280,97 +279,3 @@ def _parts(pipeline: PipelineResults) -> list[Table]:
         note = "Few items each, so that the intervals are wide; read it for the pattern."
         tables.append(Table(f"{task} in parts", ["part", "items", *models], rows, note, folded=True, numeric=numeric))
     return tables
-
-
-def answers(pipeline: PipelineResults, count: int) -> Section:
-    rows = []
-    for row in pipeline.samples(count):
-        answers = [
-            {
-                "model": pipeline.style(model),
-                "label": pipeline.long_name(model),
-                "text": row["answers"][model],
-                "score": f"reward {fixed(float(row['rewards'][model]))}" if model in row["rewards"] else "",
-                "mark": _mark(row["verified"], model),
-            }
-            for model in pipeline.models
-            if model in row["answers"]
-        ]
-        rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
-    lead = (
-        f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; after an "
-        "alignment, its model and the one that it began with are as sampled for its measurement, with the reward "
-        "model's score. "
-        "✓ and ✗ stand where a rule can check the answer."
-        if rows
-        else ""
-    )
-    return Section("samples", "Answers side by side", lead, samples=rows)
-
-
-def _mark(verified: Mapping[str, bool], name: str) -> str:
-    """Whether the answer under this name is right, where a rule could tell."""
-    return ("✓ right" if verified[name] else "✗ wrong") if name in verified else ""
-
-
-def answers_over_training(pipeline: PipelineResults) -> Section:
-    """The same held-out prompts as each instruction tuning answered them on the way, and the alignment after it."""
-    rows = [row for id in pipeline.steps("sft") for row in _over_training(pipeline, id)]
-    lead = (
-        "The first held-out prompts, not chosen by anyone, as the model answered them at several points of its "
-        "training. The loss is that of the reference answer, in nats a token. Answers are greedy, but for those after "
-        "alignment, which are as sampled for its measurement. ✓ and ✗ stand where a rule can check the answer."
-        if rows
-        else ""
-    )
-    return Section("over-training", "The same prompt over training", lead, samples=rows)
-
-
-def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
-    found = pipeline.get(id)
-    lines = found.read_lines("aux/training_samples.jsonl") if found else []
-    if not lines:
-        return []
-    called = pipeline.roles(id)
-    references = {asked_in(row): row["reference"] for row in found.read_lines("aux/samples.jsonl")} if found else {}
-    rows = []
-    for prompt in dict.fromkeys(map(asked_in, lines)):
-        points = [
-            {
-                "model": pipeline.style(called["sft" if line["batch"] else "base"]),
-                "label": pipeline.long_name(called["sft" if line["batch"] else "base"]) + _batch(line["batch"]),
-                "text": line["text"],
-                "score": f"loss {fixed(line['loss'])}",
-                "mark": _mark(line, "verified"),
-            }
-            for line in lines
-            if asked_in(line) == prompt
-        ]
-        points += _after_ppo(pipeline, called["sft"], prompt)
-        rows.append({"prompt": prompt, "reference": references.get(prompt, ""), "answers": points})
-    return rows
-
-
-def _batch(number: float) -> str:
-    return f", batch {number:,.0f}" if number else ""
-
-
-def _after_ppo(pipeline: PipelineResults, tuned: str, prompt: str) -> list[dict[str, Any]]:
-    points = []
-    for id in pipeline.steps("rlhf"):
-        found, called = pipeline.get(id), pipeline.roles(id) if pipeline.get(id) else {}
-        if found is None or called["sft"] != tuned:
-            continue
-        line = next((line for line in found.read_lines("aux/samples.jsonl") if asked_in(line) == prompt), None)
-        if line is not None:
-            rewards = line.get("rewards") or {}
-            points.append(
-                {
-                    "model": pipeline.style(called["rlhf"]),
-                    "label": pipeline.long_name(called["rlhf"]) + _batch(found.figures.get("batches", 0)),
-                    "text": line["answers"]["rlhf"],
-                    "score": f"reward {fixed(float(rewards['rlhf']))}" if "rlhf" in rewards else "",
-                    "mark": _mark(line.get("verified") or {}, "rlhf"),
-                }
-            )
-    return points

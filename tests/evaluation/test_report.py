@@ -18,7 +18,7 @@ import pytest
 
 from evaluation.artifacts import ancestors, read_artifacts
 from evaluation.config import ReportConfig
-from evaluation.page.benchmark_sections import answers_over_training
+from evaluation.page.answer_sections import answers_over_training
 from evaluation.page.charts import Line as PlotLine
 from evaluation.page.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
@@ -416,7 +416,9 @@ def test_the_same_prompt_is_shown_as_it_was_answered_at_points_of_the_training(t
     ]
     path = folders["sft"] / "aux/training_samples.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shown = answers_over_training(PipelineResults(folders)).samples
+    section = answers_over_training(PipelineResults(folders))
+    (drawn,), shown = section.figures, section.samples
+    assert [label for label, _ in drawn.legend] == prompts and "from 5.10 to 3.40" in drawn.means
     assert [row["prompt"] for row in shown] == prompts
     assert [(point["label"], point["score"]) for point in shown[0]["answers"][:4]] == [
         ("base model", "loss 5.10"),
