@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from training.snapshot import Piece, Snapshot
+
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 Told = list[dict[str, Any]]
 Train = Callable[[str, Path], Told]
@@ -30,6 +32,18 @@ def assert_close(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Te
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
 
 
+def assert_saved_alike(ours: Path, theirs: Path, *, numbers: bool = True) -> None:
+    """That the last checkpoints of two trainings hold the same tensors, whole, to rounding: so any layout of which this
+    is shown goes on from what any other wrote. numbers: whether what is in them is compared too."""
+    found, expected = (
+        Snapshot.open(out.with_name(f"{out.name}.work") / "checkpoints" / LAST_CHECKPOINT) for out in (ours, theirs)
+    )
+    assert found.shapes == expected.shapes
+    for name, shape in expected.shapes.items() if numbers else ():
+        one, other = (snapshot.read(name, Piece.whole(shape)) for snapshot in (found, expected))
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}")
+
+
 def assert_goes_on(
     train: Train,
     way: str,
@@ -48,6 +62,8 @@ def assert_goes_on(
     found: dict[str, dict[str, torch.Tensor]] = {}
     first: Told = []
     for turn in ("begun", "again", "moved"):
+        if turn == "again":
+            assert_saved_alike(out, whole)
         if turn != "begun":
             shutil.rmtree(out.with_name(f"{out.name}.work") / "checkpoints" / LAST_CHECKPOINT)
         again = train(other if turn == "moved" else way, out)
@@ -75,6 +91,7 @@ def assert_alike(
         ours, theirs = (values_of(told[name], metric) for name in (way, "one"))
         assert ours == pytest.approx(theirs, rel=within) and ours, metric
     begun = weights(folder / way)
+    assert_saved_alike(folder / way, folder / "one", numbers=False)
     shutil.rmtree(folder / f"{way}.work" / "checkpoints" / LAST_CHECKPOINT)
     again = train(way, folder / way, **more)
     assert values_of(again, "train/loss") == values_of(told[way], "train/loss")[-AGAIN:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from infra.launch.config import LaunchConfig
 from tests.ranked import Prepare, pretrain_in_ranks, training_process
-from tests.training.layouts import assert_close, values_of
+from tests.training.layouts import assert_close, assert_goes_on, values_of
 from tests.training.test_families import LENGTH, SPECIAL, values_of_family
 from tests.training.test_groups_of_ranks import SETTINGS
 
@@ -189,18 +188,9 @@ def test_each_compiled_way_goes_on_to_the_bit_and_into_any_other_uncompiled(
     way: str, other: str, inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
     """The risk: what is compiled when a training goes on rounds otherwise than what was compiled when it began."""
-    told = pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one", launch={"compile": "off"})
-    for turn in ("begun", "again", "moved"):
-        if turn != "begun":
-            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
-        given = (other, "off") if turn == "moved" else (way, "on")
-        again = _train(*given, inputs, tmp_path / "model")
-        steps = 12 if turn == "begun" else 4
-        for name, close in (("train/loss", 1e-4), ("train/grad_norm", 1e-3)):
-            assert values_of(again, name) == pytest.approx(values_of(told, name)[-steps:], rel=close), name
-        found = weights(tmp_path / "model")
-        assert_close(found, weights(tmp_path / "one"))
-        if turn == "begun":
-            begun = found
-        if turn == "again":
-            assert all(torch.equal(found[name], begun[name]) for name in begun)
+
+    def train(name: str, out: Path) -> list[dict[str, Any]]:
+        return _train(name, "off" if name == other else "on", inputs, out)
+
+    one = tmp_path / "one", pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one", launch={"compile": "off"})
+    assert_goes_on(train, way, other, one, tmp_path / "model", weights)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.ranked import RankFailed, pretrain_in_ranks
+from tests.training.layouts import assert_goes_on
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
@@ -119,21 +120,13 @@ def test_each_sharding_goes_on_to_the_bit_and_into_any_other(
 ) -> None:
     """The risk: optimizer state that comes back to other rows than its own trains on, a little worse; and gradients
     that are summed in another order after a resume, which only more than two ranks show."""
-    told = pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one")
-    for name, (count, launch) in {"begun": WAYS[way], "again": WAYS[way], "moved": WAYS[other]}.items():
-        if name != "begun":  # from what is left of batch 8
-            shutil.rmtree(tmp_path / "model.work" / "checkpoints" / "ba000000012")
-        again = pretrain_in_ranks(count, SETTINGS, inputs, tmp_path / "model", launch=launch)
-        losses, norms = _losses(again), _values(again, "train/grad_norm")
-        assert losses == pytest.approx(_losses(told)[12 - len(losses) :], rel=1e-4)
-        assert norms == pytest.approx(_values(told, "train/grad_norm")[12 - len(losses) :], rel=1e-3)
-        assert len(losses) == (12 if name == "begun" else 4)
-        found = weights(tmp_path / "model")
-        _close(found, weights(tmp_path / "one"))
-        if name == "begun":
-            whole = found
-        if name == "again":
-            assert _same(found, whole)
+
+    def train(name: str, out: Path) -> list[dict[str, Any]]:
+        count, launch = WAYS[name]
+        return pretrain_in_ranks(count, SETTINGS, inputs, out, launch=launch)
+
+    one = tmp_path / "one", pretrain_in_ranks(1, SETTINGS, inputs, tmp_path / "one")
+    assert_goes_on(train, way, other, one, tmp_path / "model", weights)
 
 
 @pytest.fixture(scope="module")
