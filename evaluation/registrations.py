@@ -17,7 +17,7 @@ def newest_registration(store: Store, digest: str) -> tuple[Path, Manifest] | No
     """The newest registration of the model with these bytes; None where it was not registered."""
     found = store.manifests(REGISTER) if REGISTER in store.stages() else ()
     mine = [pair for pair in found if "model" in pair[1].inputs and pair[1].inputs["model"].digest == digest]
-    return max(mine, key=lambda pair: pair[1].finished, default=None)
+    return max(mine, key=lambda pair: pair[1].age_key, default=None)
 
 
 def refusals_of(store: Store, digest: str) -> list[Problem]:

@@ -65,7 +65,7 @@ class BuildRequest:
 
 def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
     """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
-    ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].finished)
+    ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].age_key)
     if not ranked:
         return [Change("none", NEVER_BUILT)]
     fewest = min(reversed(ranked), key=lambda pair: len(pair[0]))
@@ -101,9 +101,7 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
     if (manifest := store.find(request.stage, request.fingerprint)) is not None:
         return manifest
     others = (other for folder, other in store.manifests(request.stage) if folder == store.path(other))
-    return max(
-        (other for other in others if _answers(node, request, other)), key=lambda one: one.finished, default=None
-    )
+    return max((other for other in others if _answers(node, request, other)), key=lambda one: one.age_key, default=None)
 
 
 def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
