@@ -209,12 +209,17 @@ def test_documents_that_are_some_of_others_outlive_those(run: Run, data_pipeline
 def test_selections_compose_and_a_missing_upstream_names_its_command(
     run: Run, data_pipeline: Path, tmp_path: Path
 ) -> None:
-    config, store = data_pipeline / "config.yaml", data_pipeline / "store"
+    store = data_pipeline / "store"
+    config = (data_pipeline / "config.yaml").rename(data_pipeline / "a config.yaml")
 
     refused = run("run", config, "--root", tmp_path / "empty", "--only", "tokenizer")
     assert refused.code == 2
     assert refused.document["errors"][0]["code"] == "missing_upstream"
-    assert f"stemma run {config} --until clean" in refused.document["errors"][0]["fix"]
+    # As a shell takes it, and on the same store: it built in the default one, and not at all where a space was.
+    named = f"stemma run '{config}' --until clean --root {tmp_path / 'empty'}"
+    assert refused.document["errors"][0]["fix"] == named
+    never = run("why", config, "clean", "--root", tmp_path / "empty")
+    assert (never.document["errors"][0]["code"], never.document["errors"][0]["fix"]) == ("never_run", named)
 
     second = run("run", config, "--root", store, "--only", "tokenizer", "--set", "tokenizer.vocab_size=410")
     assert second.statuses() == {"tokenizer": "built"}
