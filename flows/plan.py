@@ -15,7 +15,7 @@ from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build import build_request
-from tasks.explain import Change, changes, find
+from tasks.explain import Change, changes, find, unreadable
 from tasks.promoted import held_against
 from tasks.stage import Node
 
@@ -97,6 +97,8 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
     node = held_against(node, there, store)
     request = build_request(node, there, store)
     manifest = find(node, request, store)
+    if manifest is None and (message := unreadable(request, store)):
+        return Row(node, "build", (Change("damaged", message),), request.fingerprint)
     if manifest is None:
         because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))
         return Row(node, "build", because, request.fingerprint)

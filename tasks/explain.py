@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from infra.identity import canonical, changed_settings, same, within
+from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of
 from tasks.stage import Node
@@ -102,6 +103,16 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
         return manifest
     others = (other for folder, other in store.manifests(request.stage) if folder == store.path(other))
     return max((other for other in others if _answers(node, request, other)), key=lambda one: one.age_key, default=None)
+
+
+def unreadable(request: BuildRequest, store: Store) -> str:
+    """What is wrong with a folder at the address of an artifact whose manifest cannot be read; "" for none there. On an
+    object store there is nothing without a manifest."""
+    place = store.layout.artifact(request.stage, request.fingerprint)
+    if store.remote is not None or not place.is_dir() or store.read(place) is not None:
+        return ""
+    file = place / MANIFEST
+    return f"its artifact is damaged: {file} is {'unreadable' if file.exists() else 'missing'}"
 
 
 def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:

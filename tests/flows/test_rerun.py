@@ -155,15 +155,22 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, Path.unlink])
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [("tokenizer.json", flip_a_byte), ("tokenizer.json", Path.unlink), ("manifest.json", empty)]
+)
 def test_a_damaged_artifact_is_found_said_and_built_again(
-    run: Run, data_pipeline: Path, damage: Callable[[Path], None]
+    run: Run, data_pipeline: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     config, store = data_pipeline / "config.yaml", data_pipeline / "store"
-    file = next((store / "tokenizer").glob("*/tokenizer.json"))
+    file = next((store / "tokenizer").glob(f"*/{name}"))
     damage(file)
 
-    assert run("check", config, "--root", store).statuses()["tokenizer"] == "build"
+    planned = run("check", config, "--root", store).rows()["tokenizer"]
+    assert planned["status"] == "build" and str(file) in planned["because"][0]
     answer = run_again(run, data_pipeline)
 
     assert answer.with_status("built") == {"tokenizer"}
