@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.completion import artifacts
 from cli.options import root_of, root_option
-from cli.output import as_json
+from cli.output import as_json, print_warnings
+
+if TYPE_CHECKING:
+    from infra.errors import Problem
 
 
 @click.command("chat")
@@ -32,9 +35,11 @@ def command(
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
-    stage id such as rlhf for its newest.
+    stage id such as rlhf for its newest. Of a model that a gate refused a warning says so.
     """
     model_dir = writing_model(model, root_of(root))
+    refused = refused_by_gates(model_dir)
+    print_warnings(refused)
     from training.chat_session import answer
 
     messages: list[dict[str, str]] = []
@@ -52,7 +57,8 @@ def command(
         if not as_json:
             click.echo()
         messages.append({"role": "assistant", "content": "".join(pieces)})
-    return {"status": "done", "model": str(model_dir), "messages": messages}, 0
+    document = {"status": "done", "model": str(model_dir), "messages": messages}
+    return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 
 
 def writing_model(model: str, root: Path) -> Path:
@@ -75,6 +81,20 @@ def writing_model(model: str, root: Path) -> Path:
         message = f"it is a {kinds[0]}, which scores or labels text and writes none"
         raise ConfigError(Problem("writes_no_text", model, message, _instead(folder)))
     return folder
+
+
+def refused_by_gates(folder: Path) -> list[Problem]:
+    """What the gates of the store that a model's folder is in refused it for; empty where that is no store."""
+    from evaluation.registrations import refusals_of
+    from infra.errors import ConfigError
+    from infra.store.manifest import Manifest, store_root
+    from infra.store.store import Store
+
+    place = folder.absolute()
+    try:
+        return refusals_of(Store(store_root(place), reading=True), Manifest.read(place).digest)
+    except (FileNotFoundError, ValueError, ConfigError):
+        return []
 
 
 _WRITE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")

@@ -127,7 +127,7 @@ def why(
     from flows.config import load
     from flows.graph import graph, known
     from flows.journal import latest
-    from flows.plan import plan
+    from flows.plan import plan, run_command
     from infra.errors import ConfigError, Problem
     from infra.store.store import Store
 
@@ -152,9 +152,8 @@ def why(
         if not as_json:
             click.echo(f"{stage} would be {document['did']}, no run had these settings: {document['why']}")
         return document, 0
-    raise ConfigError(
-        Problem("never_run", stage, f"no run of {pipeline.name} has come to this stage", f"stemma run {config}")
-    )
+    fix = run_command(str(config), store, "--until", stage)
+    raise ConfigError(Problem("never_run", stage, f"no run of {pipeline.name} has come to this stage", fix))
 
 
 _WOULD = {"build": "built", "reuse": "reused"}

@@ -12,7 +12,7 @@ import click
 
 from cli.completion import artifacts
 from cli.options import root_of, root_option
-from cli.output import as_json, print_table, short_artifact
+from cli.output import as_json, print_table, print_warnings, short_artifact
 
 SHOWN = 30
 
@@ -42,6 +42,7 @@ def command(
     from evaluation.page.comparison import comparison_page
     from flows.compare import compare
     from flows.compared import find
+    from infra.errors import Problem
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
@@ -50,6 +51,7 @@ def command(
     names = _short_names([one.name for one in found])
     built = [{name: step.artifact for name, step in one.steps.items() if step.artifact} for one in found]
     place = page or store.root / "comparisons" / f"{_file_name(names)}.html"
+    print_warnings([Problem(**one) for one in document["warnings"]])
     trouble = _write(place, comparison_page(document, names, built))
     if not as_json:
         _print(document, names, whole)

@@ -44,7 +44,7 @@ MIRROR = click.option(
 @click.option(
     "--num-fewshot", "shots", multiple=True, metavar="N,…", help="Solved examples before each question, e.g. 0,1,5."
 )
-@click.option("--limit", type=click.IntRange(1), help="Only the first so many items of each task.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first so many items of each task and failure class.")
 @MIRROR
 @click.option("--seed", type=int, default=1234, show_default=True, help="Draws the few-shot examples.")
 @click.option(

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cli.chat import writing_model
+from cli.chat import refused_by_gates, writing_model
 from cli.completion import artifacts
 from cli.options import root_of, root_option
-from cli.output import as_json
+from cli.output import as_json, print_warnings
 
 
 @click.command("export")
 @click.argument("model", shell_complete=artifacts)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--force", is_flag=True, help="Although a gate refused it; its card says so.")
 @root_option
 @as_json
-def command(model: str, folder: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(model: str, folder: Path, force: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
     model card as README.md. What was written is loaded with transformers before FOLDER appears.
 
-    MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty.
+    MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
+    model that a gate refused is not written, unless --force is given.
     """
     from evaluation.artifacts import read_artifacts
-    from evaluation.export import card_of, export
+    from evaluation.export import REGISTERED_CARD, card_of, export
+    from evaluation.registrations import newest_registration
+    from infra.errors import GateRefused
     from infra.store.reference import require_whole
     from infra.store.store import Store
 
@@ -34,8 +38,16 @@ def command(model: str, folder: Path, root: str | None, as_json: bool) -> tuple[
     source = writing_model(model, store.root)
     if (manifest := store.read(source)) is not None:
         require_whole(store, source, manifest)
+    refused = refused_by_gates(source)
+    if refused and not force:
+        fix = "--force writes it all the same, stemma chat talks to it without"
+        raise GateRefused(*(replace(problem, fix=f"{problem.fix}; {fix}") for problem in refused))
+    print_warnings(refused)
     artifact = read_artifacts({source.parent.name: source})[source.parent.name]
-    registered = list(store.manifests("register")) if "register" in store.stages() else []
+    registered = newest_registration(store, manifest.digest) if manifest else None
+    if registered:
+        place, registration = registered
+        registered = store.peek(registration, REGISTERED_CARD, folder=place), registration
     card, card_from = card_of(artifact, registered)
     loaded = export(artifact, card, folder)
     if not as_json:
@@ -44,4 +56,4 @@ def command(model: str, folder: Path, root: str | None, as_json: bool) -> tuple[
         click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
         click.echo(f"written to {folder}")
     document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}
-    return {**document, "loaded": asdict(loaded)}, 0
+    return {**document, "loaded": asdict(loaded), "warnings": [problem.as_json() for problem in refused]}, 0

@@ -81,6 +81,12 @@ def print_problems(problems: Any) -> None:
         click.echo(str(message), err=True)
 
 
+def print_warnings(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        click.secho("warning: ", fg="yellow", bold=True, err=True, nl=False)
+        click.echo(str(problem), err=True)
+
+
 def fail_usage(error: click.UsageError) -> int:
     """Bad usage: exit code 2, as JSON where --json was asked for."""
     if "--json" in sys.argv:

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from cli.chat import writing_model
+from cli.chat import refused_by_gates, writing_model
 from cli.completion import artifacts
 from cli.options import root_of, root_option
-from cli.output import as_json
+from cli.output import as_json, print_warnings
 
 
 @click.command("serve")
@@ -37,12 +37,15 @@ def command(
     """Serve MODEL, or several, by OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
 
     Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. Where
-    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key.
+    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key. Of a model that a
+    gate refused a warning says so.
     """
     folder = root_of(root)
     found = _named([writing_model(model, folder) for model in models])
     if engine == "vllm" and len(found) > 1:
         raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
+    refused = [problem for place in found.values() for problem in refused_by_gates(place)]
+    print_warnings(refused)
     from infra.servers.credentials import credentials
     from infra.servers.ports import HOST, reserved_port
     from infra.servers.settings import Settings, chosen, is_loopback
@@ -68,7 +71,8 @@ def command(
         served = app(found, settings.callers(free), known)
         click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
         uvicorn.run(served, host=settings.host, port=free, log_level="warning")
-    return {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}, 0
+    document = {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}
+    return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:

@@ -39,10 +39,10 @@ class EvalOptions:
     """What models are asked.
 
     tasks: names of lm-eval's tasks or groups; may be empty where there are failure_classes. shots: numbers of solved
-    examples before each question; empty leaves each task its own. limit: only the first so many items of each task.
-    mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is lm-eval's default, and its
-    padding moves no likelihood. engine: what answers the tasks. failure_classes: templated tests, None for none, which
-    our own engine answers.
+    examples before each question; empty leaves each task its own. limit: only the first so many items of each task, and
+    of each failure class. mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is
+    lm-eval's default, and its padding moves no likelihood. engine: what answers the tasks. failure_classes: templated
+    tests, None for none, which our own engine answers.
     """
 
     tasks: tuple[str, ...]
@@ -165,7 +165,12 @@ def _scored(
     if options.failure_classes and lm:
         tell(f"{name}: failure classes")
         failures, cases = measure_failures(
-            lm, options.failure_classes, run, seed=options.seed, confidence=options.confidence
+            lm,
+            options.failure_classes,
+            run,
+            seed=options.seed,
+            confidence=options.confidence,
+            limit=options.limit,
         )
         for row in failure_rows(failures):
             rows[row["task"], row["metric"], "none", 0] = row

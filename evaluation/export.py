@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.artifacts import Artifact
@@ -19,6 +17,7 @@ from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import Manifest
 
 CARD = "README.md"
+REGISTERED_CARD = "MODEL_CARD.md"
 OURS = {MANIFEST, "trained_sequences.json"}
 """Files of the artifact that only this store reads."""
 
@@ -85,19 +84,12 @@ def load_as_a_stranger(folder: Path) -> Loaded:
     return Loaded(type(network).__name__, parameters, bool(tokenizer.chat_template), written.shape[1] - given.shape[1])
 
 
-def card_of(model: Artifact, registered: list[tuple[Path, Manifest]]) -> tuple[str, str]:
-    """The model's card and where it comes from: that of its newest registration, else one without evaluations.
+def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:
+    """The model's card and where it comes from: that of its registration, else one without evaluations.
 
-    registered: the artifacts of the stage register.
+    registration: a folder in which MODEL_CARD.md can be read, and its manifest.
     """
-    digest = model.manifest.digest if model.manifest else None
-    mine = [(folder, one) for folder, one in registered if _registers(one, digest)]
-    if mine:
-        folder, newest = max(mine, key=lambda pair: pair[1].finished)
-        return (folder / "MODEL_CARD.md").read_text(encoding="utf-8"), f"register/{newest.fingerprint}"
+    if registration is not None:
+        folder, manifest = registration
+        return (folder / REGISTERED_CARD).read_text(encoding="utf-8"), f"register/{manifest.fingerprint}"
     return model_card(RegisterConfig(), model.folder.parent.name, model, {"model": model}, []), ""
-
-
-def _registers(manifest: Manifest, digest: str | None) -> bool:
-    inputs: Mapping[str, Any] = manifest.inputs
-    return digest is not None and "model" in inputs and inputs["model"].digest == digest

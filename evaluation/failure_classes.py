@@ -31,11 +31,18 @@ class Outcome:
 
 
 def measure_failures(
-    lm: LoadedModel, config: FailureClassesConfig, run: Run, *, seed: int, confidence: float
+    lm: LoadedModel,
+    config: FailureClassesConfig,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    limit: int | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Failure rates with their intervals by class and test, and a row a case with what was answered.
 
-    Raises StageError `bad_failure_class` naming the file, before the model is asked.
+    limit: at most so many cases of each class, evenly over its tests; a test without any is left out. Raises
+    StageError `bad_failure_class` naming the file, before the model is asked.
     """
     classes = [read_failure_class(path) for path in config.paths()]
     names = [one.name for one in classes]
@@ -43,12 +50,13 @@ def measure_failures(
         files = ", ".join(str(path) for path, name in zip(config.paths(), names, strict=True) if name in twice)
         message = f"each needs a `name` of its own; there twice: {', '.join(twice)}"
         raise stage_error("bad_failure_class", files, message)
-    cases = [case for one in classes for case in draw_cases(one, config.cases, seed)]
+    cases = [case for one in classes for case in draw_cases(one, config.cases, seed, limit)]
     with quiet(), seeded(seed, lm.device):
         model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
         outcomes = by_likelihood([case for case in cases if _by_likelihood(case, config)], model)
         outcomes += by_answer([case for case in cases if not _by_likelihood(case, config)], model, config)
     order = {case: number for number, case in enumerate(cases)}
+    asked = {(case.failure_class, case.test) for case in cases}
     outcomes.sort(key=lambda outcome: order[outcome.case])
     rates = {
         one.name: {
@@ -62,6 +70,7 @@ def measure_failures(
                     confidence,
                 )
                 for test in one.tests
+                if (one.name, test.name) in asked
             },
         }
         for one in classes

@@ -8,6 +8,7 @@ one answer must become likelier or less likely.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,12 +125,16 @@ def read_failure_class(path: Path) -> FailureClass:
         raise StageError(Problem("bad_failure_class", str(path), message)) from error
 
 
-def draw_cases(failure_class: FailureClass, count: int, seed: int) -> list[Case]:
+def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | None = None) -> list[Case]:
     """Up to `count` different cases of each test; the same under the same seed.
 
-    Raises StageError `bad_failure_class` naming the test whose template cannot be filled, or is never.
+    limit: at most so many of the class: the first of each test, then the second of each. Raises StageError
+    `bad_failure_class` naming the test whose template cannot be filled, or is never.
     """
-    return [case for test in failure_class.tests for case in _draw(failure_class, test, count, seed)]
+    drawn = [_draw(failure_class, test, count, seed) for test in failure_class.tests]
+    turns = sorted((turn, number) for number, cases in enumerate(drawn) for turn in range(len(cases)))
+    kept = Counter(number for _, number in turns[:limit])
+    return [case for number, cases in enumerate(drawn) for case in cases[: kept[number]]]
 
 
 def _draw(failure_class: FailureClass, test: TemplatedTest, count: int, seed: int) -> list[Case]:

@@ -9,19 +9,21 @@ from typing import Any
 
 from evaluation.artifacts import Artifact
 from evaluation.comparison import Paired, paired_figures
-from flows.compared import EVALUATIONS, Compared, Step
+from flows.compared import Compared, Step
+from flows.measured import EVALUATIONS, NOT_THERE, unlike, warnings_of
 from infra.identity import canonical_json, flatten, same
 from tasks.stages import STAGES
 
-ABSENT = "not there"
 _BOUNDS = ("_low", "_high")
 
 
 def compare(sides: Sequence[Compared]) -> dict[str, Any]:
-    """{"compared", "seeds", "differences", "figures", "paired"}; every list of values is in the order of `sides`.
+    """{"compared", "seeds", "differences", "figures", "paired", "warnings"}; every list of values is in the order of
+    `sides`.
 
     differences: {"key", "values"} for each setting that bears on the result, source, stage version, code commit, lock
-    and package version that is not the same for all; a step that not all have is one row.
+    and package version that is not the same for all; a step that not all have is one row. Those of the evaluations
+    whose figures stand side by side come first, and `warnings` has a word on each kind of these.
     seeds: {"names", "seeds"}, those that differ in seeds alone.
     figures: {"figure", "values", "intervals", "spread"}; intervals: [low, high] or null; spread: {"names", "mean",
     "sd"} of each of `seeds`, sd with n - 1.
@@ -29,6 +31,7 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
     shown: whether the interval leaves zero out.
     """
     groups = _seed_groups(sides)
+    evaluated = unlike([one.measured for one in sides])
     return {
         "compared": [
             {"name": one.name, "kind": one.kind, "headline": one.said, "evaluations": sorted(one.measured)}
@@ -38,9 +41,10 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
             {"names": [one.name for one in group], "seeds": [_seeds_of(one, group) for one in group]}
             for group in groups
         ],
-        "differences": list(_differences(sides)),
+        "differences": [*chain.from_iterable(evaluated.values()), *_differences(sides)],
         "figures": list(_figure_rows(sides, groups)),
         "paired": [row for other in sides[1:] for row in _paired(sides[0], other)],
+        "warnings": [problem.as_json() for problem in warnings_of(evaluated)],
     }
 
 
@@ -57,7 +61,7 @@ def _differences(sides: Sequence[Compared]) -> Iterator[dict[str, Any]]:
 
 def _rows(maps: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for key in dict.fromkeys(chain.from_iterable(maps)):
-        values = [one.get(key, ABSENT) for one in maps]
+        values = [one.get(key, NOT_THERE) for one in maps]
         if not all(same(values[0], value) for value in values[1:]):
             yield {"key": key, "values": values}
 
@@ -68,11 +72,11 @@ def _settings(one: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, A
         alike = [side.steps[name] for side in sides if name in side.steps]
         step = one.steps.get(name)
         if len(alike) < len(sides):
-            yield f"step {name}", _came_of(step) if step else ABSENT
+            yield f"step {name}", _came_of(step) if step else NOT_THERE
         elif step is not None:
             config = flatten(step.identity) | flatten(step.config)
             for key in sorted(set().union(*(flatten(other.identity) for other in alike))):
-                yield f"{name}.{key}", config.get(key, ABSENT)
+                yield f"{name}.{key}", config.get(key, NOT_THERE)
             yield f"{name}, stage version", step.version
             for key, digest in step.sources.items():
                 yield f"{key}, content", digest[:12]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from evaluation.artifacts import Artifact, ancestors, read_artifacts
 from flows.config import load
 from flows.graph import graph
 from flows.journal import HAS_ARTIFACT, RunJournal
+from flows.measured import alike_or_newest
 from flows.plan import plan
 from infra.errors import ConfigError, Problem
 from infra.identity import canonical
@@ -22,7 +23,6 @@ from infra.store.store import Store
 from tasks.stage import Node
 from tasks.stages import STAGES
 
-EVALUATIONS = ("benchmarks", "safety")
 _RUN = re.compile(r"\d{4}[0-9a-f-]*")
 
 
@@ -45,7 +45,8 @@ class Step:
 class Compared:
     """One of the things that are compared.
 
-    measured: of an artifact the newest benchmarks and safety of the same bytes; those of runs and configs are steps.
+    measured: of an artifact benchmarks and safety of the same bytes, the newest that were measured as those of the
+    others; those of runs and configs are steps.
     own: the artifact that was named; None for runs and configs.
     """
 
@@ -68,7 +69,12 @@ def find(store: Store, texts: Sequence[str]) -> list[Compared]:
         others = ", ".join(f"{one.name} is a {one.kind}" for one in found if one.kind != "artifact")
         message = f"{artifacts[0]} is one artifact, {others}: these have no common steps"
         raise ConfigError(Problem("bad_comparison", texts[0], message, "compare artifacts, or runs and configs"))
-    return found
+    digests = [one.own.manifest.digest for one in found if one.own and one.own.manifest]
+    if len(digests) < len(found):
+        return found
+    return [
+        replace(one, measured=measured) for one, measured in zip(found, alike_or_newest(store, digests), strict=True)
+    ]
 
 
 def _find(store: Store, text: str) -> Compared:
@@ -87,17 +93,7 @@ def _artifact(store: Store, folder: Path, manifest: Manifest) -> Compared:
     ]
     steps = {one.manifest.step or one.stage: _built(one, one.manifest) for one in ancestors(own) if one.manifest}
     name = f"{manifest.stage}/{manifest.fingerprint}"
-    return Compared(name, "artifact", own.headline or "no headline", steps, _measured(store, manifest.digest), own)
-
-
-def _measured(store: Store, digest: str) -> dict[str, Artifact]:
-    newest: dict[str, tuple[str, Path, Manifest]] = {}
-    for folder, manifest in store.manifests():
-        kind = next((kind for kind in EVALUATIONS if manifest.stage.startswith(kind)), None)
-        wanted = manifest.inputs.get("model")
-        if kind and wanted and wanted.digest == digest and manifest.finished >= newest.get(kind, ("",))[0]:
-            newest[kind] = (manifest.finished, folder, manifest)
-    return read_artifacts({kind: store.fetch(one, folder) for kind, (_, folder, one) in newest.items()})
+    return Compared(name, "artifact", own.headline or "no headline", steps, own=own)
 
 
 def _run(store: Store, text: str) -> Compared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,11 +10,12 @@ from typing import Any, Literal
 from corpus.config import READS_RECORDS
 from flows.graph import Graph, ancestors
 from infra.errors import MissingUpstream, Problem, StageError, StemmaError
+from infra.project import default_root
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build import build_request
-from tasks.explain import Change, changes, find
+from tasks.explain import Change, changes, find, unreadable
 from tasks.promoted import held_against
 from tasks.stage import Node
 
@@ -95,6 +97,8 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
     node = held_against(node, there, store)
     request = build_request(node, there, store)
     manifest = find(node, request, store)
+    if manifest is None and (message := unreadable(request, store)):
+        return Row(node, "build", (Change("damaged", message),), request.fingerprint)
     if manifest is None:
         because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))
         return Row(node, "build", because, request.fingerprint)
@@ -105,6 +109,12 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
     if forced:
         return Row(node, "build", (Change("forced", "forced"),), request.fingerprint, None, None)
     return Row(node, "reuse", (), manifest.fingerprint, manifest, place)
+
+
+def run_command(config_path: str, store: Store, *words: str) -> str:
+    """The command, as a shell takes it, that runs a config on this store."""
+    root = [] if store.root == default_root() else ["--root", store.place]
+    return shlex.join(["stemma", "run", config_path, *words, *root])
 
 
 def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: str) -> dict[str, Manifest]:
@@ -128,7 +138,7 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
                 "missing_upstream",
                 name,
                 f"{user} needs the artifact of {name}, which is not there ({rows[name].because[0]})",
-                f"stemma run {config_path} --until {name}",
+                run_command(config_path, store, "--until", name),
             )
         else:
             found[name] = manifest

@@ -11,6 +11,15 @@ from pydantic import BaseModel, ValidationError
 from infra.errors import Problem
 from tasks.stages import STAGES
 
+IN_WORDS = {
+    r"^[a-z0-9][a-z0-9._-]*$": "small letters, digits and . _ - after a first letter or digit",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits and . _ - after a first letter or digit",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits and . _ - after a first letter or digit",
+    r"^[a-z0-9_]+\.[a-z0-9_]+$": "a step and its figure, such as rlhf.reward_gain",
+    r"^([a-z]{2})?$": "the two letters of a language, such as en",
+    "^/": "a path from / on",
+}
+"""What the patterns of keys ask for."""
 SURE, DEEPEST = 0.8, 3
 """How like another name one must be to be taken for a slip of it, and how deep a key is looked for."""
 
@@ -18,7 +27,11 @@ SURE, DEEPEST = 0.8, 3
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """One problem for each thing that pydantic found, sorted by where it stands."""
     found = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        # A list whose items are all wrong counts as empty: it is not, and the items are told.
+        if item["type"] == "too_short" and any(_is_within(item["loc"], other["loc"]) for other in items):
+            continue
         path, classes = _follow(root, item["loc"])
         dotted = ".".join(map(str, path))
         if item["type"] == "extra_forbidden":
@@ -27,12 +40,29 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
             found.append(Problem("missing_key", dotted, "this key is missing", f"add {path[-1]}:"))
         elif item["type"].startswith("union_tag") and (key := item["ctx"]["discriminator"].strip("'")) == "uses":
             found.append(_unknown_stage(f"{dotted}.{key}", item["ctx"].get("tag")))
+        elif item["type"] == "union_tag_invalid":
+            key, known = item["ctx"]["discriminator"].strip("'"), item["ctx"]["expected_tags"].replace("'", "")
+            message = f"there is no such {key}, got {item['ctx']['tag']!r}"
+            found.append(
+                Problem(
+                    "bad_value", f"{dotted}.{key}", message, nearest(item["ctx"]["tag"], known.split(", "), "one of")
+                )
+            )
         else:
             found.append(Problem("bad_value", dotted, _expected(item)))
     return sorted(set(found), key=lambda problem: problem.path)
 
 
+def _is_within(loc: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return len(other) > len(loc) and other[: len(loc)] == loc
+
+
 def _expected(item: Any) -> str:
+    if item["type"] == "string_pattern_mismatch":
+        pattern = item["ctx"]["pattern"]
+        return f"expected {IN_WORDS.get(pattern, f'text of the form {pattern}')}, got {item['input']!r}"
+    if item["type"] == "too_short":
+        return "expected at least " + ("one" if item["ctx"]["min_length"] == 1 else str(item["ctx"]["min_length"]))
     text = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     text = text.replace("Input should be", "expected").replace("Input should", "expected to")
     given = item.get("input")

@@ -12,6 +12,7 @@ from typing import Any
 
 from evaluation.artifacts import Artifact, read_artifacts
 from evaluation.comparison import Paired, paired_figures
+from evaluation.registrations import REGISTER, newest_registration
 from flows.execution import RELAY
 from infra.errors import ConfigError, GateRefused, Problem, stage_error
 from infra.lineage import messages
@@ -23,7 +24,6 @@ from infra.store.promotions import Promotion, Promotions
 from infra.store.reference import require_whole, resolve
 from infra.store.store import Store
 
-REGISTER = "register"
 _KINDS = ("benchmarks", "safety")
 LESS_IS_BETTER = ("expected maximum toxicity", "toxicity probability")
 
@@ -103,15 +103,10 @@ def _registration(store: Store, text: str) -> tuple[Path, Manifest]:
     folder, manifest = resolve(store, text, [REGISTER])
     if manifest.stage == REGISTER:
         return folder, manifest
-    mine = [
-        (other, one)
-        for other, one in store.manifests(REGISTER)
-        if "model" in one.inputs and one.inputs["model"].digest == manifest.digest
-    ]
-    if not mine:
+    if (found := newest_registration(store, manifest.digest)) is None:
         message = f"{manifest.stage}/{manifest.fingerprint} was not registered"
         raise ConfigError(Problem("not_registered", text, message, "run a pipeline whose config has `register`"))
-    return max(mine, key=lambda pair: pair[1].finished)
+    return found
 
 
 def _require_model(store: Store, address: str, model: Input) -> None:

@@ -21,7 +21,7 @@ from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build_context import BuildContext, Clock
 from tasks.builder import Build
-from tasks.explain import BuildRequest, Change, changes, find
+from tasks.explain import BuildRequest, Change, changes, find, unreadable
 from tasks.lineage import end_of, leave_card
 from tasks.promoted import held_against
 from tasks.stage import STATE, Node
@@ -108,6 +108,9 @@ def ensure(
 def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:
     store = context.store
     manifest = find(node, request, store)
+    if manifest is None and (damage := unreadable(request, store)):
+        context.event(node.id, "damaged", f"{damage}; it will be built again")
+        return None, [Change("damaged", damage)]
     if manifest is None:
         return None, changes(request, (other for _, other in store.manifests(request.stage)))
     differences = store.differences(store.path(manifest), manifest, read_all=context.read_all)

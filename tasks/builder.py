@@ -203,7 +203,7 @@ class Build:
             and manifest.step in ("", self.node.id)
             and manifest.fingerprint != self.request.fingerprint
         )
-        newest = max(others, key=lambda one: one.finished, default=None)
+        newest = max(others, key=lambda one: one.age_key, default=None)
         return {"previous": newest} if newest else {}
 
     def _job(self) -> Job:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from infra.identity import canonical, changed_settings, same, within
+from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of
 from tasks.stage import Node
@@ -65,7 +66,7 @@ class BuildRequest:
 
 def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
     """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
-    ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].finished)
+    ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].age_key)
     if not ranked:
         return [Change("none", NEVER_BUILT)]
     fewest = min(reversed(ranked), key=lambda pair: len(pair[0]))
@@ -101,9 +102,17 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
     if (manifest := store.find(request.stage, request.fingerprint)) is not None:
         return manifest
     others = (other for folder, other in store.manifests(request.stage) if folder == store.path(other))
-    return max(
-        (other for other in others if _answers(node, request, other)), key=lambda one: one.finished, default=None
-    )
+    return max((other for other in others if _answers(node, request, other)), key=lambda one: one.age_key, default=None)
+
+
+def unreadable(request: BuildRequest, store: Store) -> str:
+    """What is wrong with a folder at the address of an artifact whose manifest cannot be read; "" for none there. On an
+    object store there is nothing without a manifest."""
+    place = store.layout.artifact(request.stage, request.fingerprint)
+    if store.remote is not None or not place.is_dir() or store.read(place) is not None:
+        return ""
+    file = place / MANIFEST
+    return f"its artifact is damaged: {file} is {'unreadable' if file.exists() else 'missing'}"
 
 
 def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:

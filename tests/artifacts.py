@@ -15,7 +15,7 @@ Make = Callable[..., Manifest]
 def make_artifact(
     store: Store,
     stage: str,
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     *,
     inputs: Mapping[str, Manifest] | None = None,
     requires: Mapping[str, Manifest] | None = None,
@@ -29,9 +29,9 @@ def make_artifact(
     digests = {name: item.digest for name, item in inputs.items()}
     name = fingerprint(stage, 1, config, digests, {record.key: record.digest for record in sources})
     unfinished = store.layout.work(stage, name) / "artifact"
-    for path, text in files.items():
+    for path, content in files.items():
         (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
-        (unfinished / path).write_text(text)
+        (unfinished / path).write_bytes(content.encode() if isinstance(content, str) else content)
     described = store.describe_files(unfinished)
     manifest = Manifest(
         stage=stage,

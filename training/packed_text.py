@@ -167,7 +167,7 @@ def mixture_of(config: PretrainConfig, text: PackedText, plan: Plan, inputs: Map
         text.pools,
         lambda begins: batches(begins, **text.scale, whole=plan.batches, rampup=plan.rampup),
         plan.batches,
-        lambda batch: plan.examples(batch) - before,
+        lambda batch: plan.place(batch) - before,
     )
     return Mixture(text.pools, phases, epoch, config.shuffle_block)
 

@@ -77,7 +77,8 @@ def _what(document: Mapping[str, Any], names: Sequence[str]) -> Section:
         for name, one in zip(names, document["compared"], strict=True)
     ]
     columns = ["", "kind", "what came out", "measured"]
-    lead = " ".join(seeds_sentence(group) for group in document["seeds"])
+    unlike = [f"{one['path']}: {one['message']}." for one in document.get("warnings", ())]
+    lead = " ".join([*(seeds_sentence(group) for group in document["seeds"]), *unlike])
     return Section("compared", "What is compared", lead, tables=[Table("", columns, rows, mono=(0,))])
 
 

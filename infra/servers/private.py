@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.errors import stage_error
+from infra.held_folder import held_folder
 from infra.process import PARENT_FD, group_alive, signal_group
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
@@ -32,7 +32,8 @@ def private_prefect_server(page: bool = False) -> Iterator[str]:
     """The API URL of a Prefect server of our own, without a past, on a free port; gone after the block.
 
     page: whether it serves Prefect's page too, which nobody opens on the server of one run.
-    It also goes when this process dies, by SIGKILL too. Raises StageError `service_failed` if it does not start.
+    It also goes when this process dies, by SIGKILL too; what it kept goes then with the next one. Raises
+    StageError `service_failed` if it does not start.
     """
     with starting_prefect_server(page) as (url, wait):
         wait()
@@ -42,10 +43,10 @@ def private_prefect_server(page: bool = False) -> Iterator[str]:
 @contextmanager
 def starting_prefect_server(page: bool = False) -> Iterator[tuple[str, Callable[[], None]]]:
     """`private_prefect_server` while it still starts, and what waits until it answers: there are imports to do."""
-    with tempfile.TemporaryDirectory(prefix="stemma-prefect-") as folder, _parent_pipe() as line:
-        url, process = launch_prefect_server(Path(folder), page, line)
+    with held_folder("stemma-prefect") as folder, _parent_pipe() as line:
+        url, process = launch_prefect_server(folder, page, line)
         try:
-            yield url, partial(wait_for_prefect_server, url, process, Path(folder))
+            yield url, partial(wait_for_prefect_server, url, process, folder)
             say_last_words()
         finally:
             _kill(process)

@@ -101,10 +101,18 @@ class Manifest:
     bookkeeping_s: Mapping[str, float] = field(default_factory=dict)
     adopted: Mapping[str, Any] | None = None
     """Provenance of an artifact that was made elsewhere; None for one built here."""
+    order: int = 0
+    """Its place among the artifacts of its stage in the store, from 1 in the order in which they came there; 0 for one
+    from before this was kept."""
     schema: int = SCHEMA
 
     def as_input(self, state: str = "") -> Input:
         return Input(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}", state)
+
+    @property
+    def age_key(self) -> tuple[int, str]:
+        """The highest is that of the newest of a stage. The clock alone says little where several machines build."""
+        return self.order, self.finished
 
     def as_bytes(self) -> bytes:
         text = json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False, default=_plain)

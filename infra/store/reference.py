@@ -88,8 +88,8 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
 
 
 def _newest(found: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
-    """The last one built, of those that no later build replaced if there are any."""
-    return max(found, key=lambda pair: ("." not in pair[0].name, pair[1].finished))
+    """The last one that came to the store, of those that no later build replaced if there are any."""
+    return max(found, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
 
 
 def _current(folders: list[Path]) -> list[Path]:

@@ -356,6 +356,8 @@ class Store:
         """
         place = self.path(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)
+        last = max((other.order for _, other in self.manifests(manifest.stage)), default=0)
+        manifest = replace(manifest, order=last + 1)
         try:
             manifest.write(unfinished)
             for file in manifest.files:

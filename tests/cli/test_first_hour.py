@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -237,6 +238,52 @@ def test_compare_tells_settings_steps_figures_and_paired_differences(family: Pat
     text = typed("compare", "pretrain", "rlhf", "--root", family).stdout
     assert "no difference is shown" in text and "over the same items, less pretrain/" in text
     assert typed("compare", "rlhf", "--root", family).exit_code == 2
+
+
+def measured_again(family: Path, model: str, name: str, finished: str, **settings: Any) -> None:
+    """Benchmarks of a model once more, by other settings, with other scores."""
+    store = Store(family, reading=True)
+    ((_, of),) = store.manifests(model)
+    (folder,) = [at for at, one in store.manifests("benchmarks") if one.inputs["model"].digest == of.digest]
+    copy = folder.with_name(name)
+    shutil.copytree(folder, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["result"]["figures"]["cloze_accuracy"] = 0.111
+    changed = {"fingerprint": name, "finished": finished, "config": settings, "identity": settings}
+    (copy / "manifest.json").write_text(json.dumps({**manifest, **changed}))
+
+
+def test_compare_takes_the_newest_benchmarks_that_were_measured_alike(family: Path) -> None:
+    """The newest of each model was taken, and five solved examples passed for a better model."""
+
+    def cloze() -> list[float]:
+        (row,) = [row for row in document()["figures"] if row["figure"] == "cloze_accuracy"]
+        return list(row["values"])
+
+    def document() -> dict[str, Any]:
+        return compare(find(Store(family, reading=True), ["pretrain", "rlhf"]))
+
+    before = cloze()
+    measured_again(family, "rlhf", "a" * 16, "2098-01-01", num_fewshot=5)
+    assert cloze() == before and document()["warnings"] == []
+    # Both were asked so: this pair is newer.
+    measured_again(family, "pretrain", "b" * 16, "2097-01-01", num_fewshot=5)
+    assert cloze() == [0.111, 0.111]
+
+
+def test_compare_says_how_differently_benchmarks_were_measured(family: Path) -> None:
+    shutil.rmtree(next((family / "safety").iterdir()).parent)
+    measured_again(family, "rlhf", "a" * 16, "2098-01-01", num_fewshot=5, limit=100)
+    ((_, model),) = Store(family, reading=True).manifests("rlhf")
+    for folder, one in Store(family, reading=True).manifests("benchmarks"):
+        if folder.name != "a" * 16 and one.inputs["model"].digest == model.digest:
+            shutil.rmtree(folder)
+    told = typed("compare", "pretrain", "rlhf", "--root", family)
+    assert "warning: benchmarks: none of these were measured alike" in told.stderr
+    assert "num_fewshot (not there | 5)" in told.stderr and "limit (not there | 100)" in told.stderr
+    assert "benchmarks.num_fewshot" in told.stdout
+    page = Path(told.stdout.rsplit("page: ", 1)[1].strip()).read_text()
+    assert "none of these were measured alike" in page
 
 
 def with_seed(folder: Path, fingerprint: str, seed: int, reward: float) -> Path:

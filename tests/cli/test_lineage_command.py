@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,23 @@ def test_a_beginning_must_be_unique(run: Run, tmp_path: Path) -> None:
     assert f"{letters.count(twice)} artifacts begin like this" in answer.document["errors"][0]["message"]
     whole = run("lineage", f"clean/{made[0].fingerprint[:12]}", "--root", store.root)
     assert whole.document["nodes"][0]["fingerprint"] == made[0].fingerprint
+
+
+def test_the_newest_is_what_came_last_whatever_the_clocks_said(run: Run, tmp_path: Path) -> None:
+    """What a machine wrote whose clock was ahead stayed the newest of its stage."""
+    store = Store(tmp_path)
+    for value, finished in (("before", ""), ("ahead", "2099-01-01T00:00:00+00:00"), ("last", "2026-01-01")):
+        last = make_artifact(store, "clean", {"a": value}, config={"v": value}, finished=finished)
+    (node,) = run("lineage", "clean", "--root", tmp_path).document["nodes"]
+    assert node["fingerprint"] == last.fingerprint
+    # Built again to other bytes it is newer than all; what is there from before `order` was kept goes by the clock.
+    again = make_artifact(store, "clean", {"a": "other bytes"}, config={"v": "before"}, finished="2025-01-01")
+    (node,) = run("lineage", "clean", "--root", tmp_path).document["nodes"]
+    assert (node["fingerprint"], node["digest"]) == (again.fingerprint, again.digest)
+    for _, made in list(store.manifests("clean")):
+        replace(made, order=0).write(store.path(made))
+    (node,) = run("lineage", "clean", "--root", tmp_path).document["nodes"]
+    assert node["finished"].startswith("2099")
 
 
 def test_a_lost_mlflow_store_is_written_anew(run: Run, data_pipeline: Path) -> None:

@@ -239,7 +239,9 @@ def test_the_command_scores_models_at_each_number_of_shots_and_compares_them(
         assert row["n"] == 8 and row["low"] <= row["value"] <= row["high"] and row["stderr"] >= 0
     (failures,) = [row for row in model["results"] if row["metric"] == "failure_rate"]
     assert failures["task"] == "negation" and failures["value"] == model["failure_classes"]["negation"]["value"]
-    assert set(model["failure_classes"]["negation"]["tests"]) >= {"opposite", "doubly_negated"}
+    tests = model["failure_classes"]["negation"]["tests"]
+    assert tests.keys() >= {"opposite", "doubly_negated"}
+    assert failures["n"] == 8 == sum(test["n"] for test in tests.values()), "--limit bounds them as it bounds tasks"
     wrong = stemma("eval", model_dir, "--failure-classes", "negatoin", env=environment())
     assert wrong.code == 2 and "one of arithmetic_digits" in wrong.document["errors"][0]["message"]
 

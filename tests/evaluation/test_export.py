@@ -25,7 +25,7 @@ def artifact(model_dir: Path, tmp_path: Path) -> Artifact:
 def test_what_is_exported_loads_and_has_its_card(
     artifact: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    card, card_from = card_of(artifact, [])
+    card, card_from = card_of(artifact, None)
     loaded = export(artifact, card, tmp_path / "my hub")
     assert "not a valid Python identifier" not in capfd.readouterr().err
     assert (loaded.architecture, card_from) == ("LlamaForCausalLM", "") and loaded.tokens >= 1

@@ -57,6 +57,22 @@ def test_arithmetic_is_right_in_digits_and_in_words() -> None:
             assert spelled[case.choices[0].strip()] == result
 
 
+def test_a_limit_takes_the_first_cases_of_each_test_in_turn(model_dir: Path, run: Run) -> None:
+    from evaluation.language_model import load_model
+
+    found = read_failure_class(FAILURE_CLASSES_DIR / "negation.yaml")
+    every, few = draw_cases(found, 5, 17), draw_cases(found, 5, 17, len(found.tests) + 1)
+    assert [case for case in every if case in few] == few
+    counted = [sum(case.test == test.name for case in few) for test in found.tests]
+    assert counted == [2] + [1] * (len(found.tests) - 1)
+    assert draw_cases(found, 5, 17, 1000) == every
+    # With fewer cases than tests, those without any are no rows.
+    asked = FailureClassesConfig(classes=("negation",), cases=5)
+    rates, rows = measure_failures(load_model(model_dir, run), asked, run, seed=17, confidence=0.95, limit=1)
+    assert len(rows) == 1 == rates["classes"]["negation"]["n"]
+    assert list(rates["classes"]["negation"]["tests"]) == [found.tests[0].name]
+
+
 def _case(kind: Any, expect: str | None = None) -> Case:
     changed = None if kind == "minimum_functionality" else "after"
     return Case("c", "t", kind, "before", changed, (" a", " b"), 0, expect)

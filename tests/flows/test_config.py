@@ -70,6 +70,9 @@ def test_every_mistake_is_reported_at_once(run: Callable[..., Answer], tmp_path:
         ('name: "\\ud800"\n', "config.yaml", "surrogate"),
         ("1: x\nname: x\n", "1", "should be strings"),
         ("- a list\n", "config.yaml", "a mapping of sections was expected"),
+        ("name: My model\n", "name", "expected small letters, digits and . _ -"),
+        ("name: x\ningest: {read: [{kind: nope}]}\n", "ingest.read.0.kind", "there is no such kind, got 'nope'"),
+        ("name: x\nbenchmarks: {tasks: []}\n", "benchmarks.tasks", "expected at least one"),
         ("name: x\npretrain: {}\n", "pretrain", "needs the section shard"),
         ("name: x\ningest: {}\nsft: {}\n", "sft", "needs a model"),
         ("name: x\n", "", "no stage"),
@@ -101,6 +104,13 @@ def test_a_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, path: st
     matching = [problem for problem in caught.value.problems if told in problem.message]
     assert matching, caught.value
     assert matching[0].path.endswith(path)
+
+
+def test_a_list_whose_items_are_all_wrong_is_not_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write_config(tmp_path / "config.yaml", {"name": "x", "benchmarks": {"tasks": ["no_such_task"]}}))
+    assert "benchmarks.tasks.0" in {problem.path for problem in caught.value.problems}
+    assert "benchmarks.tasks" not in {problem.path for problem in caught.value.problems}
 
 
 def test_a_pattern_finds_files_below_a_folder_whose_own_name_has_brackets(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def lab(s3_port: int, env: dict[str, str], built_full: Path, tmp_path_factory: p
         postgres() as database,
         opened_lab(s3_port, proxy, env, database, folder, monkeypatch) as found,
     ):
-        publish(built_full / "store", folder / "publisher", "sft", "rlhf", "instructions")
+        publish(built_full / "store", folder / "publisher", "sft", "rlhf", "instructions", "register")
         yield found
 
 
-def test_a_model_is_asked_talked_to_judged_and_served(lab: Lab, tmp_path: Path) -> None:
+def test_a_model_is_asked_talked_to_judged_served_and_exported(lab: Lab, tmp_path: Path) -> None:
     evaluated = lab.ask("b", "eval", "sft", "rlhf", "--failure-classes", "negation", "--limit", "2")
     assert [one["model"] for one in evaluated["models"]] == ["sft", "rlhf"] and evaluated["comparisons"]
     said = lab.ask("b", "chat", "sft", "--prompt", "What does this return?", "--max-new-tokens", "4")
@@ -61,6 +61,9 @@ def test_a_model_is_asked_talked_to_judged_and_served(lab: Lab, tmp_path: Path) 
     rows = [{"pair": pair["id"], "annotator": "ann", "choice": "a"} for pair in pairs]
     (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert lab.ask("d", "feedback", "import", out, tmp_path / "said.jsonl")["preferences"] == 2
+
+    exported = lab.ask("b", "export", "rlhf", tmp_path / "hub")
+    assert exported["card_from"].startswith("register/"), "its card is that of the registration, which is not here"
 
     port = any_free_port()
     served = start("serve", "sft", "--root", ROOT, "--port", str(port), env=lab.on("c"))

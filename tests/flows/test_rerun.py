@@ -155,15 +155,22 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, Path.unlink])
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [("tokenizer.json", flip_a_byte), ("tokenizer.json", Path.unlink), ("manifest.json", empty)]
+)
 def test_a_damaged_artifact_is_found_said_and_built_again(
-    run: Run, data_pipeline: Path, damage: Callable[[Path], None]
+    run: Run, data_pipeline: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     config, store = data_pipeline / "config.yaml", data_pipeline / "store"
-    file = next((store / "tokenizer").glob("*/tokenizer.json"))
+    file = next((store / "tokenizer").glob(f"*/{name}"))
     damage(file)
 
-    assert run("check", config, "--root", store).statuses()["tokenizer"] == "build"
+    planned = run("check", config, "--root", store).rows()["tokenizer"]
+    assert planned["status"] == "build" and str(file) in planned["because"][0]
     answer = run_again(run, data_pipeline)
 
     assert answer.with_status("built") == {"tokenizer"}
@@ -209,12 +216,17 @@ def test_documents_that_are_some_of_others_outlive_those(run: Run, data_pipeline
 def test_selections_compose_and_a_missing_upstream_names_its_command(
     run: Run, data_pipeline: Path, tmp_path: Path
 ) -> None:
-    config, store = data_pipeline / "config.yaml", data_pipeline / "store"
+    store = data_pipeline / "store"
+    config = (data_pipeline / "config.yaml").rename(data_pipeline / "a config.yaml")
 
     refused = run("run", config, "--root", tmp_path / "empty", "--only", "tokenizer")
     assert refused.code == 2
     assert refused.document["errors"][0]["code"] == "missing_upstream"
-    assert f"stemma run {config} --until clean" in refused.document["errors"][0]["fix"]
+    # As a shell takes it, and on the same store: it built in the default one, and not at all where a space was.
+    named = f"stemma run '{config}' --until clean --root {tmp_path / 'empty'}"
+    assert refused.document["errors"][0]["fix"] == named
+    never = run("why", config, "clean", "--root", tmp_path / "empty")
+    assert (never.document["errors"][0]["code"], never.document["errors"][0]["fix"]) == ("never_run", named)
 
     second = run("run", config, "--root", store, "--only", "tokenizer", "--set", "tokenizer.vocab_size=410")
     assert second.statuses() == {"tokenizer": "built"}

@@ -76,9 +76,8 @@ def build(store: Store, request: BuildRequest, **facts: Any) -> Manifest:
         "files": files,
         "result": {},
     }
-    made = Manifest(**{**record, **facts})
-    store.commit(unfinished, made)
-    return made
+    place = store.commit(unfinished, Manifest(**{**record, **facts}))
+    return Manifest.read(place)
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "reward_model"])

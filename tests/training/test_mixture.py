@@ -266,6 +266,9 @@ def test_a_training_whose_batches_grew_goes_on_behind_its_first_epoch(
         return tmp_path / name
 
     whole = train("whole", 24)
+    _, second = json.loads((whole / "aux/mixture.json").read_text())["phases"]
+    # 11 batches fill the first epoch, then each reads 8: the second phase begins with its batch, not 6 early.
+    assert second["begins_at_sequence"] == 48 + 3 * 8
     branch = train("branch", 24, train("first", 18))
     one, other = weights(whole), weights(branch)
     assert all(torch.equal(one[name], other[name]) for name in one)

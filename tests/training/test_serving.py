@@ -20,6 +20,8 @@ from playwright.sync_api import expect, sync_playwright
 from infra.servers.credentials import Credentials
 from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
+from infra.store.store import Store
+from tests.artifacts import make_artifact
 from tests.command import environment, stemma
 from tests.processes import wait_until
 from training.chat_session import answer, continuation
@@ -160,3 +162,35 @@ def test_models_whose_folders_have_one_name_are_all_served(base_dir: Path, tmp_p
         server.terminate()
         server.wait()
     assert said.startswith("first/model, second/model: ")
+
+
+REASON = {"message": "benchmarks_sft.cloze_accuracy is 0.3, expected at least 0.6"}
+
+
+def test_who_talks_to_a_refused_model_or_gives_it_away_is_told(base_dir: Path, tmp_path: Path) -> None:
+    """Its card alone said so: at two in the morning nobody reads it."""
+    store = Store(tmp_path / "store")
+    model = make_artifact(store, "sft", {path.name: path.read_bytes() for path in base_dir.iterdir() if path.is_file()})
+    folder, root = store.path(model), ("--root", str(store.root))
+    for by, status, reasons in (("2026-01-01", "registered", []), ("2026-01-02", "rejected", [REASON])):
+        record = {"name": "demo", "status": status, "reasons": reasons}
+        files = {"registration.json": json.dumps(record), "MODEL_CARD.md": f"---\n---\n{status}\n"}
+        make_artifact(store, "register", files, inputs={"model": model}, config={"by": by}, finished=by)
+    env = environment()
+    unlike = ("serve", folder, "--engine", "vllm", "--host", "0.0.0.0")  # refused before it serves, and after it warned
+    for words in (("chat", "sft", "--prompt", "Hi", "--max-new-tokens", "2", *root), unlike):
+        told = stemma(*words, env=env | {"STEMMA_AUTH": f"{KNOWN.user}:{KNOWN.password}"})
+        assert f"warning: sft/{model.fingerprint[:8]}: a gate refused it: {REASON['message']}" in told.stderr
+    out = tmp_path / "hub"
+    refused = stemma("export", folder, out, env=env)
+    assert (refused.code, refused.document["status"], out.exists()) == (3, "refused", False)
+    (error,) = refused.document["errors"]
+    assert REASON["message"] in error["message"] and "--force" in error["fix"]
+    forced = stemma("export", "sft", out, "--force", *root, env=env)
+    assert forced.code == 0 and REASON["message"] in forced.document["warnings"][0]["message"]
+    assert (out / "README.md").read_text().endswith("rejected\n")
+    # Where it was judged again and taken, nothing is said.
+    again = {"registration.json": json.dumps({"name": "demo", "status": "registered", "reasons": []})}
+    make_artifact(store, "register", again, inputs={"model": model}, finished="2026-01-03")
+    told = stemma("chat", folder, "--prompt", "Hi", "--max-new-tokens", "2", env=env)
+    assert told.code == 0 and "warning" not in told.stderr and told.document["warnings"] == []

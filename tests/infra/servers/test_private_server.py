@@ -28,16 +28,20 @@ with private_prefect_server() as url:
 """
 
 
-@pytest.fixture
-def holder(tmp_path: Path):
-    process = subprocess.Popen(
+def start_holder(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", HOLD],
-        env=server_environ({"TMPDIR": str(tmp_path)}),
+        env=server_environ({"TMPDIR": str(folder)}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    process = start_holder(tmp_path)
     yield process
     process.kill()
     process.communicate()
@@ -50,6 +54,31 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(holder) -> None:
     _, alive = psutil.wait_procs(servers, timeout=60)
     assert alive == []
     assert not answers(f"{url}/health")
+
+
+def test_the_folder_of_one_that_was_killed_goes_with_the_next_and_that_of_a_living_one_stays(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """Each run that was killed left its database behind."""
+    assert holder.stdout and holder.stdout.readline()
+    (living,) = tmp_path.iterdir()
+    killed = start_holder(tmp_path)
+    assert killed.stdout and killed.stdout.readline()
+    (left,) = set(tmp_path.iterdir()) - {living}
+    killed.kill()
+    killed.communicate()
+    assert (left / "prefect.db").exists()
+    without_lock = tmp_path / f"{left.name}x"
+    without_lock.mkdir()
+    next_one = start_holder(tmp_path)
+    try:
+        assert next_one.stdout and next_one.stdout.readline()
+        assert not left.exists() and without_lock.exists() and (living / "prefect.db").exists()
+        _, stderr = next_one.communicate("")
+        assert (next_one.returncode, stderr) == (0, "")
+        assert set(tmp_path.iterdir()) == {living, without_lock}
+    finally:
+        next_one.kill()
 
 
 def test_many_that_write_at_once_are_all_served_and_it_goes_quietly(holder, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ UNCHECKED = {
     "started",
     "finished",
     "seconds",
+    "order",
 }
 """What a manifest only records: another right value is no contradiction."""
 

@@ -1,0 +1,43 @@
+"""What the store's registrations say of a model: the newest one, and whether a gate refused the model there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from infra.errors import Problem
+from infra.store.manifest import Manifest
+from infra.store.store import Store
+
+REGISTER = "register"
+RECORD = "registration.json"
+
+
+def newest_registration(store: Store, digest: str) -> tuple[Path, Manifest] | None:
+    """The newest registration of the model with these bytes; None where it was not registered."""
+    found = store.manifests(REGISTER) if REGISTER in store.stages() else ()
+    mine = [pair for pair in found if "model" in pair[1].inputs and pair[1].inputs["model"].digest == digest]
+    return max(mine, key=lambda pair: pair[1].age_key, default=None)
+
+
+def refusals_of(store: Store, digest: str) -> list[Problem]:
+    """A problem for each gate that refused the model where it was judged last, with figure, value and bound; empty for
+    a model that was not refused, or not judged.
+
+    A registration whose record is gone or cut is taken for none: `stemma verify` is there to tell of it.
+    """
+    if (found := newest_registration(store, digest)) is None:
+        return []
+    folder, manifest = found
+    try:
+        record = json.loads((store.peek(manifest, RECORD, folder=folder) / RECORD).read_text(encoding="utf8"))
+        if record["status"] != "rejected":
+            return []
+        reasons = [str(reason["message"]) for reason in record["reasons"]]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return []
+    model, address = manifest.inputs["model"], f"{REGISTER}/{folder.name}"
+    return [
+        Problem("rejected", f"{model.stage}/{model.fingerprint[:8]}", f"a gate refused it: {reason}", f"see {address}")
+        for reason in reasons
+    ]
