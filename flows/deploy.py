@@ -7,10 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import Flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.deployments.runner import DeploymentApplyError, EntrypointType
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.deployments.runner import EntrypointType
 
 from flows.config import PipelineConfig
 from flows.feedback import ROUND, feedback_round
@@ -18,12 +15,11 @@ from flows.forms import form_values, renamed, with_form
 from flows.graph import graph
 from flows.journal import WHOLE
 from flows.pipeline import pipeline as pipeline_flow
+from flows.pools import ensure_pool, job_variables, pool_of
 from flows.schedules import Schedule, Timing, timing_by_now, timing_of
 from flows.sweeps.from_page import SWEEP, first_keys, sweep_run
 from infra.project import code_state
 from infra.store.roots import shown_root
-
-WORK_POOL = "stemma"
 
 
 def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None) -> UUID:
@@ -33,7 +29,8 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
     """
     parameters = {"config": form_values(config), "root": shown_root(root), "config_path": config_path}
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
-    return _apply(with_form(pipeline_flow, config, config.name), WHOLE, parameters, config.description, timing)
+    flow = with_form(pipeline_flow, config, config.name)
+    return _apply(config, root, flow, WHOLE, parameters, config.description, timing)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
@@ -55,7 +52,7 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
         }
         message = f"The stage {node.id} of {config.name} alone, with what its form says."
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
-        made[node.id] = _apply(flow, node.id, parameters, message, Timing())
+        made[node.id] = _apply(config, root, flow, node.id, parameters, message, Timing())
     return made
 
 
@@ -67,7 +64,7 @@ def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
         "root": shown_root(root),
     }
     message = f"Runs {config.name} with several values of its keys, and says which is best."
-    return _apply(renamed(sweep_run, config.name), SWEEP, parameters, message, Timing())
+    return _apply(config, root, renamed(sweep_run, config.name), SWEEP, parameters, message, Timing())
 
 
 def deploy_feedback(
@@ -78,16 +75,19 @@ def deploy_feedback(
     message = "Draws answers, waits until people have judged them, and trains on what they chose."
     flow = renamed(feedback_round, config.name)
     given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": shown_root(root)}
-    return _apply(flow, ROUND, given, message, timing)
+    return _apply(config, root, flow, ROUND, given, message, timing)
 
 
 def _apply(
+    config: PipelineConfig,
+    root: Path,
     flow: Flow[..., Any],
     name: str,
     parameters: dict[str, Any],
     description: str,
     timing: Timing,
 ) -> UUID:
+    ensure_pool(config)
     deployment: Any = flow.to_deployment(
         name=name,
         description=description or None,
@@ -95,26 +95,11 @@ def _apply(
         schedules=list(timing.schedules),
         concurrency_limit=timing.limit,
         version=str(code_state()["commit"]) or None,
-        work_pool_name=WORK_POOL,
+        work_pool_name=pool_of(config),
+        job_variables=job_variables(config, root),
         entrypoint_type=EntrypointType.MODULE_PATH,
         tags=["stemma", *timing.tags],
     )
-    try:
-        made = deployment.apply()
-    except DeploymentApplyError:
-        # A worker makes the pool as it begins. Before that, what is deployed waits for the worker.
-        if not _make_pool():
-            raise
-        made = deployment.apply()
+    made = deployment.apply()
     assert isinstance(made, UUID)
     return made
-
-
-def _make_pool() -> bool:
-    """Makes the pool of the worker; False if it was there."""
-    with get_client(sync_client=True) as client:
-        try:
-            client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
-        except ObjectAlreadyExists:
-            return False
-    return True

@@ -150,21 +150,30 @@ def _on_worker(
 ) -> dict[str, Any]:
     from prefect.client.orchestration import get_client
 
+    from flows.pools import job_variables
+
     asked = nullcontext(is_cancelled) if is_cancelled else interrupts()
     with get_client(sync_client=True) as client, asked as interrupted:
         deployment = _deployment(request, client)
-        run = client.create_flow_run_from_deployment(deployment, parameters=request.parameters(journal.run_id))
+        run = client.create_flow_run_from_deployment(
+            deployment,
+            parameters=request.parameters(journal.run_id),
+            job_variables=job_variables(request.pipeline, request.root),
+        )
         return _follow(request, journal, client, run.id, interrupted, tell)
 
 
 def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
-    """The pipeline's deployment, made anew only if it is not there or was made by other code."""
+    """The pipeline's deployment, made anew only if it is not there, was made by other code, or sends runs elsewhere."""
     from prefect.exceptions import ObjectNotFound
+
+    from flows.pools import pool_of
 
     code = code_state()
     with suppress(ObjectNotFound):
         found = client.read_deployment_by_name(f"{request.pipeline.name}/{WHOLE}")
-        if code["commit"] and not code["dirty"] and found.version == code["commit"]:
+        same_code = code["commit"] and not code["dirty"] and found.version == code["commit"]
+        if same_code and found.work_pool_name == pool_of(request.pipeline):
             return found.id
     from flows.deploy import deploy_pipeline
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 import tests.command
+from infra.process import end_group
 from infra.run import read_journal
 
 
@@ -55,3 +58,17 @@ def progress_of(store: Path, stage: str) -> float:
     for journal in (store / ".work" / stage).glob("*/scratch/journal.jsonl"):
         done = max([done, *(line["done"] for line in read_journal(journal) if line["kind"] == "progress")])
     return done
+
+
+@contextmanager
+def running(command: list[str], env: Mapping[str, str], log: Path) -> Iterator[None]:
+    """A server that is no command of ours, for as long as the body runs; it ends with all that it started."""
+    program = [sys.executable if word == "python" else word for word in command]
+    with open(log, "wb") as out:
+        process = subprocess.Popen(program, env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield
+    finally:
+        process.terminate()
+        end_group(process.pid, lambda: process.poll() is not None)
+        process.wait()

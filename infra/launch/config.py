@@ -32,6 +32,33 @@ class SlurmConfig(Config):
     """Further arguments of sbatch, such as --account=lab, --constraint=h100 or --mem=0."""
 
 
+class KubernetesRunsConfig(Config):
+    """Runs of this pipeline in pods of their own, which Prefect's Kubernetes worker starts: those from the page, from a
+    schedule, and of `stemma run` where servers run. Image, namespace, claims, secrets, tolerations, priority_class and
+    `pod` are those of `launch.kubernetes`."""
+
+    pool: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The work pool, of Prefect's type kubernetes, to which all deployments of this pipeline go. It is made where it is
+    missing; a worker serves it by `prefect worker start --type kubernetes --pool NAME`."""
+    installation: str = "stemma"
+    """The config map and the secret, both of this name, from which pods know servers (STEMMA_PREFECT_URL,
+    STEMMA_MLFLOW_URL), credentials (auth) and database (database-url), as in infra/kubernetes/."""
+    cpus: int | None = Field(None, ge=1)
+    """Cores that a pod asks for. Of these keys, the default of each is what training asks for a node where it runs in
+    this pod (cluster: local), else nothing."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Memory of a pod in gigabytes (10^9 bytes), asked for and not exceeded."""
+    gpus: int | None = Field(None, ge=0)
+    """GPUs of a pod, as `launch.kubernetes.gpu_resource`."""
+    node_selector: dict[str, str] | None = None
+    """Labels of nodes that may be used."""
+    labels: dict[str, str] | None = None
+    """Labels of Job and pod."""
+    service_account: str | None = None
+    """Of the pods; by default the namespace's own. They get its token only with cluster: kubernetes, to create the Jobs
+    of trainings: infra/kubernetes/training.yaml has one named `training`."""
+
+
 class KubernetesConfig(Config):
     """What a training asks of Kubernetes, besides the nodes and processes of `launch`: a pod a node."""
 
@@ -69,6 +96,8 @@ class KubernetesConfig(Config):
     """Labels of Job and pods, such as kueue.x-k8s.io/queue-name: lab."""
     pod: dict[str, Any] = Field(default_factory=dict)
     """Further fields of a pod's spec, such as imagePullSecrets, runtimeClassName or securityContext."""
+    runs: KubernetesRunsConfig | None = None
+    """The pods of whole runs, for any `launch.cluster`. By default runs are processes of Stemma's own workers."""
 
     @model_validator(mode="after")
     def _pod_has_nothing_of_ours(self) -> Self:
@@ -264,6 +293,11 @@ class LaunchConfig(Config):
         return self.processes * self.nodes
 
     @property
+    def trains_here(self) -> bool:
+        """Whether training's ranks start on the machine of its stage."""
+        return self.cluster == "local"
+
+    @property
     def shares_of_examples(self) -> tuple[int, int, int]:
         """Ranks that share layers, that share sequences, and that hold some of a model's layers each."""
         return self.tensor_parallel, self.context_parallel, self.pipeline_parallel
@@ -303,6 +337,9 @@ class LaunchConfig(Config):
     def _pods_have_an_image(self) -> Self:
         if self.cluster == "kubernetes" and not self.kubernetes.image:
             raise ValueError("expected launch.kubernetes.image, which pods are made of, with cluster: kubernetes")
+        if self.kubernetes.runs and not (self.kubernetes.image and self.kubernetes.namespace):
+            # Prefect's worker takes the namespace `default`, wherever it runs itself.
+            raise ValueError("expected launch.kubernetes.image, and its namespace, with launch.kubernetes.runs")
         return self
 
     @model_validator(mode="after")

@@ -26,7 +26,7 @@ from infra.yaml import BadYaml, read_plain, read_text
 # After the time that ranks have to save: for their processes to end.
 _ENDING_S = 30
 # A Job whose stage died is removed by Kubernetes so long after its pods ended.
-_KEPT_S = 3600
+KEPT_S = 3600
 _INDEX = "JOB_COMPLETION_INDEX"
 _NODE, _ADDRESS = "STEMMA_NODE", "STEMMA_POD_ADDRESS"
 _HOSTNAME = "kubernetes.io/hostname"
@@ -48,23 +48,16 @@ def manifest(
     asked = launch.kubernetes
     labels = {**asked.labels, "app": "stemma", "part": "training"}
     labels |= {"stemma/stage": label(stage), "stemma/build": label(build), "stemma/job": job}
-    pods = {
-        "metadata": {"labels": labels},
-        "spec": {
-            **asked.pod,
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": round(launch.grace_s) + _ENDING_S,
-            "securityContext": asked.pod.get("securityContext", _USER),
-            "affinity": _affinity(job, sorted(excluded)),
-            "containers": [_container(launch, job, folder, environment or {})],
-            "volumes": _volumes(launch),
-            **({"priorityClassName": asked.priority_class} if asked.priority_class else {}),
-            **({"serviceAccountName": asked.service_account} if asked.service_account else {}),
-            **({"nodeSelector": asked.node_selector} if asked.node_selector else {}),
-            **({"tolerations": [dict(one) for one in asked.tolerations]} if asked.tolerations else {}),
-        },
+    spec = {
+        **pod_spec(
+            launch,
+            _container(launch, job, folder, environment or {}),
+            service_account=asked.service_account,
+            node_selector=asked.node_selector,
+        ),
+        "affinity": _affinity(job, sorted(excluded)),
     }
+    pods = {"metadata": {"labels": labels}, "spec": spec}
     limit_s = {"activeDeadlineSeconds": round(asked.time_limit_h * 3600)} if asked.time_limit_h else {}
     return {
         "apiVersion": "batch/v1",
@@ -75,7 +68,7 @@ def manifest(
             "completions": launch.nodes,
             "parallelism": launch.nodes,
             "backoffLimit": 0,
-            "ttlSecondsAfterFinished": _KEPT_S,
+            "ttlSecondsAfterFinished": KEPT_S,
             **limit_s,
             "template": pods,
         },
@@ -92,6 +85,61 @@ def label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("._-")
 
 
+def pod_spec(
+    launch: LaunchConfig,
+    container: dict[str, Any],
+    *,
+    service_account: str | None,
+    node_selector: Mapping[str, str],
+    has_token: bool = False,
+) -> dict[str, Any]:
+    """The spec of a pod of ours: where it may run, as whom, and what it sees. container: what `container_of` made.
+
+    has_token: whether it may speak to the cluster as its service account.
+    """
+    asked = launch.kubernetes
+    return {
+        **asked.pod,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": has_token,
+        "terminationGracePeriodSeconds": round(launch.grace_s) + _ENDING_S,
+        "securityContext": asked.pod.get("securityContext", _USER),
+        "containers": [container],
+        "volumes": list(_mounts(launch).values()),
+        **({"priorityClassName": asked.priority_class} if asked.priority_class else {}),
+        **({"serviceAccountName": service_account} if service_account else {}),
+        **({"nodeSelector": dict(node_selector)} if node_selector else {}),
+        **({"tolerations": [dict(one) for one in asked.tolerations]} if asked.tolerations else {}),
+    }
+
+
+def container_of(launch: LaunchConfig, **its_own: Any) -> dict[str, Any]:
+    """The one container of a pod of ours, with the code, the volumes and the secrets that all of them have."""
+    asked = launch.kubernetes
+    return {
+        "image": asked.image,
+        "workingDir": str(PROJECT),
+        "envFrom": [{"secretRef": {"name": name}} for name in asked.secrets],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": volume["name"], "mountPath": path} for path, volume in _mounts(launch).items()],
+        **its_own,
+    }
+
+
+def resources(cores: int | None, memory_gb: float | None, gpus: Mapping[str, int]) -> dict[str, Any]:
+    """What a pod asks for: GPUs and memory are limits too, CPUs are not, so that idle ones can be used."""
+    requests: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    if cores:
+        requests["cpu"] = str(cores)
+    if memory_gb:
+        requests["memory"] = limits["memory"] = str(round(memory_gb * 1e9))
+    for name, count in gpus.items():
+        if count:
+            requests[name] = limits[name] = str(count)
+    return {"requests": requests, "limits": limits}
+
+
 # The image's own user, see infra/Dockerfile.
 _USER: dict[str, Any] = {
     "runAsNonRoot": True,
@@ -102,39 +150,27 @@ _USER: dict[str, Any] = {
 
 
 def _container(launch: LaunchConfig, job: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    asked = launch.kubernetes
     # The kubelet puts the variables in.
     names = [f"{job}.$({_INDEX})", f"$({_NODE})@$({_ADDRESS})"]
     fields = {_NODE: "spec.nodeName", _ADDRESS: "status.podIP"}
-    return {
-        "name": "agent",
-        "image": asked.image,
-        "command": [sys.executable, "-m", "infra.launch.agent", str(folder), *names],
-        "workingDir": str(PROJECT),
-        "env": [
+    return container_of(
+        launch,
+        name="agent",
+        command=[sys.executable, "-m", "infra.launch.agent", str(folder), *names],
+        env=[
             *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
             *({"name": name, "value": value} for name, value in sorted(environment.items())),
         ],
-        "envFrom": [{"secretRef": {"name": name}} for name in asked.secrets],
-        "resources": _resources(launch),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [{"name": volume["name"], "mountPath": path} for path, volume in _mounts(launch).items()],
-    }
+        resources=training_resources(launch),
+    )
 
 
-def _resources(launch: LaunchConfig) -> dict[str, Any]:
-    """What a pod asks for: GPUs and memory are limits too, CPUs are not, so that idle ones can be used."""
+def training_resources(launch: LaunchConfig) -> dict[str, Any]:
+    """What the processes of one node ask for."""
     asked = launch.kubernetes
-    requests: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    if cores := asked.cpus_per_process or launch.threads:
-        requests["cpu"] = str(cores * launch.processes)
-    if asked.memory_gb:
-        requests["memory"] = limits["memory"] = str(round(asked.memory_gb * 1e9))
+    cores = asked.cpus_per_process or launch.threads
     gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
-    if gpus:
-        requests[asked.gpu_resource] = limits[asked.gpu_resource] = str(gpus * launch.processes)
-    return {"requests": requests, "limits": limits}
+    return resources(cores and cores * launch.processes, asked.memory_gb, {asked.gpu_resource: gpus * launch.processes})
 
 
 def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
@@ -146,10 +182,6 @@ def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
     }
     # Loaders and NCCL hand over in shared memory; the default of 64 MiB is too small.
     return {**shared, "/dev/shm": {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}}
-
-
-def _volumes(launch: LaunchConfig) -> list[dict[str, Any]]:
-    return list(_mounts(launch).values())
 
 
 def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
@@ -164,16 +196,21 @@ def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
     return found
 
 
+def launch_of(config: str, **forced: Any) -> tuple[dict[str, Any], LaunchConfig]:
+    """A config file's content and its `launch:`; ends the command where it cannot be read. forced: keys of it."""
+    try:
+        document = read_plain(read_text(Path(config)))
+        document = document if isinstance(document, dict) else {}
+        return document, LaunchConfig.model_validate({**(document.get("launch") or {}), **forced})
+    except (OSError, UnicodeDecodeError, ValidationError, BadYaml) as error:
+        sys.exit(f"{config}: {error}")
+
+
 def main(arguments: Sequence[str]) -> None:
     if not 1 <= len(arguments) <= 2:
         sys.exit("expected python -m infra.launch.kube_manifest CONFIG [STAGE]")
     config, stage = arguments[0], (*arguments, "pretrain")[1]
-    try:
-        document = read_plain(read_text(Path(config)))
-        given = document.get("launch") if isinstance(document, dict) else None
-        launch = LaunchConfig.model_validate({**(given or {}), "cluster": "kubernetes"})
-    except (OSError, UnicodeDecodeError, ValidationError, BadYaml) as error:
-        sys.exit(f"{config}: {error}")
+    _, launch = launch_of(config, cluster="kubernetes")
     name = job_name(stage, "example")
     shown = manifest(launch, name, stage, "fingerprint", Path("/WORK/FOLDER"))
     sys.stdout.write(yaml.safe_dump(shown, sort_keys=False))

@@ -147,7 +147,7 @@ class Kubernetes(OneJob):
         # Written before the Job is there: where the answer is lost, whoever continues finds the name and deletes it.
         self._record.write_text(job)
         try:
-            self._api.call("POST", self._jobs, body)
+            self._api.call("POST", self._jobs, body, fieldValidation="Strict")
         except KubeError as error:
             self._record.unlink()
             code = "kubernetes_refused" if 400 <= error.status < 500 else "scheduler_unreachable"

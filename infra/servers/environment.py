@@ -25,6 +25,9 @@ QUIET = {
 }
 """Telemetry off, in every library that has some."""
 
+OF_ONE_RUN = "PREFECT__"
+"""How the variables begin that Prefect's workers give to each run."""
+
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",

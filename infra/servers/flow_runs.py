@@ -24,12 +24,11 @@ import anyio.to_thread
 
 from infra.forked import ForkServer, NotForkedError, Process
 from infra.process import PARENT_FD
+from infra.servers.environment import OF_ONE_RUN
 
 ENGINE = "prefect.engine"
 MODULES = ("prefect.flow_engine", "fastapi.encoders", "flows.pipeline", "flows.stage", "infra.servers.flow_runs")
 """What the engine imports, and what the flows of our deployments do."""
-OF_ONE_RUN = "PREFECT__"
-"""How the variables begin that are another for each run; the engine reads them after its imports."""
 POLL_S = 0.1
 
 
@@ -71,6 +70,7 @@ class FlowRuns:
         """Raises NotForkedError for one that is to be a new process."""
         if command[1:] != ["-m", ENGINE] or not stream_output:
             raise NotForkedError("it is started in a way of its own")
+        # They are another for each run, and the engine reads them after its imports.
         its_own = {name: value for name, value in env.items() if name.startswith(OF_ONE_RUN)}
         others = {name: value for name, value in env.items() if name not in its_own}
         with self._lock:

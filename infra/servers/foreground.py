@@ -14,9 +14,12 @@ from pathlib import Path
 from infra.servers.environment import server_environ
 from infra.servers.ports import HOST
 from infra.servers.settings import chosen, settings_of
-from infra.servers.specs import DEFAULT_PORTS, NAMES, Spec, relay_spec, server_spec, worker_spec
+from infra.servers.specs import DEFAULT_PORTS, NAMES, Spec, flow_run_spec, relay_spec, server_spec, worker_spec
 from infra.servers.state import make_servers_folder, prefect_api_url
 from infra.store.roots import root_folder
+
+FLOW_RUN = "flow-run"
+"""The one run of a pod that Prefect's Kubernetes worker starts, see `infra.launch.kube_runs`."""
 
 
 def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
@@ -31,12 +34,13 @@ def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
     if name == "relay":
         return relay_spec(root)
     api = prefect_api_url(root) or f"http://{HOST}:{DEFAULT_PORTS['prefect']}/api"
-    return worker_spec(root, api.removesuffix("/api"), settings)
+    spec = flow_run_spec if name == FLOW_RUN else worker_spec
+    return spec(root, api.removesuffix("/api"), settings)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("name", choices=(*NAMES, FLOW_RUN))
     parser.add_argument("--root", required=True)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.lineage.relay_lock import relay_pid
 from infra.servers.credentials import credentials
-from infra.servers.environment import prefect_home
+from infra.servers.environment import OF_ONE_RUN, prefect_home
 from infra.servers.http import answers, not_let_in, post
 from infra.servers.settings import Settings
 from infra.servers.state import Service
@@ -107,6 +108,15 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         },
+    )
+
+
+def flow_run_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
+    """One run in a pod, see `infra.servers.flow_pod`, which has the variables of a worker's."""
+    worker = worker_spec(root, prefect_url, settings)
+    told = {name: value for name, value in os.environ.items() if name.startswith(OF_ONE_RUN)}
+    return replace(
+        worker, command=(sys.executable, "-m", "infra.servers.flow_pod"), variables={**worker.variables, **told}
     )
 
 

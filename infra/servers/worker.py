@@ -32,12 +32,12 @@ def main(pool: str) -> None:
     runner: Any = prefect.runner.runner
     runner.run_process = FlowRuns(runner.run_process).run_process
     proposer: Any = prefect.runner._state_proposer.StateProposer
-    proposer.propose_cancelled = _unless_ended(proposer.propose_cancelled)
+    proposer.propose_cancelled = unless_ended(proposer.propose_cancelled)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
     prefect.cli.app()
 
 
-def _unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
     """Our flows say themselves that they were cancelled, as they end. Prefect's worker says so once more when it has
     loaded the flow to look for its hooks, seconds later, and would take back a Retry that was pressed since."""
 

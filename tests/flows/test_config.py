@@ -204,7 +204,7 @@ def test_what_is_no_config_file_is_refused_and_never_waited_for(
     assert "a file" in error["message"]
 
 
-LAUNCHERS = ("SlurmConfig", "KubernetesConfig", "VllmConfig")
+LAUNCHERS = ("SlurmConfig", "KubernetesConfig", "KubernetesRunsConfig", "VllmConfig")
 """Parts of the launch section."""
 
 

@@ -259,7 +259,7 @@ def test_what_ended_a_job_is_told_though_its_pods_are_gone_at_the_next_look(
 def test_pods_that_are_gone_are_told_where_the_cluster_lets_nobody_watch(
     cluster: KubernetesCluster, job: Kubernetes
 ) -> None:
-    cluster.may_watch = False
+    cluster.refused.add(("watch", "pods"))
     job.request({})
     seen = cluster.looks
     wait_until(lambda: job.over({}) is None and cluster.looks > seen, timeout_s=30)

@@ -11,13 +11,13 @@ from prefect.runner._state_proposer import StateProposer
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
 
 from infra.servers.private import private_prefect_server
-from infra.servers.worker import _unless_ended
+from infra.servers.worker import unless_ended
 
 pytestmark = pytest.mark.cluster
 
 
 def test_a_retry_right_after_cancel_is_not_taken_back() -> None:
-    propose: Any = _unless_ended(StateProposer.propose_cancelled)
+    propose: Any = unless_ended(StateProposer.propose_cancelled)
 
     async def states(url: str) -> list[str]:
         """Of a run that ended and was asked for again before the worker came to it; and of one that only it can end."""
