@@ -84,10 +84,10 @@ def kept_by(
     # Queries, keys and values, repeated for grouped queries; a fused kernel also keeps what it gives.
     attention = (3 if scores else 4) * element * queries
     if compiled and half and not scores:
-        # The residual stream before and between attention and MLP, what norms and products gave; keys and values are
-        # not repeated.
-        attention = 2 * element * (queries + arch.kv_heads * arch.head_width / tp)
-        layer = (2 * 4 + 2 * element) * arch.width + (3 if arch.gated else 2) * element * inner
+        # The residual stream before attention and what attention adds to it, what norms and products gave. A GPU's
+        # kernels need no keys and values that are repeated.
+        attention = 2 * element * (queries + (arch.kv_heads * arch.head_width / tp if cuda else queries))
+        layer = (4 + element + 2 * element) * arch.width + (3 if arch.gated else 2) * element * inner
         layer += 2 * element * queries if arch.query_norms else 0
         outside = (2 if arch.gated else 1) * 4 * width + element * width
         softmax = 0

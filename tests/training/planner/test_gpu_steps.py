@@ -10,6 +10,7 @@ from infra.launch.config import LaunchConfig
 from training.config import PretrainConfig
 from training.planner.architecture import of_preset
 from training.planner.devices import DEVICES
+from training.planner.memory import FRAGMENTED
 from training.planner.stages import needs
 
 LENGTH, VOCABULARY, BATCHES = 2048, 50_304, 100
@@ -38,5 +39,5 @@ def test_steps_of_an_h200_are_planned(
     told = needs(config, of_preset(preset, VOCABULARY), LENGTH, how, DEVICES["h200"], None)
     assert told.hours is not None
     assert told.hours * 3600 / BATCHES == pytest.approx(seconds, rel=0.05)
-    # What tensors took; the plan has 4 % more for what the allocator cannot use.
-    assert gigabytes is None or gigabytes < told.memory_gb < 1.1 * gigabytes
+    # What tensors took; the plan has more for what the allocator cannot use.
+    assert gigabytes is None or told.memory_gb / (1 + FRAGMENTED) == pytest.approx(gigabytes, rel=0.015)
