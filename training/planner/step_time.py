@@ -125,8 +125,8 @@ class Training:
 
     @property
     def outer_peak(self) -> float:
-        """Of products outside of linear layers' own: attention's and the output layer's, which compute in bf16 where
-        these compute in 8 bits (training/float8.py)."""
+        """Of products outside of linear layers' own: attention's, experts' and the output layer's, which compute in
+        bf16 where these compute in 8 bits (training/float8.py)."""
         return self.device.flops("bf16" if self.precision == "fp8" else self.precision)
 
     @property
@@ -151,8 +151,10 @@ def _layer(job: Training, at: Layout) -> _Passes:
     queries, keys = arch.heads * arch.head_width / at.tp, arch.kv_heads * arch.head_width / at.tp
     inner, load = arch.mlp_width / at.tp, job.load if at.ep > 1 else 1.0
 
-    def product(inside: float, columns: float, share: float = 1.0) -> float:
-        return matmul_time(rows * share, inside, columns, job.peak, best)
+    mlp_peak = job.outer_peak if arch.experts > 1 else job.peak
+
+    def product(inside: float, columns: float, share: float = 1.0, peak: float = job.peak) -> float:
+        return matmul_time(rows * share, inside, columns, peak, best)
 
     products = product(width, queries + 2 * keys) + product(queries, width)
     # Each of the experts that a device holds multiplies its own tokens, of all devices that it holds them for.
@@ -160,7 +162,8 @@ def _layer(job: Training, at: Layout) -> _Passes:
     share = load * arch.active_experts / held
     # Whole experts take the tokens of this device, which has a part of those of the ones that share its layer.
     of_expert, share = (arch.mlp_width, share / at.tp) if at.ep > 1 else (inner, share)
-    products += held * (product(width, of_expert * (2 if arch.gated else 1), share) + product(of_expert, width, share))
+    into = product(width, of_expert * (2 if arch.gated else 1), share, mlp_peak)
+    products += held * (into + product(of_expert, width, share, mlp_peak))
     # PaLM counts all scores of a causal model; kernels that keep none leave the half away that nothing sees.
     seen = job.length * (0.5 if not job.kernels.scores and job.length > 256 else 1.0)
     best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
@@ -173,9 +176,10 @@ def _layer(job: Training, at: Layout) -> _Passes:
     scores = job.kernels.scores * job.element / 2 * rows * job.length * (arch.heads / at.tp) / bandwidth
     rounding = rounding_back = 0.0
     if job.precision == "fp8":
-        middle = inner * arch.active_experts * load
-        rounding = _ROUNDING_BYTES * rows * (2 * width + queries + middle) / bandwidth
-        gradients = 2 * width + queries + 2 * keys + (2 if arch.gated else 1) * middle
+        given, gradients = width + queries, width + queries + 2 * keys
+        if arch.experts == 1:
+            given, gradients = given + width + inner, gradients + width + (2 if arch.gated else 1) * inner
+        rounding = _ROUNDING_BYTES * rows * given / bandwidth
         rounding_back = _ROUNDING_BYTES * rows * gradients / bandwidth
     forward = products + attention + elementwise + scores + rounding
     # A kernel that keeps no scores computes them again on its way back: 5 products for 2.
