@@ -125,14 +125,17 @@ def needs(
     kernels = fused_kernels(device)
     if launch.attention == "eager" or (launch.compile == "on" and isinstance(config, PretrainConfig)):
         kernels = KERNELS["plain" if launch.attention == "eager" else "compiled"]
-    adapters = _adapters(config, arch) / arch.parameters
+    # Adapters learn alone; they are planned beside all linear layers, also where `sft.lora` names some of them.
+    rank = config.lora.rank if isinstance(config, SftConfig) and config.lora else 0
+    adapters = adapter_weights(arch, rank) / arch.parameters
     learnt = adapters or 1.0
     moments = _moments(config, arch) * learnt
     batch = max(sequences, parts)
     host = launch.offload and device.name != "cpu"  # a CPU's memory is the host's
     job = Training(
-        arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt, offload=host
-    )
+        arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt, adapters=rank,
+        offload=host,
+    )  # fmt: skip
     share = max(1, -(-sequences // parts))
     # What launch.microbatch counts: a pair has two sequences, which are computed together.
     each = 2 if isinstance(config, RewardModelConfig | PreferenceTuningConfig) else 1
@@ -180,12 +183,6 @@ def _moments(config: TrainerConfig, arch: Architecture) -> float:
         return 4.0 * 2 / arch.width
     blocks = arch.layers * arch.layer_weights / arch.parameters
     return 8.0 - (4.0 * blocks if config.optimizer.muon else 0.0)
-
-
-def _adapters(config: TrainerConfig, arch: Architecture) -> int:
-    """Weights of adapters, which learn alone; 0 where all weights do. Beside all linear layers of the blocks, also
-    where `sft.lora` names some of them."""
-    return adapter_weights(arch, config.lora.rank) if isinstance(config, SftConfig) and config.lora else 0
 
 
 def adapter_weights(arch: Architecture, rank: int) -> int:
