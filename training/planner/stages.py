@@ -60,10 +60,10 @@ class StageNeeds:
 
 def of_model(config: ModelConfig, vocabulary: int | None) -> Architecture | None:
     """The architecture of a config; None for a free one whose sizes bear other names."""
+    entries = math.ceil((vocabulary or VOCABULARY) / config.vocab_multiple) * config.vocab_multiple
     if config.transformers is not None:
-        return of_transformers(config.transformers, vocabulary)
-    entries = vocabulary or VOCABULARY
-    entries = math.ceil(entries / config.vocab_multiple) * config.vocab_multiple
+        given = config.transformers.get("vocab_size")  # which is taken as it is
+        return of_transformers(config.transformers, given if isinstance(given, int) else entries)
     return of_shape(config.shape(), entries, config.preset or config.shape().family)
 
 

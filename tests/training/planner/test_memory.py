@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,18 +12,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from infra.launch.config import LaunchConfig
 from tests.peak import counted
 from training.blocks import checkpoint_activations, compile_blocks
-from training.config import LoraConfig, ModelConfig, SftConfig
+from training.config import LoraConfig, ModelConfig, PretrainConfig, SftConfig
 from training.hardware import Hardware
 from training.language_model import LanguageModel
 from training.lora import add_adapters
 from training.models import build, hf_config
+from training.objectives import objective_of
 from training.planner.architecture import of_shape
 from training.planner.kernels import KERNELS
 from training.planner.memory import memory
 from training.planner.network import network_of
-from training.planner.stages import needs, this_machine
+from training.planner.stages import needs, of_model, this_machine
 from training.planner.step_time import Layout, Recompute, Training
 from training.presets import Family
+from training.pretrain import _fresh
 
 
 class Case(NamedTuple):
@@ -181,6 +184,22 @@ def test_frozen_weights_cost_no_products_of_their_gradients() -> None:
         hours.append(needs(stage, arch, length, launch, this_machine(1e12, 1e11), None).hours or 0.0)
     assert flops[1] / flops[0] < 0.72
     assert flops[1] / flops[0] < hours[1] / hours[0] < flops[1] / flops[0] + 0.08
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"), [({}, 1024), ({"vocab_size": 1100}, 1100)], ids=["of the tokenizer", "of the config"]
+)
+def test_rows_of_a_free_config_are_planned_as_they_are_made(given: dict[str, int], rows: int) -> None:
+    """The tokenizer's 1,000, rounded up to a multiple, or those that the config itself names."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    config = ModelConfig(transformers={"model_type": "llama", **sizes, **given}, vocab_multiple=128)
+    tokenizer = SimpleNamespace(bos_token_id=0, eos_token_id=0, pad_token_id=0, get_vocab=dict)
+    whole = PretrainConfig(model=config)
+    objective = objective_of(whole, tokenizer, 64, False)
+    network = _fresh(whole, objective, tokenizer, 1000)
+    arch = of_model(config, 1000)
+    assert arch is not None and arch.vocabulary == rows
+    assert arch.parameters == sum(weight.numel() for weight in network.parameters())
 
 
 @pytest.mark.long
