@@ -43,7 +43,8 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -
         length = sequence_length(nodes, name, arch)
         shards = rows.get(node.inputs.get("shards", ""))
         figures = shards.manifest.result.get("figures", {}) if shards and shards.manifest else {}
-        found[name] = needs(node.config, arch, length, config.launch, device, figures.get("train_tokens"))
+        tokens, scorers = figures.get("train_tokens"), _scorers(nodes, name, arch)
+        found[name] = needs(node.config, arch, length, config.launch, device, tokens, scorers)
     return found
 
 
@@ -56,7 +57,8 @@ def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]
     for name, one in found.items():
         arch, settings = architecture_of(nodes, name), nodes[name].config
         if not one.fits and arch is not None and isinstance(settings, TrainerConfig):
-            ways = launch_that_fits(settings, arch, sequence_length(nodes, name, arch), config.launch, device)
+            length, scorers = sequence_length(nodes, name, arch), _scorers(nodes, name, arch)
+            ways = launch_that_fits(settings, arch, length, config.launch, device, scorers)
             problems.append(problem(nodes[name].key, one, ways))
     if problems:
         raise ConfigError(*problems)
@@ -289,6 +291,13 @@ def architecture_of(nodes: Graph, name: str) -> Architecture | None:
         except (OSError, ValueError):
             return None  # what is wrong with the folder, its own stage says
     return None
+
+
+def _scorers(nodes: Graph, name: str, arch: Architecture) -> list[int]:
+    """Parameters of each reward model and judge that a step reads. arch: of its own model, as large as which those are
+    taken that the config does not tell."""
+    read = [one for one in nodes[name].inputs.values() if nodes[one].stage.makes == "reward_model"]
+    return [(architecture_of(nodes, one) or arch).parameters for one in read]
 
 
 def sequence_length(nodes: Graph, name: str, arch: Architecture) -> int:

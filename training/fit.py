@@ -194,6 +194,7 @@ def fit(
         plan.batch_tokens,
         plan.batch_size,
         plan.epoch_batches,
+        inputs,
     )
     memory = measured.MemoryWatch(model, hardware.device)
     if model.compiles_blocks:

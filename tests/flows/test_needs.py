@@ -11,7 +11,7 @@ import yaml
 
 from flows.config import load
 from flows.graph import graph
-from flows.needs import check_hardware, refuse, refuse_run, stage_needs
+from flows.needs import architecture_of, check_hardware, refuse, refuse_run, stage_needs
 from flows.plan import plan
 from infra.errors import ConfigError
 from infra.launch.config import LaunchConfig
@@ -325,3 +325,45 @@ def test_what_does_not_train_needs_no_gpu_of_the_cluster(tmp_path: Path) -> None
     }
     answer = stemma("run", write_config(tmp_path / "config.yaml", config), "--root", tmp_path / "store")
     assert answer.code == 0, answer.document["errors"]
+
+
+def test_an_alignment_is_planned_with_what_it_loads_and_computes() -> None:
+    """A reward model and a judge more are 4 bytes a parameter each, and a forward pass; what has no value function
+    takes no passes of one, and text beside the answers another pass of the policy."""
+    arch, device = of_preset("gpt-1.3b"), DEVICES["h200"]
+
+    def of(count: int, **config: Any) -> StageNeeds:
+        settings = RlhfConfig(
+            minibatch_answers=8, rollout_prompts=64, max_prompt_tokens=1000, answer_max_tokens=1000, **config
+        )
+        launch, scorers = LaunchConfig(microbatch=8), [arch.parameters] * count
+        return stage_needs_of(settings, arch, 2000, launch, device, None, scorers)
+
+    def hours(count: int, **config: Any) -> float:
+        found = of(count, **config).hours
+        assert found is not None
+        return found
+
+    rloo = {"algorithm": "rloo", "answers_per_prompt": 4}
+    for more, fewer in ((1, 0), (3, 1)):
+        added = of(more, **rloo).memory_gb - of(fewer, **rloo).memory_gb
+        assert added == pytest.approx((more - fewer) * 4 * arch.parameters / 1e9)
+    # In thirds of a step: sampled, read by policy and reference, learnt from; and by one that scores.
+    one = hours(0, **rloo) / 6
+    assert hours(1, **rloo) == pytest.approx(7 * one)
+    assert hours(1) == pytest.approx((7 + 1 + 3) * one), "PPO's value function reads and learns"
+    assert hours(1, algorithm="raft", answers_per_prompt=4) == pytest.approx((7 - 3 + 3 / 4) * one)
+    assert hours(1, text_coef=1.0, **rloo) == pytest.approx((7 + 3) * one)
+    assert of(1, text_coef=1.0, **rloo).memory_gb > of(1, **rloo).memory_gb + 10
+
+
+def test_the_judge_of_a_config_is_planned(tmp_path: Path) -> None:
+    def memory(**settings: str) -> float:
+        config = load(QUICKSTART, {"launch.hardware": "h100", "launch.microbatch": "1", **settings})
+        nodes = graph(config)
+        found = stage_needs(config, nodes, plan(nodes, Store(tmp_path / "store", reading=True)))
+        return found["rlhf"].memory_gb
+
+    arch = architecture_of(graph(load(QUICKSTART, {})), "rlhf")
+    assert arch is not None
+    assert memory() - memory(steps="{}") == pytest.approx(4 * arch.parameters / 1e9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from infra.launch.config import LaunchConfig
 from training.config import RlhfConfig, TrainerConfig
+from training.ensemble import OTHERS
 from training.planner.architecture import of_transformers
 from training.planner.devices import DEVICES, Device, device_called
 from training.planner.here import cpu
@@ -68,11 +69,13 @@ def planned(
     batch_tokens: int,
     batch_size: int,
     epoch_batches: int,
+    inputs: Collection[str] = (),
 ) -> dict[str, Any] | None:
     """What `stemma check` would have said of this training on the machine at hand: {"device", "devices", "step_s",
     "step_s_low", "step_s_high", "memory_gb", "memory_limit_gb", "microbatch", "batches"}.
 
-    None for a device or a model that the planner does not know.
+    None for a device or a model that the planner does not know. inputs: of the stage, by name; reward models and judge
+    are taken to be as large as the model.
     """
     hardware = _device(launch, device)
     network = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
@@ -81,9 +84,9 @@ def planned(
     arch = of_transformers(network.config.to_dict(), getattr(network.config, "vocab_size", None))
     if arch is None:
         return None
-    told = needs(
-        config, arch, _length(config, batch_tokens // batch_size), launch, hardware, epoch_batches * batch_tokens
-    )
+    length, tokens = _length(config, batch_tokens // batch_size), epoch_batches * batch_tokens
+    scorers = [arch.parameters for name in inputs if name == "judge" or name not in OTHERS]
+    told = needs(config, arch, length, launch, hardware, tokens, scorers)
     if told.hours is None or told.hours_low is None or told.hours_high is None:
         return None
     return {

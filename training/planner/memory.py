@@ -68,6 +68,7 @@ def kept_by(
     compiled: bool = False,
     load: float = 1.0,
     sent: int = 1,
+    fp8: bool = False,
 ) -> Kept:
     """What transformers' models keep for each token under autocast: the residual stream in fp32, the rest in `element`.
 
@@ -76,7 +77,8 @@ def kept_by(
     autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers. compiled:
     whether layers are compiled: what lies between products, norms and attention is then computed again where it is
     needed. load: tokens that the device's experts get, over an even share. sent: devices that share a layer and
-    send experts a part of the tokens each.
+    send experts a part of the tokens each. fp8: whether linear layers compute in 8 bits; where they are compiled,
+    what they are given is scaled and rounded again from what it was made of, by a scale that is kept.
     Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
     """
     width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts * load
@@ -84,11 +86,13 @@ def kept_by(
     # Queries, keys and values, repeated for grouped queries; a fused kernel also keeps what it gives.
     attention = (3 if scores else 4) * element * queries
     if compiled and half and not scores:
-        # The residual stream before and between attention and MLP, what norms and products gave; keys and values are
-        # not repeated.
-        attention = 2 * element * (queries + arch.kv_heads * arch.head_width / tp)
-        layer = (2 * 4 + 2 * element) * arch.width + (3 if arch.gated else 2) * element * inner
+        # The residual stream before attention and what attention adds to it, what norms and products gave. A GPU's
+        # kernels need no keys and values that are repeated.
+        attention = 2 * element * (queries + (arch.kv_heads * arch.head_width / tp if cuda else queries))
+        layer = (4 + element + 2 * element) * arch.width + (3 if arch.gated else 2) * element * inner
         layer += 2 * element * queries if arch.query_norms else 0
+        if fp8:  # what norms give to products, and the MLP's last; experts compute in `element`
+            layer -= element * arch.width + (element * (arch.width + inner) if arch.experts == 1 else 0)
         outside = (2 if arch.gated else 1) * 4 * width + element * width
         softmax = 0
     elif arch.gated:
@@ -147,7 +151,7 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     compiled = job.kernels.name == "compiled"
     kept = kept_by(
         arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, compiled=compiled, load=load,
-        sent=sent,
+        sent=sent, fp8=job.precision == "fp8",
     )  # fmt: skip
     if at.cp > 1:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
@@ -169,8 +173,9 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     # have tensor parallelism beside a pipeline do not.
     given = rows * arch.width * element if part.last and at.pp > 1 and at.tp == 1 else 0.0
 
-    matrices = arch.attention_weights / at.tp + (experts or arch.mlp_weights / at.tp)
-    copied = element * matrices if element < 4 and not gathers else 0.0
+    rounded = 1 if job.precision == "fp8" else element  # bytes of a copied weight
+    copies = rounded * arch.attention_weights / at.tp + (element * experts or rounded * arch.mlp_weights / at.tp)
+    copied = copies if element < 4 and not gathers else 0.0
     # Autocast keeps its copies, of each microbatch its own, for as long as the backward pass needs them.
     copied_by_layer = copied if at.recompute == "none" else 0.0
     logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda, compiled=compiled) if part.last else (0.0, 0.0)

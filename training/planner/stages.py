@@ -60,10 +60,10 @@ class StageNeeds:
 
 def of_model(config: ModelConfig, vocabulary: int | None) -> Architecture | None:
     """The architecture of a config; None for a free one whose sizes bear other names."""
+    entries = math.ceil((vocabulary or VOCABULARY) / config.vocab_multiple) * config.vocab_multiple
     if config.transformers is not None:
-        return of_transformers(config.transformers, vocabulary)
-    entries = vocabulary or VOCABULARY
-    entries = math.ceil(entries / config.vocab_multiple) * config.vocab_multiple
+        given = config.transformers.get("vocab_size")  # which is taken as it is
+        return of_transformers(config.transformers, given if isinstance(given, int) else entries)
     return of_shape(config.shape(), entries, config.preset or config.shape().family)
 
 
@@ -105,17 +105,23 @@ def needs(
     launch: LaunchConfig,
     device: Device,
     epoch_tokens: float | None,
+    scorers: Sequence[int] | None = None,
 ) -> StageNeeds:
     """Of a stage on `launch.ranks` devices.
 
-    length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known.
+    length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known. scorers: parameters of
+    each reward model and judge of an `rlhf` step; by default of one reward model of the policy's size.
     """
     ranks, tensor, context, pipeline, experts = launch.ranks, 1, 1, 1, 1
     if isinstance(config, PretrainConfig):  # in other stages every rank has a part of a batch
         tensor, context, pipeline = launch.shares_of_examples
         experts = launch.expert_parallel
     parts = ranks // (tensor * context * pipeline)
-    sequences, copies, passes = _batch(config, length)
+    scorers = [arch.parameters] if scorers is None else scorers
+    sequences, passes = _batch(config, length, len(scorers))
+    copies = 0.0  # whole models in fp32 beside what learns
+    if isinstance(config, RlhfConfig):  # the reference, and what scores
+        copies = 1 + sum(scorers) / arch.parameters
     values = isinstance(config, RlhfConfig) and config.chosen_algorithm == "ppo"
     if isinstance(config, RlhfConfig) and launch.shards_weights and (ranks > 1 or launch.offload):
         copies += 2 if values else 1  # where weights are sharded, whole ones write and value answers
@@ -125,14 +131,17 @@ def needs(
     kernels = fused_kernels(device)
     if launch.attention == "eager" or (launch.compile == "on" and isinstance(config, PretrainConfig)):
         kernels = KERNELS["plain" if launch.attention == "eager" else "compiled"]
-    adapters = _adapters(config, arch) / arch.parameters
+    # Adapters learn alone; they are planned beside all linear layers, also where `sft.lora` names some of them.
+    rank = config.lora.rank if isinstance(config, SftConfig) and config.lora else 0
+    adapters = adapter_weights(arch, rank) / arch.parameters
     learnt = adapters or 1.0
     moments = _moments(config, arch) * learnt
     batch = max(sequences, parts)
     host = launch.offload and device.name != "cpu"  # a CPU's memory is the host's
     job = Training(
-        arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt, offload=host
-    )
+        arch, device, kernels, network_of(device), length, batch, precision, moments, learnt=learnt, adapters=rank,
+        offload=host,
+    )  # fmt: skip
     share = max(1, -(-sequences // parts))
     # What launch.microbatch counts: a pair has two sequences, which are computed together.
     each = 2 if isinstance(config, RewardModelConfig | PreferenceTuningConfig) else 1
@@ -148,6 +157,8 @@ def needs(
         own = memory(job, at)
         # PPO's value function learns in the policy's steps, and has no logits.
         total = own.total + (own.total - own.logits if values else 0.0) + beside
+        if isinstance(config, RlhfConfig) and config.text_coef:
+            total += own.activations  # of the text, which the policy reads in the same step
         if total <= device.memory:
             break
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.name not in DEVICES)
@@ -182,12 +193,6 @@ def _moments(config: TrainerConfig, arch: Architecture) -> float:
     return 8.0 - (4.0 * blocks if config.optimizer.muon else 0.0)
 
 
-def _adapters(config: TrainerConfig, arch: Architecture) -> int:
-    """Weights of adapters, which learn alone; 0 where all weights do. Beside all linear layers of the blocks, also
-    where `sft.lora` names some of them."""
-    return adapter_weights(arch, config.lora.rank) if isinstance(config, SftConfig) and config.lora else 0
-
-
 def adapter_weights(arch: Architecture, rank: int) -> int:
     """Weights of adapters beside all linear layers of a model's blocks (training/lora.py)."""
     queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
@@ -197,24 +202,26 @@ def adapter_weights(arch: Architecture, rank: int) -> int:
     return arch.layers * rank * sides
 
 
-def _batch(config: TrainerConfig, length: int) -> tuple[int, float, float]:
-    """(sequences of a step, whole models in fp32 beside what learns, forward-and-backward passes that a sequence
-    costs)."""
+def _batch(config: TrainerConfig, length: int, scorers: int) -> tuple[int, float]:
+    """(sequences of a step, forward-and-backward passes that a sequence costs)."""
     match config:
         case PretrainConfig():
-            return max(1, config.global_batch_tokens // length), 0, 1
+            return max(1, config.global_batch_tokens // length), 1
         case SftConfig():
-            return config.global_batch_examples, 0, 1
+            return config.global_batch_examples, 1
         case RewardModelConfig():
-            return 2 * config.global_batch_pairs, 0, 1
+            return 2 * config.global_batch_pairs, 1
         case PreferenceTuningConfig():
             # The reference model's forward pass is a third of a step, and its figures are kept instead of its weights.
-            return 2 * config.global_batch_pairs, 0, 4 / 3
+            return 2 * config.global_batch_pairs, 4 / 3
         case RlhfConfig():
-            # Sampling with scoring by four models comes to about one pass more, the value function to another.
-            learnt = config.learnt_answers / config.rollout_prompts
-            # Beside it are the reference and a reward model.
-            return config.minibatch_answers, 2, config.epochs * learnt + 2
+            values = config.chosen_algorithm == "ppo"
+            # An answer is sampled, and read by policy, reference, value function and all that score: a third each.
+            read = (3 + values + scorers) / 3
+            # What learns reads it in each epoch, and with text_coef the policy as much text.
+            learning = 1 + values + (config.text_coef > 0)
+            learnt = config.epochs * config.learnt_answers / config.rollout_prompts
+            return config.minibatch_answers, learnt * learning + read
         case _:
             raise TypeError(type(config))
 

@@ -103,8 +103,9 @@ class Training:
     length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products. moments: bytes a
     parameter of the optimizer's state; AdamW's two. load: tokens that the experts of the busiest device get, over an
     even share; it bears on expert parallelism alone, since else each device computes its own tokens. learnt: share of
-    the parameters that have gradients; of adapters beside frozen weights, their number over that of these. offload:
-    whether sharded weights, gradients and the optimizer's state lie in the host's memory, not in the device's.
+    the parameters that have gradients; of adapters beside frozen weights, their number over that of these. adapters:
+    their rank, 0 where all weights learn. offload: whether sharded weights, gradients and the optimizer's state lie in
+    the host's memory, not in the device's.
     """
 
     arch: Architecture
@@ -117,6 +118,7 @@ class Training:
     moments: float = 8.0
     load: float = 1.0
     learnt: float = 1.0
+    adapters: int = 0
     offload: bool = False
 
     @property
@@ -125,8 +127,8 @@ class Training:
 
     @property
     def outer_peak(self) -> float:
-        """Of products outside of linear layers' own: attention's and the output layer's, which compute in bf16 where
-        these compute in 8 bits (training/float8.py)."""
+        """Of products outside of linear layers' own: attention's, experts' and the output layer's, which compute in
+        bf16 where these compute in 8 bits (training/float8.py)."""
         return self.device.flops("bf16" if self.precision == "fp8" else self.precision)
 
     @property
@@ -151,8 +153,10 @@ def _layer(job: Training, at: Layout) -> _Passes:
     queries, keys = arch.heads * arch.head_width / at.tp, arch.kv_heads * arch.head_width / at.tp
     inner, load = arch.mlp_width / at.tp, job.load if at.ep > 1 else 1.0
 
-    def product(inside: float, columns: float, share: float = 1.0) -> float:
-        return matmul_time(rows * share, inside, columns, job.peak, best)
+    mlp_peak = job.outer_peak if arch.experts > 1 else job.peak
+
+    def product(inside: float, columns: float, share: float = 1.0, peak: float = job.peak) -> float:
+        return matmul_time(rows * share, inside, columns, peak, best)
 
     products = product(width, queries + 2 * keys) + product(queries, width)
     # Each of the experts that a device holds multiplies its own tokens, of all devices that it holds them for.
@@ -160,7 +164,9 @@ def _layer(job: Training, at: Layout) -> _Passes:
     share = load * arch.active_experts / held
     # Whole experts take the tokens of this device, which has a part of those of the ones that share its layer.
     of_expert, share = (arch.mlp_width, share / at.tp) if at.ep > 1 else (inner, share)
-    products += held * (product(width, of_expert * (2 if arch.gated else 1), share) + product(of_expert, width, share))
+    into = product(width, of_expert * (2 if arch.gated else 1), share, mlp_peak)
+    products += held * (into + product(of_expert, width, share, mlp_peak))
+    adapters = adapters_back = 0.0
     # PaLM counts all scores of a causal model; kernels that keep none leave the half away that nothing sees.
     seen = job.length * (0.5 if not job.kernels.scores and job.length > 256 else 1.0)
     best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
@@ -173,13 +179,26 @@ def _layer(job: Training, at: Layout) -> _Passes:
     scores = job.kernels.scores * job.element / 2 * rows * job.length * (arch.heads / at.tp) / bandwidth
     rounding = rounding_back = 0.0
     if job.precision == "fp8":
-        middle = inner * arch.active_experts * load
-        rounding = _ROUNDING_BYTES * rows * (2 * width + queries + middle) / bandwidth
-        gradients = 2 * width + queries + 2 * keys + (2 if arch.gated else 1) * middle
+        given, gradients = width + queries, width + queries + 2 * keys
+        if arch.experts == 1:
+            given, gradients = given + width + inner, gradients + width + (2 if arch.gated else 1) * inner
+        rounding = _ROUNDING_BYTES * rows * given / bandwidth
         rounding_back = _ROUNDING_BYTES * rows * gradients / bandwidth
-    forward = products + attention + elementwise + scores + rounding
+    if rank := job.adapters:
+        # (inputs, outputs, share of the rows) of each matrix that has an adapter beside it.
+        matrices = [(width, queries, 1.0), (width, keys, 1.0), (width, keys, 1.0), (queries, width, 1.0)]
+        mlp = [(width, of_expert, share)] * (2 if arch.gated else 1) + [(of_expert, width, share)]
+        for inside, columns, part in matrices + mlp * round(held):
+            # Products so thin wait for memory: for input and result, which is also multiplied and added; on the way
+            # back for the input again, its gradient, which is added, and that of the result.
+            both, once = 2 * rank * (inside + columns) / (job.peak * best), job.element / bandwidth
+            adapters += rows * part * (both + (inside + 6 * columns) * once)
+            adapters_back += rows * part * (2 * both + (5 * inside + 4 * columns) * once)
+    forward = products + attention + elementwise + scores + rounding + adapters
+    # Frozen weights have no gradients.
+    backward = (1 if job.adapters else 2) * products + adapters_back
     # A kernel that keeps no scores computes them again on its way back: 5 products for 2.
-    backward = 2 * products + (2.0 if job.kernels.scores else 2.5) * attention + 2 * elementwise + 1.5 * scores
+    backward += (2.0 if job.kernels.scores else 2.5) * attention + 2 * elementwise + 1.5 * scores
     backward += rounding_back
     # Kept scores are what selective checkpointing drops (Korthikanti et al. 2022, section 5).
     cheap = elementwise + scores + (attention if job.kernels.scores else 0.0)
@@ -254,23 +273,24 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     mine = dense / (at.tp * at.pp) if at.ep > 1 else arch.parameters / (at.tp * at.pp)
     ranks, inner = at.dp * at.cp, at.tp
     shards = at.shards(job.device.node)
-    traffic = 0.0
+    traffic, gradient = 0.0, 4 * job.learnt
     if ranks > 1:
         if at.sharding in ("zero2", "zero3", "hsdp"):
             # Weights are gathered forward and, but for zero2, backward, gradients scattered, for each microbatch; hsdp
             # then sums the gradients between its groups once.
             times = 1 if at.sharding == "zero2" else 2
             traffic = count * (
-                times * net.all_gather(mine * job.element, shards, inner) + net.all_gather(mine * 4, shards, inner)
+                times * net.all_gather(mine * job.element, shards, inner)
+                + net.all_gather(gradient * mine, shards, inner)
             )
             if shards < ranks:
-                traffic += net.all_reduce(mine * 4 / shards, ranks // shards, inner * shards)
+                traffic += net.all_reduce(gradient * mine / shards, ranks // shards, inner * shards)
         else:
-            traffic = net.all_reduce(mine * 4, ranks, inner)
+            traffic = net.all_reduce(gradient * mine, ranks, inner)
     hidden = min(job.kernels.overlap * traffic, (2 / 3) * computing)
     # Gradients of experts that only some devices hold are summed after the last backward pass.
     copies = ranks * at.tp // at.ep
     joined = net.all_reduce(apart * 4, copies, at.ep) if at.ep > 1 and copies > 1 else 0.0
     weights = mine / shards + apart / at.expert_shards(job.device.node)
-    optimizer = weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
+    optimizer = job.learnt * weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
     return traffic - hidden + joined, optimizer

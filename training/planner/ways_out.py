@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,17 +17,22 @@ _MOST_DEVICES = 1024
 
 
 def launch_that_fits(
-    config: TrainerConfig, arch: Architecture, length: int, launch: LaunchConfig, device: Device
+    config: TrainerConfig,
+    arch: Architecture,
+    length: int,
+    launch: LaunchConfig,
+    device: Device,
+    scorers: Sequence[int] | None = None,
 ) -> tuple[str, ...]:
     """Ways to change `launch:` with which a stage would fit that does not, as a user writes them: the least change on
-    these devices, more nodes where none does, and a larger device."""
+    these devices, more nodes where none does, and a larger device. scorers: as `needs` takes them."""
 
     def holds(on: Device, **change: Any) -> bool:
         try:
             other = LaunchConfig.model_validate({**launch.model_dump(exclude_unset=True), **change})
         except ValidationError:
             return False
-        return needs(config, arch, length, other, on, None).fits
+        return needs(config, arch, length, other, on, None, scorers).fits
 
     found = []
     for change in [*_changes(launch), *_more_nodes(launch)]:

@@ -10,6 +10,7 @@ from infra.launch.config import LaunchConfig
 from training.config import PretrainConfig
 from training.planner.architecture import of_preset
 from training.planner.devices import DEVICES
+from training.planner.memory import FRAGMENTED
 from training.planner.stages import needs
 
 LENGTH, VOCABULARY, BATCHES = 2048, 50_304, 100
@@ -20,12 +21,12 @@ LENGTH, VOCABULARY, BATCHES = 2048, 50_304, 100
     [
         ("gpt-1.3b", 64, 16, {}, 2.095, 80.5),
         ("tinyllama-1.1b", 64, 16, {}, 1.846, 69.1),
-        ("tinyllama-1.1b", 64, 16, {"precision": "fp8"}, 1.562, None),  # fitted; memory is planned as in bf16
+        ("tinyllama-1.1b", 64, 16, {"precision": "fp8"}, 1.562, 53.2),  # the time is fitted
         ("llama-2-7b", 16, 4, {"recompute": "full"}, 3.122, 117.4),
     ],
 )
 def test_steps_of_an_h200_are_planned(
-    preset: str, sequences: int, microbatch: int, launch: dict[str, Any], seconds: float, gigabytes: float | None
+    preset: str, sequences: int, microbatch: int, launch: dict[str, Any], seconds: float, gigabytes: float
 ) -> None:
     config = PretrainConfig.model_validate(
         {
@@ -38,5 +39,5 @@ def test_steps_of_an_h200_are_planned(
     told = needs(config, of_preset(preset, VOCABULARY), LENGTH, how, DEVICES["h200"], None)
     assert told.hours is not None
     assert told.hours * 3600 / BATCHES == pytest.approx(seconds, rel=0.05)
-    # What tensors took; the plan has 4 % more for what the allocator cannot use.
-    assert gigabytes is None or gigabytes < told.memory_gb < 1.1 * gigabytes
+    # What tensors took; the plan has more for what the allocator cannot use.
+    assert told.memory_gb / (1 + FRAGMENTED) == pytest.approx(gigabytes, rel=0.015)

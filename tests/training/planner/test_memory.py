@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from infra.launch.config import LaunchConfig
 from tests.peak import counted
 from training.blocks import checkpoint_activations, compile_blocks
-from training.config import LoraConfig, ModelConfig, SftConfig
+from training.config import LoraConfig, ModelConfig, PretrainConfig, SftConfig
 from training.hardware import Hardware
 from training.language_model import LanguageModel
 from training.lora import add_adapters
 from training.models import build, hf_config
+from training.objectives import objective_of
 from training.planner.architecture import of_shape
 from training.planner.kernels import KERNELS
 from training.planner.memory import memory
 from training.planner.network import network_of
-from training.planner.stages import needs, this_machine
+from training.planner.stages import needs, of_model, this_machine
 from training.planner.step_time import Layout, Recompute, Training
 from training.presets import Family
+from training.pretrain import _fresh
 
 
 class Case(NamedTuple):
@@ -154,6 +158,48 @@ def test_frozen_weights_beside_adapters_have_no_gradients_and_no_moments(half: b
     """Beside frozen norms less is kept than planned."""
     case = Case("llama", 4, 512, 8, 1376, 1, 128, 1024, bf16=half, attention="eager", adapters=4)
     assert planned(case) == pytest.approx(measured(case), rel=0.08)
+
+
+def test_frozen_weights_cost_no_products_of_their_gradients() -> None:
+    """The share of a whole tuning's FLOPs that adapters leave, by those of a real step: what is beside products is
+    the same for both."""
+    sequences, length, vocabulary = 2, 128, 256
+    config = ModelConfig(family="llama", layers=2, width=512, heads=4, mlp_width=1376, positions=length)
+    flops, hours = [], []
+    for lora in (None, LoraConfig(rank=4)):
+        special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        network = build(hf_config(config, vocabulary, special), 0)
+        network.set_attn_implementation("eager")
+        if lora:
+            add_adapters(network, lora, 0)
+        model = LanguageModel(network, Hardware(torch.device("cpu"), False, "eager"))
+        ids = torch.randint(0, vocabulary, (sequences, length))
+        batch = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(length).repeat(sequences, 1)}
+        with FlopCounterMode(display=False) as counter:
+            model.loss(model(batch), batch).backward()
+        flops.append(counter.get_total_flops())
+        stage = SftConfig(global_batch_examples=sequences, duration="100 batches", lora=lora)
+        launch = LaunchConfig(precision="fp32", attention="eager", microbatch=sequences)
+        arch = of_shape(config.shape(), vocabulary)
+        hours.append(needs(stage, arch, length, launch, this_machine(1e12, 1e11), None).hours or 0.0)
+    assert flops[1] / flops[0] < 0.72
+    assert flops[1] / flops[0] < hours[1] / hours[0] < flops[1] / flops[0] + 0.08
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"), [({}, 1024), ({"vocab_size": 1100}, 1100)], ids=["of the tokenizer", "of the config"]
+)
+def test_rows_of_a_free_config_are_planned_as_they_are_made(given: dict[str, int], rows: int) -> None:
+    """The tokenizer's 1,000, rounded up to a multiple, or those that the config itself names."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    config = ModelConfig(transformers={"model_type": "llama", **sizes, **given}, vocab_multiple=128)
+    tokenizer = SimpleNamespace(bos_token_id=0, eos_token_id=0, pad_token_id=0, get_vocab=dict)
+    whole = PretrainConfig(model=config)
+    objective = objective_of(whole, tokenizer, 64, False)
+    network = _fresh(whole, objective, tokenizer, 1000)
+    arch = of_model(config, 1000)
+    assert arch is not None and arch.vocabulary == rows
+    assert arch.parameters == sum(weight.numel() for weight in network.parameters())
 
 
 @pytest.mark.long
