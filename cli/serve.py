@@ -93,7 +93,7 @@ def _name(folder: Path) -> str:
 
 
 def _vllm_fits() -> bool:
-    from infra.launch.config import VllmConfig
+    from infra.launch.launchers import VllmConfig
     from infra.servers.vllm import program_of
 
     if program_of(VllmConfig()) is None:
@@ -105,7 +105,7 @@ def _vllm_fits() -> bool:
 
 def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> None:
     """In our place: signals and the exit code are vLLM's own."""
-    from infra.launch.config import VllmConfig
+    from infra.launch.launchers import VllmConfig
     from infra.servers.vllm import NO_USAGE_STATS, own_environment, program_of, vllm_command
 
     program = program_of(VllmConfig())

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from infra.launch.config import KubernetesConfig, LaunchConfig
+from infra.launch.config import LaunchConfig
 from infra.launch.kube_manifest import KEPT_S, container_of, label, launch_of, pod_spec, resources, training_resources
+from infra.launch.launchers import KubernetesConfig
 from infra.project import PROJECT, default_root
 from infra.store.roots import root_folder, shown_root
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infra.errors import Problem, StageError
-from infra.launch.config import SLURM_NOTICE_S, LaunchConfig
+from infra.launch.config import LaunchConfig
+from infra.launch.launchers import SLURM_NOTICE_S
 from infra.launch.machines import OneJob, Over
 from infra.process import PARENT_FD
 from infra.tail import Tail, last_lines

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, Problem, StageError, stage_error
-from infra.launch.config import VllmConfig
+from infra.launch.launchers import VllmConfig
 from infra.process import GRACE_S, PARENT_FD, end_group, group_alive, signal_group
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE

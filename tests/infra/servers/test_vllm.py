@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import Cancelled, StageError
-from infra.launch.config import VllmConfig
+from infra.launch.launchers import VllmConfig
 from infra.process import started_at
 from infra.servers.vllm import Vllm, program_of, program_problem, vllm_command
 from tests.processes import wait_until
@@ -107,7 +107,7 @@ def test_it_is_reached_by_this_user_alone_and_takes_itself_for_no_rank(
 
 def test_it_ends_when_whoever_started_it_is_killed(program: Callable[[str], str], tmp_path: Path) -> None:
     text = (
-        "import sys\nfrom pathlib import Path\nfrom infra.launch.config import VllmConfig\n"
+        "import sys\nfrom pathlib import Path\nfrom infra.launch.launchers import VllmConfig\n"
         "from infra.servers.vllm import Vllm\n"
         "Vllm(VllmConfig(program=sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2]) / 'log')\n"
     )

@@ -1,0 +1,125 @@
+"""Sections of `launch:` of their own: what a training asks of Slurm and of Kubernetes, and vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from infra.config import Config
+
+SLURM_NOTICE_S = 30
+"""So long before its time limit, and `launch.grace_s`, Slurm tells a job of it: for its processes to end."""
+_OUR_POD_FIELDS = {"affinity", "containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"}
+
+
+class SlurmConfig(Config):
+    """What a training asks of Slurm, besides the nodes and processes of `launch`."""
+
+    partition: str | None = None
+    """By default the cluster's own."""
+    time_limit_h: float | None = Field(None, gt=0)
+    """Hours that a job may run, by default the partition's. Training saves `launch.grace_s` and half a minute before,
+    and another job goes on from there, as often as it takes."""
+    cpus_per_process: int | None = Field(None, ge=1)
+    """Cores of a training process; by default `launch.threads`, or what the cluster gives."""
+    gpus_per_process: int | None = Field(None, ge=0)
+    """By default 1 with `launch.device: gpu`, else none is asked for."""
+    requeue: bool = True
+    """Whether Slurm queues a job again, under its number, after a pre-emption or the loss of a node. Without, another
+    job is submitted."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of sbatch, such as --account=lab, --constraint=h100 or --mem=0."""
+
+
+class KubernetesRunsConfig(Config):
+    """Runs of this pipeline in pods of their own, which Prefect's Kubernetes worker starts: those from the page, from a
+    schedule, and of `stemma run` where servers run. Image, namespace, claims, secrets, tolerations, priority_class and
+    `pod` are those of `launch.kubernetes`."""
+
+    pool: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The work pool, of Prefect's type kubernetes, to which all deployments of this pipeline go. It is made where it is
+    missing; a worker serves it by `prefect worker start --type kubernetes --pool NAME`."""
+    installation: str = "stemma"
+    """The config map and the secret, both of this name, from which pods know servers (STEMMA_PREFECT_URL,
+    STEMMA_MLFLOW_URL), credentials (auth) and database (database-url), as in infra/kubernetes/."""
+    cpus: int | None = Field(None, ge=1)
+    """Cores that a pod asks for. Of these keys, the default of each is what training asks for a node where it runs in
+    this pod (cluster: local), else nothing."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Memory of a pod in gigabytes (10^9 bytes), asked for and not exceeded."""
+    gpus: int | None = Field(None, ge=0)
+    """GPUs of a pod, as `launch.kubernetes.gpu_resource`."""
+    node_selector: dict[str, str] | None = None
+    """Labels of nodes that may be used."""
+    labels: dict[str, str] | None = None
+    """Labels of Job and pod."""
+    service_account: str | None = None
+    """Of the pods; by default the namespace's own. They get its token only with cluster: kubernetes, to create the Jobs
+    of trainings: infra/kubernetes/training.yaml has one named `training`."""
+
+
+class KubernetesConfig(Config):
+    """What a training asks of Kubernetes, besides the nodes and processes of `launch`: a pod a node."""
+
+    image: str | None = None
+    """The image of the pods: this code and its environment, under the paths that they have where the stage runs."""
+    namespace: str | None = None
+    """By default that of the pod in which the stage runs, or of the kubeconfig's context."""
+    context: str | None = None
+    """A context of the kubeconfig; by default its current one, or the cluster of the pod in which the stage runs."""
+    claims: dict[Annotated[str, Field(pattern="^/")], str] = Field(default_factory=dict)
+    """Volume claims by the path under which pods see them, such as /store: store. The store's folder must lie in one
+    that many pods may write (ReadWriteMany), under its path here."""
+    cpus_per_process: int | None = Field(None, ge=1)
+    """Cores that are asked for a training process; by default `launch.threads`, or none."""
+    gpus_per_process: int | None = Field(None, ge=0)
+    """By default 1 with `launch.device: gpu`, else none is asked for."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """The resource that stands for a GPU."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Memory of a pod in gigabytes (10^9 bytes), shared memory included, asked for and not exceeded."""
+    time_limit_h: float | None = Field(None, gt=0)
+    """Hours that a Job may take, with what it waits for a node; by default no limit. Training goes on in another from
+    the newest checkpoint, as often as it takes."""
+    service_account: str | None = None
+    """Of the pods; by default the namespace's own. They get no token of it."""
+    priority_class: str | None = None
+    """Which pods come before which; by default the cluster's default."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of nodes that may be used, such as cloud.example.com/pool: h100."""
+    tolerations: tuple[dict[str, str | int], ...] = ()
+    """Taints of nodes that may be used, as in a pod's spec."""
+    secrets: tuple[str, ...] = ()
+    """Secrets whose keys become variables of the training, such as AWS_ACCESS_KEY_ID."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of Job and pods, such as kueue.x-k8s.io/queue-name: lab."""
+    pod: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of a pod's spec, such as imagePullSecrets, runtimeClassName or securityContext."""
+    runs: KubernetesRunsConfig | None = None
+    """The pods of whole runs, for any `launch.cluster`. By default runs are processes of Stemma's own workers."""
+
+    @model_validator(mode="after")
+    def _pod_has_nothing_of_ours(self) -> Self:
+        if ours := sorted(set(self.pod) & _OUR_POD_FIELDS):
+            raise ValueError(f"expected no {', '.join(ours)} in launch.kubernetes.pod: training writes them itself")
+        return self
+
+
+class VllmConfig(Config):
+    """vLLM, from an environment of its own beside this one, for the stages whose config asks for it (`rlhf.sampler`,
+    `benchmarks.engine`): a server that the stage starts, asks over a socket of its own user, and ends."""
+
+    program: str | None = None
+    """The program `vllm` of that environment, such as /opt/vllm/bin/vllm; by default what $STEMMA_VLLM names, else the
+    one on the PATH."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`, such as --gpu-memory-utilization=0.4, --tensor-parallel-size=2 or
+    --enforce-eager."""
+    gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
+    """The numbers of the GPUs that it takes, such as 6,7, best others than those of training; by default those that the
+    stage sees, whose memory it then shares."""
+    start_s: float = Field(900.0, gt=0)
+    """Seconds that it may take to load a model and answer."""
+    silent_s: float = Field(300.0, gt=0)
+    """Seconds that it may leave all questions without an answer, before it is ended and the stage with it."""
