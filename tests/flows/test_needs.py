@@ -31,8 +31,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
 QUICKSTART = CONFIG.with_name("quickstart.yaml")
 
 
-def needs(tmp_path: Path, **settings: str) -> Any:
-    config = load(CONFIG, {key.replace("__", "."): value for key, value in settings.items()})
+def needs(tmp_path: Path, of: Path = CONFIG, **settings: str) -> Any:
+    config = load(of, {key.replace("__", "."): value for key, value in settings.items()})
     assert not check_hardware(config)
     nodes = graph(config)
     found = stage_needs(config, nodes, plan(nodes, Store(tmp_path / "store", reading=True)))
@@ -47,6 +47,15 @@ def test_pretraining_takes_what_the_plan_of_its_layout_says(tmp_path: Path) -> N
     assert found["pretrain"].cost_usd == pytest.approx(wanted["cost_usd"], rel=0.05)
     assert found["sft"].hours is None, "its pairs are not known yet"
     assert found["pretrain"].disk_gb == pytest.approx((3 * 12 + 4) * 1.3157, rel=0.01)
+
+
+def test_the_config_for_one_gpu_takes_an_hour_on_a_recent_one_and_fits_24_gb(tmp_path: Path) -> None:
+    """As its comments and the README say."""
+    small = CONFIG.with_name("small.yaml")
+    _, _, recent = needs(tmp_path, small, launch__hardware="h100")
+    assert recent["pretrain"].hours < 1 and recent["rlhf"].hours < 1
+    _, _, least = needs(tmp_path, small, launch__hardware="a10g")
+    assert all(found.fits for found in least.values()) and {"sft", "reward_model", "judge", "rlhf"} <= set(least)
 
 
 def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:

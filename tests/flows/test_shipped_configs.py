@@ -12,9 +12,13 @@ from tests.command import REPOSITORY, Answer
 SHORT = {
     # 1 MB of docstrings in place of 4 GB of one's own text.
     "ingest": {"read": "[{kind: docstrings, packages: [numpy, scipy], limit_mb: 1}]"},
-    "instructions": {"read": "[{kind: docstrings, packages: [numpy, scipy], limit: 200}]"},
+    "instructions": {
+        "read": "[{kind: docstrings, packages: [numpy, scipy], limit: 200}, "
+        "{kind: lengths, packages: [numpy, scipy], limit: 100}]"
+    },
     "preferences": {"read": "[{kind: docstrings, packages: [numpy, scipy], limit: 200}]"},
-    "tokenizer": {"vocab_size": 8192},
+    # Fitting the embeddings to bigrams costs the vocabulary squared.
+    "tokenizer": {"vocab_size": 2048},
     "pretrain": {"duration": "3 batches", "global_batch_tokens": 8192},
     "sft": {
         "duration": "2 batches",
@@ -28,9 +32,10 @@ SHORT = {
         "rollout_prompts": 8,
         "minibatch_answers": 8,
         "answer_max_tokens": 16,
-        "heldout_prompts": 8,
+        "heldout_prompts": 16,
     },
     "reward_model": {"duration": "2 batches", "global_batch_pairs": 16},
+    "judge": {"duration": "2 batches", "global_batch_pairs": 16},
     "benchmarks": {"limit": 8},
     "safety": {"toxicity.samples_per_prompt": 2},
 }
