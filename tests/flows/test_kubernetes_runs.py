@@ -249,7 +249,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if importlib.util.find_spec("prefect_kubernetes") is None:
-        pytest.skip("prefect-kubernetes is not installed: pip install -e '.[kubernetes]'")
+        pytest.skip("prefect-kubernetes is not installed: see infra/kubernetes/worker.lock")
     folder = tmp_path_factory.mktemp("lab")
     url = f"http://127.0.0.1:{(port := any_free_port())}"
     env = environment(STEMMA_AUTH=AUTH, STEMMA_PREFECT_URL=url, **COLD)
