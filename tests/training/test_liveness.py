@@ -12,7 +12,7 @@ from training.liveness import lateness
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
-    "duration": "6 batches",
+    "duration": "15 batches",
     "global_batch_tokens": 256,
     "evaluate_every": "1000 batches",
 }
@@ -29,7 +29,7 @@ def test_lateness_counts_what_is_lost_between_points() -> None:
 
 
 def _slow_rank(rank: int) -> None:
-    """Rank 1 takes 0.3 s longer for each forward pass."""
+    """Rank 1 takes 0.3 s longer for each forward pass, or more, so that it tells beside other work."""
     import time
 
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -37,11 +37,13 @@ def _slow_rank(rank: int) -> None:
     import training.liveness
 
     training.liveness._COMPARE_EVERY = 3
-    forward = LlamaDecoderLayer.forward
+    forward, last = LlamaDecoderLayer.forward, time.monotonic()
 
     def slow(self: LlamaDecoderLayer, *args: Any, **kwargs: Any) -> Any:
+        nonlocal last
         if rank == 1 and self.training:
-            time.sleep(0.15)
+            time.sleep(min(max(0.15, 0.5 * (time.monotonic() - last)), 2.0))
+            last = time.monotonic()
         return forward(self, *args, **kwargs)
 
     LlamaDecoderLayer.forward = slow
@@ -52,5 +54,5 @@ def test_a_slow_rank_is_named(shards_dir: Path, tokenizer_dir: Path, tmp_path: P
     inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
     launch = {"sharding": sharding}
     told = pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "model", launch=launch, prepare=_slow_rank)
-    (event,) = [line for line in told if line.get("name") == "slow_rank"]
-    assert event["rank"] == 1 and event["message"].startswith("rank 1 is slow: the others wait 0.")
+    event, *_ = [line for line in told if line.get("name") == "slow_rank"]
+    assert event["rank"] == 1 and event["message"].startswith("rank 1 is slow: the others wait ")
