@@ -25,7 +25,7 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     scores = logits.float()
     top = scores.amax(-1, keepdim=True)
     # One exponential of each number, and the label's entry set afterwards: for a compiler half the time of a softmax
-    # that has the label taken off in the same pass (benchmarks/RESULTS.md, "The memory of a step").
+    # that has the label taken off in the same pass (benchmarks/RESULTS.md, "Training").
     powers = (scores - top).exp()
     total = powers.sum(-1, keepdim=True)
     of_label = scores.gather(-1, index) - top
