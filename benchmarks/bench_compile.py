@@ -132,10 +132,11 @@ def rank(options: argparse.Namespace) -> None:
     config = ModelConfig(family="llama", layers=options.layers, width=256, heads=4, positions=LENGTH)
     model = LanguageModel(build(hf_config(config, VOCABULARY, {}), 1), hardware)
     model.model.set_attn_implementation("eager")
-    if way != "uncompiled":
-        model.compile_training(by_block=way == "by block")
-    if model.compiles_blocks:
+    model.compiles_blocks = way != "uncompiled"  # and so its loss is compiled
+    if way == "by block":
         compile_blocks(model)
+    elif way == "whole":
+        model._outputs = torch.compile(model._outputs)
     parallelize(model, launch, hardware)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(options.rank)

@@ -26,11 +26,9 @@ from training.hardware import Hardware
 # What an uncompiled step reaches, in FLOP/s: per core with AMX, per GPU. Measured, as all that follows
 # (benchmarks/RESULTS.md): on 2 cores, and on an H200.
 _UNCOMPILED_FLOPS = {"cpu": 2e11, "cuda": 1.1e14}
-# Share of an uncompiled step that compiling saves, and seconds that it costs, for each layer too where all are compiled
-# at once.
-_SAVED = 0.3
-_COST_S, _COST_S_PER_LAYER = 10.0, 3.0
-_COST_S_OF_GPU = 15.0
+# Share of an uncompiled step that compiling saves, and seconds that it costs: layers of one kind are compiled once.
+_SAVED = 0.4
+_COST_S = {"cpu": 35.0, "cuda": 15.0}
 NO_PLAIN_PATHS = (
     "training goes on uncompiled, and so slower: the path of the Python environment or of TORCHINDUCTOR_CACHE_DIR has "
     "a space or another character that TorchInductor does not quote, and there is no temporary folder to put a link to "
@@ -42,7 +40,7 @@ _READ_AT_IMPORT = {"_HEADER_DIR", "_HEADER_LOCK_DIR"}
 _MARGIN = 2.0
 
 
-def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: float) -> bool:
+def wants_compile(launch: LaunchConfig, hardware: Hardware, flops: float) -> bool:
     """`launch.compile`, where auto compiles a training of `flops` in all if that saves twice the time that it costs.
 
     On a GPU auto leaves out models whose weights are sharded, which nobody has tried to compile there.
@@ -56,18 +54,7 @@ def wants_compile(launch: LaunchConfig, hardware: Hardware, layers: int, flops: 
     rate = _UNCOMPILED_FLOPS[hardware.device.type] * launch.ranks
     if on_cpu:
         rate *= torch.get_num_threads()
-    cost = _COST_S + _COST_S_PER_LAYER * layers if on_cpu else _COST_S_OF_GPU
-    return _SAVED * flops / rate > _MARGIN * cost
-
-
-def by_block(launch: LaunchConfig, hardware: Hardware) -> bool:
-    """Whether each block of a model is compiled by itself, and not the whole of its forward pass at once.
-
-    So it is where ranks meet within it, to gather weights, and on a GPU: blocks of one kind are compiled once, and
-    transformers, when a compiler looks at the whole model, hands attention a causal mask (T, T), with which its kernels
-    compute all of the scores and three times as long.
-    """
-    return launch.shards_weights or hardware.device.type == "cuda"
+    return _SAVED * flops / rate > _MARGIN * _COST_S[hardware.device.type]
 
 
 def plain_compiler_paths() -> bool:

@@ -69,8 +69,6 @@ class LanguageModel(Trainable):
         super().__init__()
         self.model = model
         self._hardware = hardware
-        self._compiled: Callable[[Batch], tuple[Tensor, ...]] | None = None
-        self._compiled_loss = False
         self._whole: dict[int, dict[str, Any]] = {}
         self._encoder = model.config.model_type == "bert"
         self._both = EncoderDecoderMasks(model) if model.config.model_type == "t5" else None
@@ -84,27 +82,16 @@ class LanguageModel(Trainable):
         """The module that gives the last hidden state; None where that is what `forward` gives."""
         return None if self._plain_head else last_stack(self.model)
 
-    def compile_training(self, *, by_block: bool = False) -> None:
-        """Compiles forward, backward and loss of training batches; measuring stays uncompiled.
-
-        by_block: each block by itself, before ranks share the model out (training/blocks.py).
-        """
-        self._compiled_loss = True
-        self.compiles_blocks = by_block
-        if not by_block:
-            self._compiled = torch.compile(self._outputs)
-
     def forward(self, batch: Batch) -> Outputs:
         """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
         mixture of experts with the balancing loss of its routers."""
         if self.pipeline is not None:
             raise RuntimeError("expected a whole model: one in a pipeline computes by Pipeline.train and measure")
-        compute = self._compiled if self._compiled and self.training else self._outputs
         if self.router:
             batch = {**batch, "counted": _counted(batch["labels"])}
         whole, length = padded(batch, 1 if self.sequences else self.tensor_ranks)
         own = whole if self.sequences is None else self.sequences.parts(whole)
-        found = compute({**own, **self._attention(whole)})
+        found = self._outputs({**own, **self._attention(whole)})
         states = found[0] if length == whole["input_ids"].shape[1] else found[0][:, :length]
         return Routed(states, *self._balancing(found[1], batch["counted"])) if self.router else states
 
@@ -273,7 +260,7 @@ class LanguageModel(Trainable):
             if isinstance(weight, DTensor):
                 total = split_losses(flat, weight, labels).sum()
             else:
-                total = chunked_cross_entropy(flat, weight, labels, compiled=self._compiled_loss)
+                total = chunked_cross_entropy(flat, weight, labels, compiled=self.compiles_blocks)
         else:
             total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
         if not isinstance(outputs, Routed):

@@ -24,7 +24,7 @@ from training.balancing import ExpertLoad
 from training.batch_size import BatchSizeRampup
 from training.bigram_start import start_from_bigrams
 from training.callbacks import Callback
-from training.compiling import NO_PLAIN_PATHS, by_block, plain_compiler_paths, wants_compile
+from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig, batches
 from training.evaluate import Side, Validation, bits_per_byte, sides
 from training.export import export
@@ -251,11 +251,11 @@ def _plan(config: PretrainConfig, network: PreTrainedModel, text: PackedText, ra
 def _compile(model: LanguageModel, plan: Plan, text: PackedText, hardware: Hardware, run: Run) -> None:
     """Has the model compiled where that pays and the compiler can do it."""
     flops = plan.flops_per_token * plan.examples(plan.batches) * text.length
-    if not wants_compile(run.launch, hardware, model.model.config.num_hidden_layers, flops):
+    if not wants_compile(run.launch, hardware, flops):
         return
     if plain_compiler_paths():
         run.event("compiling", "compiling the model: the first batches take up to some minutes")
-        model.compile_training(by_block=by_block(run.launch, hardware))
+        model.compiles_blocks = True
     else:
         run.event("not_compiled", NO_PLAIN_PATHS)
 

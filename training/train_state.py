@@ -87,7 +87,8 @@ class Trainable(nn.Module, ABC):
     """Where ranks hold some of its layers each, by what it is trained: `forward` is of a whole network alone."""
 
     compiles_blocks = False
-    """Whether each of its blocks is to be compiled by itself for the training."""
+    """Whether each of its blocks is to be compiled by itself for the training, and what computes its loss: measuring
+    stays uncompiled."""
 
     experts: SharedExperts | None = None
     """Where ranks hold a part of its experts each: `forward` and its backward pass are computed by all of them at once,

@@ -18,7 +18,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from tests.command import REPOSITORY
 from tests.ranked import pretrain_in_ranks
-from training.compiling import _is_ours, by_block, plain_compiler_paths, wants_compile
+from training.compiling import _is_ours, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig
 from training.hardware import Hardware
 from training.pretrain import pretrain
@@ -165,19 +165,15 @@ def test_auto_compiles_sharded_models_by_the_same_rule_but_not_where_nobody_trie
     cpu, gpu = (Hardware(torch.device(device), bf16=True) for device in ("cpu", "cuda"))
     sharded = LaunchConfig(sharding="fsdp", processes=2)
     for launch in (LaunchConfig(processes=2), sharded):
-        assert wants_compile(launch, cpu, layers=4, flops=1e18)
-        assert not wants_compile(launch, cpu, layers=4, flops=1e12)
-    assert not wants_compile(sharded, gpu, layers=4, flops=1e25)
-    assert wants_compile(LaunchConfig(sharding="fsdp", processes=2, compile="on"), gpu, layers=4, flops=1.0)
+        assert wants_compile(launch, cpu, flops=1e18)
+        assert not wants_compile(launch, cpu, flops=1e12)
+    assert not wants_compile(sharded, gpu, flops=1e25)
+    assert wants_compile(LaunchConfig(sharding="fsdp", processes=2, compile="on"), gpu, flops=1.0)
     # Four minutes on a GPU: 47M parameters and 80M tokens.
-    assert wants_compile(LaunchConfig(), gpu, layers=12, flops=2.8e16)
-    assert not wants_compile(LaunchConfig(), gpu, layers=12, flops=2.8e15)
+    assert wants_compile(LaunchConfig(), gpu, flops=2.8e16)
+    assert not wants_compile(LaunchConfig(), gpu, flops=2.8e15)
 
 
-def test_where_ranks_meet_within_a_model_and_on_a_gpu_each_block_is_compiled_by_itself() -> None:
-    cpu, gpu = (Hardware(torch.device(device), bf16=True) for device in ("cpu", "cuda"))
-    assert not by_block(LaunchConfig(), cpu)
-    assert by_block(LaunchConfig(sharding="fsdp", processes=2), cpu)
-    assert by_block(LaunchConfig(), gpu)
+def test_layers_that_ranks_share_are_not_compiled() -> None:
     with pytest.raises(ValidationError, match="compile: auto or off"):
         LaunchConfig(tensor_parallel=2, processes=2, trainer="native", compile="on")

@@ -63,7 +63,7 @@ def measured(case: Case) -> int:
         if case.adapters:
             add_adapters(network, LoraConfig(rank=case.adapters), 0)
         if case.compiled:
-            model.compile_training(by_block=True)
+            model.compiles_blocks = True
             compile_blocks(model)
         learning = [weight for weight in network.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(learning, fused=True)
