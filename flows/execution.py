@@ -45,7 +45,7 @@ from tasks.failures import failure_of, traceback_of
 from tasks.semaphore import PrioritySemaphore
 from tasks.stage import STATE, Node
 from tasks.task import stage_task
-from tasks.warm_start import WarmStart
+from tasks.warm_start import WarmStart, uses_gpu
 
 RELAY = "STEMMA_RELAY"
 """Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
@@ -120,7 +120,7 @@ class PipelineRun:
             read_all=verify,
             is_cancelled=self.stop.is_set,
             patience_s=self.stop.patience_s,
-            turn=PrioritySemaphore(config.launch.stages_at_once, weights, self.stop.is_set, self._coming),
+            turn=self._turns(weights),
             warm_start=self.warm_start,
             before_commit=lambda: self.going.before_commit() if self.going else None,
         )
@@ -193,6 +193,15 @@ class PipelineRun:
         return [
             self.nodes[one] for one, row in list(self.journal.rows.items()) if one in below and row.status == "waiting"
         ]
+
+    def _turns(self, weights: Mapping[str, int]) -> PrioritySemaphore:
+        launch = self.config.launch
+        # Those of a cluster's machines are the scheduler's to give.
+        here = launch.device != "cpu" and launch.cluster == "local"
+        scarce = {name for name, node in self.nodes.items() if here and uses_gpu(node.stage.name)}
+        return PrioritySemaphore(
+            launch.stages_at_once, weights, self.stop.is_set, self._coming, scarce, launch.gpu_stages_at_once
+        )
 
     def _coming(self) -> list[str]:
         """The stages that may ask for their turn at any moment: all that they need is there."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,6 +21,7 @@ class PrioritySemaphore:
     coming: the stages that may ask for a turn at any moment, since all that they need is there. Stages that become
     ready together ask some milliseconds to seconds apart, as long as their sources take to be told apart; one that asks
     first does not take the place of one that more others wait for.
+    scarce: stages of which at most `scarce_at_once` hold a turn. One that waits for another of these lets others pass.
     """
 
     def __init__(
@@ -29,13 +30,16 @@ class PrioritySemaphore:
         weights: Mapping[str, int],
         is_cancelled: Callable[[], bool],
         coming: Callable[[], Collection[str]] = tuple,
+        scarce: Collection[str] = (),
+        scarce_at_once: int = 1,
     ) -> None:
         self._free = at_once
+        self._scarce, self._scarce_free = scarce, scarce_at_once
         self._weights = weights
         self._is_cancelled = is_cancelled
         self._coming = coming
         self._asked: set[str] = set()
-        self._waiting: list[tuple[int, int]] = []
+        self._waiting: list[tuple[int, int, str]] = []
         self._arrival = itertools.count()
         self._changed = threading.Condition()
 
@@ -46,27 +50,39 @@ class PrioritySemaphore:
             self._asked.add(node)
             self._changed.notify_all()
             weight = self._weights.get(node, 0)
-            place = (-weight, next(self._arrival))
+            place = (-weight, next(self._arrival), node)
             gives_way_until = time.monotonic() + PATIENCE_S
-            heapq.heappush(self._waiting, place)
+            insort(self._waiting, place)
             try:
-                while self._waiting[0] != place or self._free <= self._kept(weight, gives_way_until):
+                while place != self._next() or self._free <= self._kept(weight, gives_way_until):
                     if self._is_cancelled():
                         raise Cancelled
                     self._changed.wait(0.2)
             finally:
                 self._waiting.remove(place)
-                heapq.heapify(self._waiting)
-            self._free -= 1
+            self._take(node, 1)
         try:
             yield
         finally:
             with self._changed:
-                self._free += 1
+                self._take(node, -1)
                 self._changed.notify_all()
+
+    def _take(self, node: str, places: int) -> None:
+        self._free -= places
+        if node in self._scarce:
+            self._scarce_free -= places
+
+    def _may_begin(self, node: str) -> bool:
+        """Whether no other of the scarce ones is in its way."""
+        return node not in self._scarce or self._scarce_free > 0
+
+    def _next(self) -> tuple[int, int, str] | None:
+        return next((place for place in self._waiting if self._may_begin(place[2])), None)
 
     def _kept(self, weight: int, until: float) -> int:
         """How many places are kept for stages that weigh more than this and have not asked yet."""
         if self._free == 0 or time.monotonic() > until:
             return 0
-        return sum(self._weights.get(one, 0) > weight for one in self._coming() if one not in self._asked)
+        heavier = (one for one in self._coming() if self._weights.get(one, 0) > weight)
+        return sum(one not in self._asked and self._may_begin(one) for one in heavier)

@@ -121,9 +121,14 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
         return "it starts a process a rank"
     if launch.ray is not None:
         return "it brings its work to Ray"
-    if _package(stage) in _WITH_CUDA and has_gpu():
+    if uses_gpu(stage):
         return "it may use the GPU of this machine, and CUDA does not survive a fork"
     return ""
+
+
+def uses_gpu(stage: str) -> bool:
+    """Whether this stage trains or asks models, on a machine that has a GPU."""
+    return _package(stage) in _WITH_CUDA and has_gpu()
 
 
 def has_gpu() -> bool:

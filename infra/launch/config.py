@@ -97,9 +97,9 @@ class LaunchConfig(Config):
     them (full, Chen et al. 2016: up to a third more time), or all but the results of matrix products and attention
     (selective, Korthikanti et al. 2022)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile in pretraining; it moves the result by rounding. auto compiles where the run is long enough to save
-    twice the time that compiling costs, models with sharding: zero2, fsdp or hsdp on a CPU alone. These, and all
-    models on a GPU, are compiled layer by layer, others all at once."""
+    """torch.compile in pretraining, layer by layer; it moves the result by rounding. auto compiles where the run is
+    long enough to save twice the time that compiling costs, models with sharding: zero2, fsdp or hsdp on a CPU
+    alone."""
     attention: Literal["auto", "eager", "causal_blocks", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
     """Attention kernel of the training stages; it moves the result by rounding. auto: eager up to 256 tokens on a CPU,
     causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the
@@ -139,6 +139,9 @@ class LaunchConfig(Config):
     Must be shorter than the scheduler's own patience. A run that a person cancels has 8."""
     stages_at_once: int = Field(2, ge=1)
     """Stages of one pipeline that may run side by side where the DAG allows it."""
+    gpu_stages_at_once: int = Field(1, ge=1)
+    """How many of them may train or ask models at once on this machine's GPUs: each takes as much of their memory as it
+    finds."""
     workers: int | None = Field(None, ge=1)
     """Processes a corpus stage works on, partition by partition; by default one for each core. The result is the same
     for any number."""

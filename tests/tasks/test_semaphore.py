@@ -10,6 +10,7 @@ import pytest
 from infra.errors import Cancelled
 from tasks import semaphore
 from tasks.semaphore import PrioritySemaphore
+from tests.processes import wait_until
 
 WEIGHTS = {"page": 0, "light": 1, "heavy": 9}
 SOON_S = 10.0
@@ -18,7 +19,7 @@ SOON_S = 10.0
 class Turns:
     """Stages that ask for their turns in threads of their own, and the order in which they got them."""
 
-    def __init__(self, at_once: int, coming: Collection[str]) -> None:
+    def __init__(self, at_once: int, coming: Collection[str], scarce: Collection[str] = ()) -> None:
         self.got: list[str] = []
         self.stopped = False
         self._go_on = threading.Event()
@@ -26,11 +27,13 @@ class Turns:
         self._looks = 0
         self._coming = coming
         self._threads: list[threading.Thread] = []
-        self._turn = PrioritySemaphore(at_once, WEIGHTS, lambda: self.stopped, self._look)
+        self._turn = PrioritySemaphore(at_once, WEIGHTS, lambda: self.stopped, self._look, scarce)
 
     def ask(self, node: str) -> None:
+        """Returns when the stage waits or has its turn."""
         self._threads.append(threading.Thread(target=self._work, args=(node,)))
         self._threads[-1].start()
+        wait_until(lambda: node in self._turn._asked)
 
     def _look(self) -> Collection[str]:
         """What is coming, which a stage asks for before it takes a turn or gives way."""
@@ -87,6 +90,25 @@ def test_it_gives_way_no_further_than_to_one_place() -> None:
     turns.ask("heavy")
     assert turns.wait_for(2) == ["light", "heavy"]
     assert turns.end() == ["light", "heavy", "page"]
+
+
+def test_of_stages_on_a_gpu_one_works_and_others_pass_those_that_wait_for_it() -> None:
+    turns = Turns(2, [], scarce=("heavy", "light"))
+    turns.ask("heavy")
+    assert turns.wait_for(1) == ["heavy"]
+    turns.ask("light")
+    turns.ask("page")
+    assert turns.wait_for(2) == ["heavy", "page"], "what needs no GPU passes what waits for it"
+    assert turns.end() == ["heavy", "page", "light"]
+
+
+def test_no_place_is_kept_for_a_stage_that_waits_for_the_gpu() -> None:
+    turns = Turns(2, ["light"], scarce=("heavy", "light"))
+    turns.ask("heavy")
+    assert turns.wait_for(1) == ["heavy"]
+    turns.ask("page")
+    assert turns.wait_for(2) == ["heavy", "page"]
+    turns.end()
 
 
 def test_what_is_coming_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
