@@ -54,7 +54,7 @@ class PrioritySemaphore:
             gives_way_until = time.monotonic() + PATIENCE_S
             insort(self._waiting, place)
             try:
-                while place != self._next() or self._free <= self._kept(weight, gives_way_until):
+                while place != self._next() or not self._has_place(node, weight, gives_way_until):
                     if self._is_cancelled():
                         raise Cancelled
                     self._changed.wait(0.2)
@@ -80,9 +80,11 @@ class PrioritySemaphore:
     def _next(self) -> tuple[int, int, str] | None:
         return next((place for place in self._waiting if self._may_begin(place[2])), None)
 
-    def _kept(self, weight: int, until: float) -> int:
-        """How many places are kept for stages that weigh more than this and have not asked yet."""
+    def _has_place(self, node: str, weight: int, until: float) -> bool:
+        """Whether a place is left beside those that are kept for stages that weigh more and have not asked yet."""
         if self._free == 0 or time.monotonic() > until:
-            return 0
-        heavier = (one for one in self._coming() if self._weights.get(one, 0) > weight)
-        return sum(one not in self._asked and self._may_begin(one) for one in heavier)
+            return self._free > 0
+        kept = [one for one in self._coming() if self._weights.get(one, 0) > weight and one not in self._asked]
+        if node in self._scarce and self._scarce_free <= sum(one in self._scarce for one in kept):
+            return False
+        return self._free > sum(map(self._may_begin, kept))

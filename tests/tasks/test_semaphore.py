@@ -102,6 +102,15 @@ def test_of_stages_on_a_gpu_one_works_and_others_pass_those_that_wait_for_it() -
     assert turns.end() == ["heavy", "page", "light"]
 
 
+def test_the_gpu_is_kept_for_a_stage_that_more_wait_for() -> None:
+    turns = Turns(2, ["heavy"], scarce=("heavy", "light"))
+    turns.ask("light")
+    assert turns.after_giving_way() == []
+    turns.ask("heavy")
+    assert turns.wait_for(1) == ["heavy"]
+    assert turns.end() == ["heavy", "light"]
+
+
 def test_no_place_is_kept_for_a_stage_that_waits_for_the_gpu() -> None:
     turns = Turns(2, ["light"], scarce=("heavy", "light"))
     turns.ask("heavy")
