@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from infra.process import signal_group
@@ -83,7 +83,9 @@ class Pod:
 
     def end(self, *, is_reached: bool) -> None:
         """Its first process hears SIGTERM, and all of them go by SIGKILL after the grace period."""
-        self.metadata["deletionTimestamp"] = now()
+        over = datetime.now(UTC) + timedelta(seconds=self.grace_s)
+        self.metadata["deletionTimestamp"] = f"{over:%Y-%m-%dT%H:%M:%SZ}"
+        self.metadata["deletionGracePeriodSeconds"] = self.grace_s
         self.kill_at = time.monotonic() + self.grace_s
         if self.process is not None and self.process.poll() is None and is_reached:
             self.process.send_signal(signal.SIGTERM)

@@ -1,7 +1,8 @@
 """What became of the pods of a Job: which of them was taken away, and why.
 
 A pod that is evicted may be gone between two looks, and the Job's controller then deletes the others. So the API tells
-of each change as it comes (a watch); where it lets nobody watch, what looks find is all that is known.
+of each change as it comes (a list, and a watch from there on); where it lets nobody watch, what looks find is all that
+is known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any
 
 from infra.launch.kube_api import KubeApi, KubeError
@@ -37,7 +40,7 @@ class Pods:
         self._gone: set[str] = set()
         self._versions: set[str] = set()
         self._one_failed = False
-        self._changes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[str, list[dict[str, Any]]]] = queue.SimpleQueue()
         self._is_watched = False
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="pods", daemon=True).start()
@@ -68,11 +71,12 @@ class Pods:
         ended = [name for name in found if name in self._ended]
         return "; ".join(f"{name}{self._nodes.get(name, '')}: {found[name]}" for name in ended)
 
-    def _note(self, pods: list[dict[str, Any]], gone: Iterable[str] = ()) -> None:
+    def _note(self, pods: Iterable[dict[str, Any]], gone: Iterable[str] = ()) -> None:
         """What was found at once."""
-        deleted = dict.fromkeys(sorted(gone), "it is gone")
-        self._gone |= deleted.keys()
-        self._ended |= deleted.keys()
+        taken = dict.fromkeys(sorted(gone), "it is gone")
+        self._gone |= taken.keys()
+        self._ended |= taken.keys()
+        deleted: dict[str, datetime] = {}
         for pod in pods:
             name = pod["metadata"]["name"]
             node = pod.get("spec", {}).get("nodeName")
@@ -82,49 +86,59 @@ class Pods:
             if reason := _disruption(pod):
                 self._disrupted[name] = reason
             elif "deletionTimestamp" in pod["metadata"]:
-                deleted[name] = "it was deleted"
+                deleted[name] = _deleted_at(pod["metadata"])
             elif pod.get("status", {}).get("phase") == "Failed" and not self._deleted:
                 self._one_failed = True
         # The controller deletes all pods once one has failed or was deleted, so the first tells why.
         if not self._deleted and not self._one_failed:
-            self._deleted = deleted
+            first = [name for name, at in deleted.items() if at == min(deleted.values())]
+            self._deleted = taken | dict.fromkeys(first, "it was deleted")
 
     def _hear(self) -> None:
-        while True:
-            try:
-                change = self._changes.get_nowait()
-            except queue.Empty:
-                return
-            pod = change["object"]
-            name = pod["metadata"]["name"]
-            self._versions.add(pod["metadata"].get("resourceVersion", ""))
-            self._note([pod], [name] if change["type"] == "DELETED" else ())
+        with suppress(queue.Empty):
+            while True:
+                change, pods = self._heard.get_nowait()
+                self._versions |= {pod["metadata"].get("resourceVersion", "") for pod in pods}
+                self._note(pods, [pod["metadata"]["name"] for pod in pods] if change == "DELETED" else ())
 
     def _watch(self) -> None:
         since = ""
         while not self._closed.is_set():
-            query = {"watch": "true", "labelSelector": self._selector, "timeoutSeconds": str(_WATCH_S)}
-            query |= {"allowWatchBookmarks": "true", **({"resourceVersion": since} if since else {})}
             try:
-                for line in self._api.lines(self._path, **query):
-                    if self._closed.is_set():
-                        return
-                    change = json.loads(line)
-                    if change["type"] == "ERROR":  # what came since is no longer known there
-                        since = ""
-                        break
-                    since = change["object"]["metadata"].get("resourceVersion", "")
-                    self._is_watched = True
-                    if change["type"] != "BOOKMARK":
-                        self._changes.put(change)
+                since = since or self._list()
+                self._is_watched = True
+                since = self._follow(since)
             except KubeError as error:
                 if error.status in (403, 404, 405):
-                    return
+                    break
                 since = "" if error.status else since
             except (ValueError, LookupError, TypeError, AttributeError):
                 since = ""  # it was cut off, or a proxy gave it
             self._is_watched = False
             self._closed.wait(_AGAIN_S)
+        self._is_watched = False
+
+    def _list(self) -> str:
+        """Hears what is there now; gives its version, from which a watch goes on."""
+        found = self._api.call("GET", self._path, labelSelector=self._selector)
+        self._heard.put(("LIST", found["items"]))
+        return str(found["metadata"]["resourceVersion"])
+
+    def _follow(self, since: str) -> str:
+        """Hears each change after a version until the watch ends; gives the last one's, empty for what the API no
+        longer knows the changes since."""
+        query = {"watch": "true", "labelSelector": self._selector, "timeoutSeconds": str(_WATCH_S)}
+        query |= {"allowWatchBookmarks": "true", "resourceVersion": since}
+        for line in self._api.lines(self._path, **query):
+            if self._closed.is_set():
+                break
+            change = json.loads(line)
+            if change["type"] == "ERROR":
+                return ""
+            since = change["object"]["metadata"]["resourceVersion"]
+            if change["type"] != "BOOKMARK":
+                self._heard.put((change["type"], [change["object"]]))
+        return since
 
 
 def condition(of: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
@@ -142,3 +156,9 @@ def _disruption(pod: Mapping[str, Any]) -> str:
     status = pod.get("status", {})
     found = condition(pod, "DisruptionTarget") or (status if status.get("reason") in _BY_KUBELET else {})
     return " ".join(f"{found.get('reason', '')}: {found.get('message', '')}".split()).strip(": ")
+
+
+def _deleted_at(metadata: Mapping[str, Any]) -> datetime:
+    """When it was asked for: the API tells when the pod's time to end is over."""
+    end = datetime.fromisoformat(metadata["deletionTimestamp"])
+    return end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
