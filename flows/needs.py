@@ -20,7 +20,7 @@ from infra.launch.ranks import Node
 from infra.store.store import Store
 from tasks.warm_start import has_gpu
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
-from training.families import expert_ranks_problem, sequences_problem, split_problem
+from training.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
 from training.pipeline_cut import pipeline_problem
 from training.planner.architecture import Architecture, of_transformers
 from training.planner.devices import DEVICES
@@ -127,8 +127,8 @@ def _refuse_place(place: str) -> None:
 
 
 def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None) -> list[Problem]:
-    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
-    `expert_parallel`, and batches that the ranks cannot share.
+    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
+    `expert_parallel` and `precision: fp8`, and batches that the ranks cannot share.
 
     steps: those that train; by default all. One that is reused may have been trained on other machines.
     """
@@ -139,6 +139,8 @@ def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None)
     found += _unshareable(config.launch, nodes, training)
     found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config.launch, nodes, training)
     found += _no_experts(config.launch, nodes, training)
+    found += [] if config.launch.precision != "fp8" else _no_float8(nodes, training)
+    found = list(dict.fromkeys(found))  # several pretrainings may have the same fault
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
         return found
     from flows.problems import nearest
@@ -175,22 +177,28 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
             yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
 
 
-def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
+def _pretrainings(
+    nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
+) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
+    """Inputs and section of each. fresh_alone: of those whose model the config tells; one that is loaded is looked at
+    when the training begins."""
+    for node in map(nodes.__getitem__, training):
+        if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
+            yield node.inputs, section
+
+
+def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
     """Why ranks cannot share the layers of models that are pretrained; a vocabulary that is not known yet is looked at
     when the training begins."""
     count = launch.tensor_parallel
     shards = launch.ranks // count if launch.shards_weights else 1
     if launch.sharding == "hsdp":
         shards = launch.shard_ranks or max(1, launch.processes // count)
-    found = []
-    for node in map(nodes.__getitem__, training):
-        if not isinstance(node.config, PretrainConfig) or "model" in node.inputs:
-            continue
-        model = node.config.model
-        if (sizes := of_model(model, None)) is None:
+    for _, section in _pretrainings(nodes, training):
+        if (sizes := of_model(section.model, None)) is None:
             continue
         wrong = split_problem(
-            model.architecture(),
+            section.model.architecture(),
             count,
             shards,
             heads=sizes.heads,
@@ -199,21 +207,17 @@ def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
             mlp_width=sizes.mlp_width,
             vocabulary=None,
         )
-        if wrong and wrong not in found:
-            found.append(wrong)
-    return found
+        if wrong:
+            yield wrong
 
 
-def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
+def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
     """Why ranks cannot share the sequences of pretrainings; of a model that is loaded, its family is looked at when the
     training begins."""
-    found = []
-    for node in map(nodes.__getitem__, training):
-        if not isinstance(section := node.config, PretrainConfig):
-            continue
-        shards = nodes.get(node.inputs.get("shards", ""))
+    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
+        shards = nodes.get(inputs.get("shards", ""))
         length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
-        fresh = "model" not in node.inputs
+        fresh = "model" not in inputs
         wrong = sequences_problem(
             launch.context_parallel,
             section.model.architecture() if fresh else None,
@@ -222,20 +226,16 @@ def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) ->
             section.model.transformers or {} if fresh else {},
             launch.tensor_parallel,
         )
-        if wrong and wrong not in found:
-            found.append(wrong)
-    return found
+        if wrong:
+            yield wrong
 
 
-def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
+def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
     """Why ranks cannot be pipelines in pretrainings; a model that is loaded is looked at when the training begins."""
-    found = []
-    for node in map(nodes.__getitem__, training):
-        if not isinstance(section := node.config, PretrainConfig):
-            continue
-        fresh = "model" not in node.inputs
+    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
+        fresh = "model" not in inputs
         sizes = of_model(section.model, None) if fresh else None
-        shards = nodes.get(node.inputs.get("shards", ""))
+        shards = nodes.get(inputs.get("shards", ""))
         sequences = None
         if shards and isinstance(shards.config, ShardConfig):
             smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
@@ -249,26 +249,28 @@ def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
             sequences=sequences,
             microbatch=None if launch.microbatch == "auto" else launch.microbatch,
         )
-        if wrong and wrong not in found:
-            found.append(wrong)
-    return found
+        if wrong:
+            yield wrong
 
 
-def _no_experts(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
-    """Why ranks cannot share the experts of pretrainings; a model that is loaded is looked at when training begins."""
-    found = []
-    for node in map(nodes.__getitem__, training):
-        if not isinstance(section := node.config, PretrainConfig) or "model" in node.inputs:
-            continue
+def _no_experts(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why ranks cannot share the experts of pretrainings."""
+    for _, section in _pretrainings(nodes, training):
         wrong = expert_ranks_problem(
             launch.expert_parallel,
             section.model.architecture(),
             section.model.transformers or {},
             launch.shares_of_examples,
         )
-        if wrong and wrong not in found:
-            found.append(wrong)
-    return found
+        if wrong:
+            yield wrong
+
+
+def _no_float8(nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why models cannot be pretrained in 8 bits."""
+    for _, section in _pretrainings(nodes, training):
+        if wrong := float8_problem(section.model.architecture()):
+            yield wrong
 
 
 def architecture_of(nodes: Graph, name: str) -> Architecture | None:

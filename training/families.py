@@ -28,6 +28,7 @@ class Family:
     context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
     pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
     vllm: whether a server of vLLM takes new weights of it while it runs, as tests/training/test_vllm.py holds it.
+    linear: whether its matrices are torch's linear layers, as `training.float8` takes them.
     """
 
     windows: Literal["none", "one", "by_layer"] = "none"
@@ -39,6 +40,7 @@ class Family:
     context_parallel: bool = True
     pipeline_parallel: bool = False
     vllm: bool = False
+    linear: bool = True
 
 
 FAMILIES: dict[str, Family] = {
@@ -48,7 +50,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(vllm=True),
     "gemma3_text": Family("by_layer", vllm=True),
     "glm4": Family(vllm=True),
-    "gpt2": Family(varlen=False, vllm=True),
+    "gpt2": Family(varlen=False, vllm=True, linear=False),
     "gpt_neox": Family(),
     "granite": Family(plain_head=False, vllm=True),
     "llama": Family(tensor_parallel=True, pipeline_parallel=True, vllm=True),
@@ -196,6 +198,17 @@ def sampler_problems(model_type: str) -> Iterator[Problem]:
         able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.vllm))
         message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
         yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
+
+
+def float8_problem(model_type: str) -> Problem | None:
+    """Why a model cannot train in 8 bits (launch.precision: fp8), if it cannot."""
+    if FAMILIES.get(model_type, Family()).linear:
+        return None
+    message = (
+        f"expected a model of linear layers, whose products are computed in 8 bits, not {model_type}, which has none"
+    )
+    fix = "set launch.precision: bf16, or take another model, such as preset: smollm-135m"
+    return Problem("no_fp8", "launch.precision", message, fix)
 
 
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:

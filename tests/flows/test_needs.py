@@ -239,6 +239,16 @@ def test_models_whose_experts_ranks_cannot_share_are_refused() -> None:
         problems("{preset: gpt-125m}", **{"launch.trainer": "composer"})
 
 
+def test_a_model_without_linear_layers_is_refused_in_8_bits_before_anything_is_spent() -> None:
+    def problems(preset: str) -> list[tuple[str, str, str, str]]:
+        given = {"launch.precision": "fp8", "pretrain.model": f"{{preset: {preset}}}", "pretrain.recipe": "null"}
+        return [(one.code, one.path, one.message, one.fix) for one in check_hardware(load(CONFIG, given))]
+
+    assert not problems("llama-3.2-1b")
+    ((code, path, message, fix),) = problems("gpt-125m")
+    assert (code, path) == ("no_fp8", "launch.precision") and "not gpt2" in message and "bf16" in fix
+
+
 def test_models_and_batches_that_are_no_pipeline_are_refused() -> None:
     def problems(**settings: str) -> list[tuple[str, str, str, str]]:
         llama = {"pretrain.model.preset": "llama-3.2-1b", "shard.sequence_length": "2048", "pretrain.recipe": "null"}
