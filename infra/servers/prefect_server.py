@@ -6,6 +6,10 @@ Prefect begins its transactions as readers. One that reads and then writes fails
 another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
 for writing when it begins, and waits for it.
 
+Once an automation is stored, Prefect's event loop stands still until another thread has read it, while others on that
+loop may hold what the reading waits for: the lock for writing, or the one for automations (PrefectHQ/prefect#23055).
+Here the loop reads it itself, and goes on meanwhile.
+
 Its migrations take six seconds of an empty SQLite database, and to write down which kinds of blocks there are takes two
 to four: most of a server's start. So a new database begins as a copy of one that is through with them
 (infra/empty_databases.py).
@@ -17,9 +21,10 @@ could have deployments made, and so commands run. See infra/servers/callers.py.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import runpy
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib.metadata import entry_points
@@ -28,9 +33,11 @@ from typing import Any
 
 import prefect
 import prefect.server.models.block_registration as blocks
+from prefect.logging import get_logger
 from prefect.server.api import server
-from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.database.interface import PrefectDBInterface
+from prefect.server.events.models import automations
 from prefect.settings import get_current_settings
 from sqlalchemy import make_url
 
@@ -48,6 +55,26 @@ _register_blocks = blocks.run_block_auto_registration
 async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False) -> AsyncGenerator[Any, None]:
     async with _begin(self, session, with_for_update=True) as transaction:
         yield transaction
+
+
+_reading: set[asyncio.Task[None]] = set()
+"""The event loop alone would let go of them."""
+
+
+def _read_later(reading: Coroutine[Any, Any, None]) -> None:
+    """In place of `run_coro_as_sync`, for an automation that has just been stored."""
+    task = asyncio.get_running_loop().create_task(_read(reading))
+    _reading.add(task)
+    task.add_done_callback(_reading.discard)
+
+
+async def _read(reading: Coroutine[Any, Any, None]) -> None:
+    SQLITE_BEGIN_MODE.set(None)  # that of the transaction which stored it is for writing
+    try:
+        await reading
+    except Exception:
+        # Prefect looks every few seconds whether it knows those that are stored.
+        get_logger("stemma.server").exception("an automation that was stored could not be read")
 
 
 class _NewDatabase:
@@ -114,6 +141,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     _guard(options.host, options.port)
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
+    automations.run_coro_as_sync = _read_later  # type: ignore[assignment]
     database = _NewDatabase()
     PrefectDBInterface.create_db = lambda self: database.create(self)  # type: ignore[method-assign]
     blocks.run_block_auto_registration = database.register_blocks
