@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.store.branches import Branch, branch_of
 from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
+from infra.store.measurements import is_measurement, measurement_of, newest_measurement
 
 FAMILY_ORDER = (
     "ingest", "validate", "clean", "dedupe", "benchmark_text", "decontaminate", "mix", "validate_clean", "tokenizer",
@@ -28,11 +29,21 @@ class Artifact:
     """One finished artifact.
 
     id: the step's name in the pipeline, e.g. `benchmarks_sft`. manifest: None for a folder that no store made.
+    measured: of a model, the measurement that belongs to it in the pipeline.
     """
 
     id: str
     folder: Path
     manifest: Manifest | None
+    measured: Artifact | None = None
+
+    @cached_property
+    def measurement(self) -> Artifact | None:
+        """What was measured of a model: the artifact given as such, else the newest measurement in the store."""
+        if self.measured is None and self.manifest is not None:
+            found = newest_measurement(store_root(self.folder), self.manifest)
+            return Artifact(measurement_of(self.id), *found) if found else None
+        return self.measured
 
     @property
     def stage(self) -> str:
@@ -46,11 +57,11 @@ class Artifact:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of its result; empty without a manifest."""
+        """The figures of its result, of a model with those that were measured of it; empty without a manifest."""
         if self.manifest is None:
             return {}
-        figures = self.manifest.result.get("figures", {})
-        return {name: float(value) for name, value in figures.items()}
+        figures = {name: float(value) for name, value in self.manifest.result.get("figures", {}).items()}
+        return {**figures, **(self.measurement.figures if self.measurement else {})}
 
     @property
     def algorithm(self) -> str:
@@ -69,16 +80,24 @@ class Artifact:
 
     @property
     def headline(self) -> str:
-        return str(self.manifest.result.get("headline", "")) if self.manifest else ""
+        """The key figure of its result; of a model that was measured, the measurement's."""
+        if self.manifest is None:
+            return ""
+        return self.measurement.headline if self.measurement else str(self.manifest.result.get("headline", ""))
+
+    def _file(self, name: str) -> Path:
+        """Where a file of the artifact is, or of its measurement where the artifact has none of that name."""
+        path = self.folder / name
+        return path if path.is_file() or self.measurement is None else self.measurement.folder / name
 
     def read_json(self, name: str) -> Any:
         """A JSON file of the artifact; None where there is none."""
-        path = self.folder / name
+        path = self._file(name)
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """A JSON-lines file of the artifact; empty where there is none."""
-        path = self.folder / name
+        path = self._file(name)
         if not path.is_file():
             return []
         with path.open(encoding="utf-8") as file:
@@ -86,8 +105,13 @@ class Artifact:
 
 
 def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
-    """The artifacts by input name."""
-    return {name: Artifact(name, folder, _manifest(folder)) for name, folder in inputs.items()}
+    """The artifacts by input name; a measurement is part of the model that it is of."""
+    found = {name: Artifact(name, folder, _manifest(folder)) for name, folder in inputs.items()}
+    return {
+        name: replace(one, measured=found.get(measurement_of(name)))
+        for name, one in found.items()
+        if not is_measurement(name, found)
+    }
 
 
 def ancestors(artifact: Artifact) -> list[Artifact]:

@@ -18,6 +18,7 @@ from infra.errors import ConfigError, Problem
 from infra.identity import canonical
 from infra.store.ancestry import glance_at_ancestry
 from infra.store.manifest import Manifest
+from infra.store.measurements import measurement_of
 from infra.store.reference import resolve
 from infra.store.store import Store
 from tasks.stage import Node
@@ -123,7 +124,11 @@ def _config(store: Store, text: str) -> Compared:
     steps = {}
     for name, node in nodes.items():
         manifest, path = rows[name].manifest, rows[name].path
-        artifact = Artifact(name, path, manifest) if manifest and path else None
+        if node.measures:
+            continue
+        own = rows.get(measurement_of(name))
+        measured = Artifact(own.node.id, own.path, own.manifest) if own and own.path else None
+        artifact = Artifact(name, path, manifest, measured) if manifest and path else None
         steps[name] = _built(artifact, manifest) if artifact and manifest else _unbuilt(node, store)
     built = sum(step.artifact is not None for step in steps.values())
     return Compared(text, "config", f"{built} of {len(steps)} steps built", steps)
@@ -131,10 +136,12 @@ def _config(store: Store, text: str) -> Compared:
 
 def _built(artifact: Artifact, manifest: Manifest) -> Step:
     sources = {source.key: source.digest for source in manifest.sources}
-    return Step(manifest.stage, manifest.version, manifest.identity, manifest.config, sources, artifact)
+    measured = artifact.measurement.manifest if artifact.measurement else None
+    identity = measured.identity if measured else manifest.identity  # which has the keys of both
+    return Step(manifest.stage, manifest.version, identity, manifest.config, sources, artifact)
 
 
 def _unbuilt(node: Node, store: Store) -> Step:
     sources = store.hashes.digests(node.sources())
-    identity, config = canonical(node.config, node.key), node.config.model_dump(mode="json")
+    identity, config = canonical(node.config, node.key, measuring=True), node.config.model_dump(mode="json")
     return Step(node.folder, node.stage.version, identity, config, sources, None)

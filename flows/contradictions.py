@@ -16,6 +16,7 @@ from infra.identity import canonical
 from infra.launch.config import LaunchConfig
 from infra.secrets import recognised
 from infra.servers.vllm import program_problem
+from infra.store.measurements import measurement_of
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
 from training.config import (
@@ -64,7 +65,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
         )
     yield from _unknown_adopted(config)
     yield from _missing_sections(config)
-    built = [node for node in nodes.values() if not node.adopted]
+    built = [node for node in nodes.values() if not node.adopted and not node.measures]
     for node in built:
         yield from map(node.place, _of_training(node, nodes))
         yield from map(node.place, _of_vllm(node, nodes, config.launch))
@@ -232,7 +233,7 @@ def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Prob
     """Gates on figures of steps that the registration does not read: they would end the run after all is built."""
     if (model := node.inputs.get(MODEL)) is None:
         return
-    names = sorted({*node.inputs, model, nodes[model].stage.name})
+    names = sorted({*node.inputs, model, nodes[model].stage.name} - set(map(measurement_of, node.inputs)))
     for number, gate in enumerate(config.gates):
         step = gate.figure.partition(".")[0]
         if step not in names:

@@ -39,7 +39,7 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
 
     made = {}
     for node in graph(config).values():
-        if node.adopted:
+        if node.adopted or node.measures:  # measured with the form of the training, whose keys it has
             continue
         shown = form_of(config, node.id, node.stage.name)
         parameters = {

@@ -22,6 +22,7 @@ from flows.problems import nearest
 from flows.wiring import REPORT, Joint, wiring_problems
 from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
+from infra.store.measurements import TRAINED, measurement_of
 from tasks.stage import STATE, Node
 from tasks.stages import CORPUS_STEPS, STAGES
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, SftConfig
@@ -43,7 +44,7 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
     nodes = usual_nodes(config)
     if problems := step_problems(config, nodes):
         raise ConfigError(*problems)
-    nodes = _adopting(_with_steps(_judged(nodes, config), config), config.adopted)
+    nodes = _measured(_adopting(_with_steps(_judged(nodes, config), config), config.adopted))
     if report := config.of(ReportConfig):
         nodes[REPORT] = Node(REPORT, STAGES[REPORT], report, {name: name for name in nodes})
     return {name: _named(node, config, command) for name, node in nodes.items()}
@@ -187,6 +188,31 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
     return {name: node for name, node in cut.items() if name in needed}
 
 
+def _measured(nodes: Graph) -> Graph:
+    """With a measurement after each step that trains a model, which registrations of that model read too."""
+    found: Graph = {}
+    measured = {name for name, node in nodes.items() if node.stage.measured_by and not node.adopted}
+    for name, node in nodes.items():
+        if name in measured:
+            own = _measurement(node)
+            found |= {name: replace(node, measurement=own), own.id: own}
+        elif node.stage.registers:
+            read = {measurement_of(key): measurement_of(up) for key, up in node.inputs.items() if up in measured}
+            found[name] = replace(node, inputs={**node.inputs, **read})
+        else:
+            found[name] = node
+    return found
+
+
+def _measurement(node: Node) -> Node:
+    """The step that measures the model of another, of the same config and inputs."""
+    stage = STAGES[node.stage.measured_by]
+    named = {one.name for one in stage.inputs}
+    of_training = {one.name for one in node.stage.inputs}  # those that `more` lets in have other names
+    inputs = {key: up for key, up in node.inputs.items() if key in named or (stage.more and key not in of_training)}
+    return Node(measurement_of(node.id), stage, node.config, {TRAINED: node.id, **inputs}, path=node.key)
+
+
 def _named(node: Node, config: PipelineConfig, command: str) -> Node:
     """The final stages carry the pipeline's name where the config gives them none; named steps add their own."""
     filled: StageConfig = node.config
@@ -266,6 +292,12 @@ def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Proble
     ]
 
 
+def with_measurements(nodes: Graph, ids: Iterable[str]) -> set[str]:
+    """These nodes and the measurements of those that train a model."""
+    names = set(ids)
+    return names | {own.id for name in names if (own := nodes[name].measurement) is not None}
+
+
 class Selection(Config):
     """Stage ids; the stages that run are those that every given option allows. Empty means no restriction."""
 
@@ -279,18 +311,18 @@ class Selection(Config):
     """Build these even if their artifacts are there."""
 
     def choose(self, nodes: Graph) -> list[str]:
-        """The selected nodes, in the DAG's order. Raises ConfigError for every stage id that is unknown, and where the
-        options together leave no stage."""
+        """The selected nodes, in the DAG's order, each training with its measurement. Raises ConfigError for every
+        stage id that is unknown, and where the options together leave no stage."""
         given = {"--only": self.only, "--from": self.from_, "--until": self.until, "--force": self.force}
         if problems := [one for option, ids in given.items() for one in unknown_stages(nodes, ids, option)]:
             raise ConfigError(*problems)
         allowed = set(nodes)
         if self.only:
-            allowed &= set(self.only)
+            allowed &= with_measurements(nodes, self.only)
         if self.from_:
             allowed &= descendants(nodes, self.from_)
         if self.until:
-            allowed &= ancestors(nodes, self.until)
+            allowed &= ancestors(nodes, with_measurements(nodes, self.until))
         if not allowed:
             narrowing = [option for option in ("--only", "--from", "--until") if given[option]]
             said = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)

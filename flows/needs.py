@@ -35,7 +35,7 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -
     found = {}
     for name, row in rows.items():
         node = nodes[name]
-        if row.status != "build" or node.adopted or not isinstance(node.config, TrainerConfig):
+        if row.status != "build" or node.adopted or node.measures or not isinstance(node.config, TrainerConfig):
             continue
         arch = architecture_of(nodes, name)
         if arch is None:
@@ -133,7 +133,7 @@ def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None)
     steps: those that train; by default all. One that is reused may have been trained on other machines.
     """
     nodes = graph(config)
-    training = [name for name in nodes if steps is None or name in steps]
+    training = [name for name, node in nodes.items() if not node.measures and (steps is None or name in steps)]
     found = list(_uneven_batches(config.launch, nodes, training)) if config.launch.ranks > 1 else []
     found += [] if config.launch.tensor_parallel == 1 else _unsplittable(config.launch, nodes, training)
     found += _unshareable(config.launch, nodes, training)

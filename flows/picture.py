@@ -13,6 +13,7 @@ from pathlib import Path
 from evaluation.page.lineage import Edge, layers_of, ordered_layers
 from flows.config import load
 from flows.graph import Graph, graph
+from infra.store.measurements import TRAINED
 
 LAYERS_A_ROW = 6
 WIDTH, HEIGHT, COLUMN_GAP, LINE_GAP, ROW_GAP, MARGIN = 122, 40, 22, 12, 36, 18
@@ -27,6 +28,8 @@ HEAD = (
     '<marker id="head" markerWidth="6" markerHeight="6" refX="6" refY="3" orient="auto"><path d="M0,0L6,3L0,6z"/>'
     "</marker>"
 )
+
+_WORDS = {"verdict": "validated", "measurement": "measured"}
 
 
 def pipeline_picture(nodes: Graph) -> str:
@@ -58,6 +61,8 @@ def _about(nodes: Graph, name: str) -> str:
     node = nodes[name]
     inputs = node.inputs
     is_verdict, is_score = node.stage.makes == "verdict", node.stage.makes == "scores"
+    if node.measures:
+        return inputs[TRAINED]
     return inputs["data"] if is_verdict and "data" in inputs else inputs["model"] if is_score else name
 
 
@@ -101,7 +106,7 @@ def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
 
 def _box(nodes: Graph, name: str, within: Sequence[str], x: int, y: int) -> str:
     stage = nodes[name].stage
-    said = ["validated" if nodes[other].stage.makes == "verdict" else nodes[other].stage.name for other in within]
+    said = [_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within]
     kind = ' class="model"' if stage.makes_weights else ""
     title = "\n".join([f"{name}: {stage.about}", *(f"{other}: {nodes[other].stage.about}" for other in within)])
     small = f'<text class="small" x="{x + 9}" y="{y + 32}">{escape(" · ".join(said))}</text>' if said else ""

@@ -31,7 +31,7 @@ def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:
     fresh = {
         name: node.config
         for name, node in nodes.items()
-        if isinstance(node.config, PretrainConfig) and "model" not in node.inputs
+        if isinstance(node.config, PretrainConfig) and "model" not in node.inputs and not node.measures
     }
     if not fresh:
         fix = "plan without it, by --preset or --parameters"

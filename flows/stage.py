@@ -33,7 +33,7 @@ from infra.config import StageConfig
 from infra.identity import flatten
 from infra.project import root_of
 from infra.store.store import Store
-from tasks.stages import STAGES
+from tasks.stages import USABLE
 
 
 def run_stage(
@@ -96,7 +96,8 @@ def _offer_next(
     changed = {key: value for key, value in new.items() if old.get(key) != value}
     nodes = graph(after)
     rows = plan(nodes, store)
-    below = [name for name in nodes if name in descendants(nodes, [stage]) and name != stage]
+    downstream = descendants(nodes, [stage]) - {stage}
+    below = [name for name, node in nodes.items() if name in downstream and not node.measures]
     stale = [name for name in below if rows[name].status == "build"]
     lines = [f"`{key}` = {value}" for key, value in changed.items()]
     text = f"### {stage} ran with\n\n" + ("\n".join(f"- {line}" for line in lines) or "- the config file's values")
@@ -159,7 +160,7 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
     return decorate(stage_flow)
 
 
-FLOWS = {name: _flow_of(name, stage.config) for name, stage in STAGES.items()}
+FLOWS = {name: _flow_of(name, stage.config) for name, stage in USABLE.items()}
 # Prefect finds a flow by module and name.
 globals().update(FLOWS)
 

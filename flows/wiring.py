@@ -9,8 +9,9 @@ from typing import Any
 
 from flows.problems import nearest
 from infra.errors import Problem
+from infra.store.measurements import MEASURE, is_measurement
 from tasks.stage import Kind, Stage
-from tasks.stages import STAGES
+from tasks.stages import STAGES, USABLE
 
 # What `--set` and the names of deployments could mistake for a step.
 _RESERVED = {"report", "pipeline", "sweep", "name", "description", "seed", "steps", "adopted", "launch"}
@@ -45,7 +46,7 @@ def joint_of(step: Any) -> Joint:
     continues = step.get("continues")
     first = continues.get("step") if isinstance(continues, Mapping) else None
     return Joint(
-        STAGES.get(uses) if isinstance(uses, str) else None,
+        USABLE.get(uses) if isinstance(uses, str) else None,
         {str(key): name for key, name in inputs.items() if isinstance(name, str)}
         if isinstance(inputs, Mapping)
         else {},
@@ -59,7 +60,7 @@ def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> l
     stages = {name: joint.stage for name, joint in {**usual, **steps}.items()}
     found: list[Problem] = []
     for name, joint in steps.items():
-        found += _of_name(name, joint, usual)
+        found += _of_name(name, joint, steps, usual)
         if joint.stage is not None:
             found += _of_inputs(name, joint, joint.stage, stages)
             found += _of_continuing(name, joint, joint.stage, stages)
@@ -71,7 +72,7 @@ def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> l
     return [*found, *_cycles(steps, usual)]
 
 
-def _of_name(name: str, joint: Joint, usual: Mapping[str, Joint]) -> Iterator[Problem]:
+def _of_name(name: str, joint: Joint, steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> Iterator[Problem]:
     path = f"steps.{name}"
     other = f"choose another name, such as {name}_2" if NAME.fullmatch(name) else ""
     if not NAME.fullmatch(name):
@@ -79,6 +80,9 @@ def _of_name(name: str, joint: Joint, usual: Mapping[str, Joint]) -> Iterator[Pr
         yield Problem("bad_name", path, message)
     elif name in usual or name in _RESERVED:
         yield Problem("name_taken", path, f"{name} is a stage of a section, or a key of the config, already", other)
+    elif is_measurement(name, {*usual, *steps}):
+        message = f"the measurement of {name.removeprefix(MEASURE)} is called so"
+        yield Problem("name_taken", path, message, other)
     elif name in STAGES and joint.stage is not None and joint.stage.name != name:
         yield Problem("name_taken", path, f"{name} is a stage, and this step uses {joint.stage.name}", other)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 OUTSIDE_IDENTITY = "outside_identity"
+MEASURED_ONLY = "measured_only"
 
 # What YAML 1.1 reads as a boolean.
 _BOOLEANS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
@@ -67,6 +68,12 @@ class StageConfig(Config):
 def outside_identity(default: Any = ..., **kwargs: Any) -> Any:
     """A field that says where or how something runs, and so never moves an artifact to another address."""
     return Field(default, json_schema_extra={OUTSIDE_IDENTITY: True}, **kwargs)
+
+
+def measured_only(default: Any = ..., **kwargs: Any) -> Any:
+    """A field that changes what is measured of a trained model, and not the model: part of the identity of the
+    measurement alone."""
+    return Field(default, json_schema_extra={MEASURED_ONLY: True}, **kwargs)
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from infra.config import OUTSIDE_IDENTITY, normal_default
+from infra.config import MEASURED_ONLY, OUTSIDE_IDENTITY, normal_default
 from infra.sources import SOURCE_PATH
 
 FINGERPRINT_LENGTH = 16
@@ -23,11 +23,12 @@ class NoStableForm(TypeError):
     """A value was to be part of an identity, but nothing says that it will read the same tomorrow."""
 
 
-def canonical(value: Any, where: str = "value") -> Any:
+def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> Any:
     """The plain JSON form of a value that bears on a result.
 
     Of a config, only the keys that bear on the result and differ from their default stay, so that a new option does not
-    re-address yesterday's artifacts.
+    re-address yesterday's artifacts. `measuring`: the result is the measurement of a trained model, on which the keys
+    that are `measured_only` bear too.
 
     Raises NoStableForm, naming the place, for anything but None, bool, int, finite float, str, configs, lists, tuples
     and mappings with string keys.
@@ -42,17 +43,19 @@ def canonical(value: Any, where: str = "value") -> Any:
         return float(value)
     if isinstance(value, BaseModel):
         return {
-            name: canonical(getattr(value, name), f"{where}.{name}")
+            name: canonical(getattr(value, name), f"{where}.{name}", measuring=measuring)
             for name, field in type(value).model_fields.items()
-            if bears_on_result(field) and (_is_tag(field) or not _is_default(type(value), name, getattr(value, name)))
+            if bears_on_result(field, measuring=measuring)
+            and (_is_tag(field) or not _is_default(type(value), name, getattr(value, name)))
+            and (_is_tag(field) or not _is_default(type(value), name, getattr(value, name)))
         }
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise NoStableForm(f"{where}: the key {key!r} is no string")
-        return {str(key): canonical(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): canonical(item, f"{where}.{key}", measuring=measuring) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [canonical(item, f"{where}.{index}") for index, item in enumerate(value)]
+        return [canonical(item, f"{where}.{index}", measuring=measuring) for index, item in enumerate(value)]
     raise NoStableForm(
         f"{where}: a {type(value).__name__} has no stable form; use numbers, strings, lists, mappings or configs"
     )
@@ -137,10 +140,11 @@ def digest_files(files: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def bears_on_result(field: FieldInfo) -> bool:
-    """False for keys that say where and how something runs, and for paths, of which only the bytes count."""
-    extra = field.json_schema_extra
-    outside = isinstance(extra, dict) and bool(extra.get(OUTSIDE_IDENTITY))
+def bears_on_result(field: FieldInfo, *, measuring: bool = False) -> bool:
+    """False for keys that say where and how something runs, for paths, of which only the bytes count, and unless
+    `measuring` for keys that are `measured_only`."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    outside = bool(extra.get(OUTSIDE_IDENTITY)) or (bool(extra.get(MEASURED_ONLY)) and not measuring)
     return not outside and SOURCE_PATH not in field.metadata and not _names_source_path(field.annotation)
 
 

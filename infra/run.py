@@ -44,10 +44,20 @@ class Result:
 
     figures: named numbers that go into the manifest, MLflow and the report, e.g. {"validation_loss": 3.2}.
     headline: the key figure of the stage for the final table, e.g. "validation loss 3.20 (bigram 4.87)".
+    measure: for a training, measures the model while it is in memory: called with an empty folder and the run, in every
+        rank. Figures and files are those of the stage that measures such a model alone.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
     headline: str = ""
+    measure: Callable[[Path, Run], Result] | None = None
+
+    def with_measurement(self, out_dir: Path, run: Run) -> Result:
+        """Measures the model and returns the figures of both; for a training that no pipeline runs."""
+        if self.measure is None:
+            return self
+        measured = self.measure(out_dir, run)
+        return Result({**measured.figures, **self.figures}, measured.headline)
 
 
 class Run:

@@ -8,19 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from infra.errors import Cancelled
+from infra.errors import Cancelled, StemmaError
 from infra.identity import canonical, fingerprint
 from infra.lineage import messages
 from infra.lineage.ledger import ended_unheard
 from infra.store.manifest import Manifest
+from infra.store.measurements import TRAINED
 from infra.store.states import STATES, state_at
 from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build_context import BuildContext, Clock
-from tasks.builder import Build
+from tasks.builder import Build, MeasuredModel
 from tasks.explain import BuildRequest, Change, changes, find, unreadable
 from tasks.lineage import end_of, leave_card
 from tasks.promoted import held_against
@@ -40,7 +42,7 @@ class Done:
 
 def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> BuildRequest:
     """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
-    identity = canonical(node.config, node.key)
+    identity = canonical(node.config, node.key, measuring=node.measures)
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     if STATE in inputs:
         artifact = store.peek(inputs[STATE], STATES)
@@ -99,10 +101,35 @@ def ensure(
             if found:
                 return _reuse(node, found, inputs, context, begun)
         build = Build(node, request, inputs, requires, context, lease, clock)
+        if node.measurement is not None:
+            build.keep_measurement = partial(_keep_measurement, node.measurement, inputs, context)
         manifest, path = (None if force else build.go_on_with_commit()) or build.run(because)
     finally:
         lease.release()
     return Done("built", manifest, path, manifest.seconds, tuple(because))
+
+
+def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: BuildContext, model: MeasuredModel) -> None:
+    """Puts what a training measured of its model into the store, as the artifact of `node`, which finds it there.
+
+    inputs: of the training. Where that fails the model is none the worse: `node` measures it again.
+    """
+    store = context.store
+    read = {name: inputs[name] for name in node.inputs if name in inputs} | {TRAINED: model.manifest}
+    try:
+        request = build_request(node, read, store)
+        lease = store.leases.acquire(f"{node.folder}/{request.fingerprint}", stop_if=context.is_cancelled)
+        if lease is None:
+            return
+        try:
+            # One that is there of an equal model is as good: the address names the model's bytes.
+            if _reusable(node, request, context)[0] is None:
+                manifest, _ = Build(node, request, read, {}, context, lease, Clock()).take(model)
+                context.measured_here.add(manifest.build_id)
+        finally:
+            lease.release()
+    except StemmaError as error:
+        context.event(node.id, "not_kept", f"what was measured is not kept, and measured again: {error}")
 
 
 def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:
@@ -125,6 +152,8 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
 
 def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, begun: float) -> Done:
     path = context.store.path(manifest)
+    if manifest.build_id in context.measured_here:
+        return Done("built", manifest, path, manifest.seconds, (Change("measured", "measured as it was trained"),))
     leave_card(node, inputs, path, context)
     if not node.adopted and ended_unheard(context.store.root, manifest.build_id):
         # Its builder was killed between the artifact's last rename and these messages; they count once.

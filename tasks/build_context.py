@@ -38,6 +38,8 @@ class BuildContext:
     """Held while a node's process runs, so that not too many do at once."""
     before_commit: Callable[[], None] = lambda: None
     """Called on an object store before an artifact is put in force, see `infra.store.at_work`."""
+    measured_here: set[str] = field(default_factory=set)
+    """Build ids of measurements that trainings of this run took of their models: built, though found in the store."""
     warm_start: WarmStart | None = None
     """What forks the processes of stages; None starts a new one for each."""
 

@@ -7,9 +7,9 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,7 @@ from infra.store.lease import Lease
 from infra.store.manifest import Manifest, SourceRecord, iso_time
 from infra.store.store import disk_error
 from tasks.build_context import BuildContext, Clock
-from tasks.child import CHECKPOINTS, JOURNAL, Job, Outcome, note_event
+from tasks.child import CHECKPOINTS, JOURNAL, Job, Measured, Outcome, note_event
 from tasks.explain import BuildRequest, Change
 from tasks.lineage import end_of, leave_card, shown
 from tasks.stage import STATE, Node
@@ -37,9 +37,31 @@ RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", 
 LOW_DISK_BYTES = 200_000_000
 
 
+MEASUREMENT = "measurement"
+"""The folder beside an unfinished model for what its training's process measures of it."""
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """What the process of a training measured: the files, and what it wrote to its journal meanwhile."""
+
+    manifest: Manifest
+    folder: Path
+    outcome: Outcome
+    journal: bytes
+
+    @property
+    def measured(self) -> Measured:
+        assert self.outcome.measured is not None
+        return self.outcome.measured
+
+
 @dataclass
 class Build:
-    """One build under a lease."""
+    """One build under a lease.
+
+    keep_measurement: called with what was measured of a model, once that is in the store.
+    """
 
     node: Node
     request: BuildRequest
@@ -51,6 +73,7 @@ class Build:
     build_id: str = field(default_factory=messages.new_build_id)
     folders: dict[str, Path] = field(default_factory=dict)
     """Of the inputs, once they are here."""
+    keep_measurement: Callable[[MeasuredModel], None] | None = None
 
     def run(self, because: Sequence[Change]) -> tuple[Manifest, Path]:
         self.store = self.context.store
@@ -76,8 +99,10 @@ class Build:
                     self.context.warm_start,
                 )
             with self.clock("journal"):
-                self._keep_records()
-            manifest = self._manifest(outcome, begun, ticks)
+                self._keep_records(self.scratch / JOURNAL)
+                shutil.copyfile(self.scratch / LOG, self.unfinished / AUX / LOG)
+            seconds = time.monotonic() - ticks - (outcome.measured.seconds if outcome.measured else 0.0)
+            manifest = self._manifest(outcome, begun, seconds)
             self._check_lease()
             with self.clock("commit"):
                 manifest, path = self._commit(manifest)
@@ -87,6 +112,35 @@ class Build:
             raise disk from error
         except Exception as error:
             self._note_end(error)
+            self._send_failed(str(error))
+            raise
+        if outcome.measured and self.keep_measurement:
+            said = (self.scratch / JOURNAL).read_bytes()[outcome.measured.place :]
+            self.keep_measurement(MeasuredModel(manifest, self.work / MEASUREMENT, outcome, said))
+        return self._end(manifest, path)
+
+    def take(self, model: MeasuredModel) -> tuple[Manifest, Path]:
+        """Commits what the process of the model's training measured, as if a process of this build had."""
+        self.store = self.context.store
+        self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
+        self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
+        measured = model.measured
+        try:
+            self._prepare()
+            self._send_started(measured.started)
+            shutil.copytree(model.folder, self.unfinished, dirs_exist_ok=True)
+            (self.scratch / JOURNAL).write_bytes(model.journal)
+            self._keep_records(self.scratch / JOURNAL)
+            outcome = replace(model.outcome, figures=measured.figures, headline=measured.headline, measured=None)
+            manifest = self._manifest(outcome, measured.started, measured.seconds)
+            self._check_lease()
+            with self.clock("commit"):
+                manifest, path = self._commit(manifest)
+        except OSError as error:
+            disk = disk_error(error, self.node.id, self.work)
+            self._send_failed(str(disk))
+            raise disk from error
+        except Exception as error:
             self._send_failed(str(error))
             raise
         return self._end(manifest, path)
@@ -170,9 +224,12 @@ class Build:
 
     def _prepare(self) -> None:
         """An empty folder for the result; the scratch folder keeps what an earlier, broken build left."""
-        if self.unfinished.exists():
-            shutil.rmtree(self.unfinished)
+        for folder in (self.unfinished, self.work / MEASUREMENT):
+            if folder.exists():
+                shutil.rmtree(folder)
         (self.unfinished / AUX).mkdir(parents=True)
+        if self.keep_measurement:
+            (self.work / MEASUREMENT / AUX).mkdir(parents=True)
         self.scratch.mkdir(exist_ok=True)
         free = shutil.disk_usage(self.work).free
         if free < LOW_DISK_BYTES:
@@ -215,6 +272,7 @@ class Build:
             inputs={**{name: str(folder) for name, folder in self.folders.items()}, **self._others()},
             out=str(self.unfinished),
             scratch=str(self.scratch),
+            measurement=str(self.work / MEASUREMENT) if self.keep_measurement else "",
             keeps_memory=self.node.stage.keeps_memory,
             claim=asdict(self.lease.claim),
             checkpoint_place=self._checkpoint_place(),
@@ -242,19 +300,18 @@ class Build:
         if message["kind"] in ("progress", "event", "log"):
             self.context.say(self.node.id, message)
 
-    def _keep_records(self) -> None:
-        """What the stage said and printed goes into aux/; events and metrics also apart, for whoever reads them."""
+    def _keep_records(self, journal: Path) -> None:
+        """The journal goes into aux/; events and metrics also apart, for whoever reads them."""
         aux = self.unfinished / AUX
         aux.mkdir(exist_ok=True)
-        lines = read_journal(self.scratch / JOURNAL)
+        lines = read_journal(journal)
         for kind in ("metric", "event"):
             said = [{key: line[key] for key in line if key != "kind"} for line in lines if line["kind"] == kind]
             text = "".join(json.dumps(line) + "\n" for line in said)
             (aux / f"{kind}s.jsonl").write_text(text, encoding="utf8")
-        shutil.copyfile(self.scratch / JOURNAL, aux / JOURNAL)
-        shutil.copyfile(self.scratch / LOG, aux / LOG)
+        shutil.copyfile(journal, aux / JOURNAL)
 
-    def _manifest(self, outcome: Outcome, started: float, ticks: float) -> Manifest:
+    def _manifest(self, outcome: Outcome, started: float, seconds: float) -> Manifest:
         with self.clock("hash"):
             files = self.store.describe_files(self.unfinished)
             records = tuple(self._source_record(source) for source in self.node.sources())
@@ -287,7 +344,7 @@ class Build:
             flow_run_id=self.context.flow_run_id or None,
             started=iso_time(started),
             finished=iso_time(finished),
-            seconds=round(time.monotonic() - ticks, 3),
+            seconds=round(seconds, 3),
             bookkeeping_s=dict(self.clock.seconds),
         )
 

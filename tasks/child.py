@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.process import die_with_parent
-from infra.run import Run, open_journal
+from infra.run import Result, Run, open_journal
 from infra.secrets import HidingStream
 from infra.store.lease import Claim
 from infra.workers import Mapper
@@ -51,6 +51,7 @@ class Job:
     """What the child is to do. All paths are absolute; `inputs` are finished artifacts, `out` is empty.
 
     keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
+    measurement: the folder for what is measured of the model that is trained, empty too; "" where nothing is.
     claim: the lease that it works under, as `infra.store.lease.Claim`; empty for work that has none.
     checkpoint_place: see `infra.run.Run`.
     """
@@ -62,6 +63,7 @@ class Job:
     inputs: dict[str, str]
     out: str
     scratch: str
+    measurement: str = ""
     keeps_memory: bool = False
     claim: dict[str, Any] = field(default_factory=dict)
     checkpoint_place: str = ""
@@ -75,8 +77,26 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What the process of a training measured of its model, once that was written.
+
+    place: of the journal's first byte that is about the measurement. started: since 1970.
+    """
+
+    figures: dict[str, float]
+    headline: str
+    place: int
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """How the child ended; `status` is built or one of the words of `infra.errors`."""
+    """How the child ended; `status` is built or one of the words of `infra.errors`.
+
+    A training says so once its model is whole, and again when it is measured: `measuring` in between, and where
+    measuring failed.
+    """
 
     status: str
     figures: dict[str, float]
@@ -84,17 +104,27 @@ class Outcome:
     problems: list[dict[str, str]]
     device: str = ""
     time: float = field(default_factory=time.time)
+    measuring: bool = False
+    measured: Measured | None = None
+
+    @property
+    def is_built(self) -> bool:
+        return self.status == "built"
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
+        fresh = path.with_suffix(".fresh")  # of a process that is killed here the earlier word counts
+        fresh.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
+        fresh.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Outcome | None:
         """None where there is none, or half of one: a process that was killed while it wrote, or had no room to."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf8")))
+            found = json.loads(path.read_text(encoding="utf8"))
         except (FileNotFoundError, ValueError):
             return None
+        measured = found.pop("measured", None)
+        return cls(**found, measured=Measured(**measured) if measured else None)
 
 
 def main(argument: str) -> int:
@@ -123,9 +153,10 @@ def main(argument: str) -> int:
         outcome = _all_ranks(job, job_path, lambda: cancelled)
         outcome.write(Path(job.scratch) / OUTCOME)
     else:
-        outcome = _alone(job, lambda: cancelled, listen)
+        outcome = _alone(job, lambda: cancelled, listen, Path(job.scratch) / OUTCOME)
         outcome.write(Path(job.scratch) / OUTCOME)
-    return 0 if outcome.status == "built" else 1
+    # A rank that could not measure ends as one that failed, so that the others are not waiting for it.
+    return 0 if outcome.is_built and not outcome.measuring else 1
 
 
 def starts_ranks(launch: LaunchConfig) -> bool:
@@ -146,7 +177,8 @@ def _launch_here(job: Job) -> LaunchConfig:
     return launch.model_copy(update={"device": "auto"})
 
 
-def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
+def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None], word: Path) -> Outcome:
+    """word: where the outcome is written as soon as a model is whole."""
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
         launch, mapper = _launch_here(job), _mapper(job)
@@ -159,7 +191,7 @@ def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None
             mapper=mapper,
             checkpoint_place=job.checkpoint_place,
         )
-        return _build(job, run)
+        return _build(job, run, word)
 
 
 def _mapper(job: Job) -> Mapper | None:
@@ -178,10 +210,12 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
     """One of several ranks; only the first speaks, and only what it writes is kept."""
     scratch = Path(job.scratch)
     if rank == 0:
-        outcome = _alone(job, is_cancelled, listen)
+        outcome = _alone(job, is_cancelled, listen, _rank_outcome(scratch, rank))
     else:
         aside = scratch / f"rank{rank}.out"
         aside.mkdir(exist_ok=True)
+        measured_aside = aside / "measurement"
+        measured_aside.mkdir(exist_ok=True)
         run = Run(
             scratch,
             _launch_of(job),
@@ -189,7 +223,8 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
             listen=listen,
             checkpoint_place=job.checkpoint_place,
         )
-        outcome = _build(replace(job, out=str(aside)), run)
+        apart = replace(job, out=str(aside), measurement=str(measured_aside) if job.measurement else "")
+        outcome = _build(apart, run, _rank_outcome(scratch, rank))
         shutil.rmtree(aside, ignore_errors=True)
     outcome.write(_rank_outcome(scratch, rank))
     return outcome
@@ -219,8 +254,9 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ou
     except StemmaError as error:
         return _failed(error)
     outcomes = {rank: found for rank in ranks if (found := Outcome.read(_rank_outcome(scratch, rank)))}
-    if all(one.code == 0 for one in ended) and 0 in outcomes:
-        return outcomes[0]
+    # Once the model is whole it stays so, whatever befalls a rank that measures it.
+    if (first := outcomes.get(0)) and (first.measuring or first.measured or all(one.code == 0 for one in ended)):
+        return first
     if is_cancelled():
         return _failed(Cancelled())
     return _first_failure(job, ended, outcomes, out_of_memory_kills() > kills)
@@ -257,7 +293,8 @@ def _rank_outcome(scratch: Path, rank: int) -> Path:
     return scratch / f"outcome.rank{rank}.json"
 
 
-def _build(job: Job, run: Run) -> Outcome:
+def _build(job: Job, run: Run, word: Path) -> Outcome:
+    """word: where the outcome is written as soon as a model is whole."""
     try:
         stage = STAGES[job.stage]
         config = stage.config.model_validate(job.config)
@@ -265,14 +302,42 @@ def _build(job: Job, run: Run) -> Outcome:
         build = stage.load()
         watch_others()
         result = build(config, inputs, Path(job.out), run)
-        figures = {name: float(value) for name, value in result.figures.items()}
-        return Outcome("built", figures, result.headline, [], _device())
+        built = Outcome("built", _plain(result.figures), result.headline, [], _device())
+        if result.measure is None or not job.measurement:
+            return built
+        return _measured(job, run, built, result.measure, word)
     except StemmaError as error:
         return _failed(error)
     except Exception as error:
         # The traceback goes to the stage's log, what it comes to goes to the user.
         traceback.print_exc()
         return _failed(failure_of(error, job.node, Path(job.out), f"stemma logs {job.node}"))
+
+
+def _measured(job: Job, run: Run, built: Outcome, measure: Callable[[Path, Run], Result], word: Path) -> Outcome:
+    """The outcome with what is measured of the model. Where that fails the model is built all the same: the stage that
+    measures it alone tells why."""
+    measuring = replace(built, measuring=True)
+    try:
+        if "RANK" in os.environ:
+            from training.ranks import wait_for_all
+
+            wait_for_all()  # until every rank has written what the model is made of
+        measuring.write(word)
+        place, started, ticks = run.place() or 0, time.time(), time.monotonic()
+        result = measure(Path(job.measurement), run)
+        seconds = round(time.monotonic() - ticks, 3)
+        return replace(built, measured=Measured(_plain(result.figures), result.headline, place, started, seconds))
+    except Cancelled:
+        return measuring
+    except Exception as error:
+        traceback.print_exc()
+        run.event("not_measured", f"the model is whole, but measuring it failed: {error}")
+        return measuring
+
+
+def _plain(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items()}
 
 
 def _device() -> str:

@@ -123,7 +123,7 @@ def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
     if address_of(other) != other.fingerprint:
         return False  # it was tampered with
     try:
-        identity = canonical(type(node.config).model_validate(dict(other.config)), node.key)
+        identity = canonical(type(node.config).model_validate(dict(other.config)), node.key, measuring=node.measures)
     except (ValidationError, TypeError):
         return False  # keys that there are no more, or values that are not right any more
     # Besides what is asked for, its identity may hold only what its config says and is the default today.

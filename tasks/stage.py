@@ -12,6 +12,7 @@ from infra.config import StageConfig
 from infra.errors import Problem
 from infra.run import Result, Run
 from infra.sources import Source
+from infra.store.measurements import MEASURE
 
 StageFunction = Callable[[Any, Mapping[str, Path], Path, Run], Result]
 
@@ -27,6 +28,7 @@ Kind = Literal[
     "reward_model",
     "verdict",
     "scores",
+    "measurement",
     "registration",
     "page",
 ]
@@ -82,6 +84,8 @@ class Stage:
     compares: whether it also gets the pipeline's last artifact of the same step as the input `previous`, if there is
         one. What it makes of it goes into aux/ only, since that input is no part of the identity.
     registers: the input whose model goes into the registry, under the config's `name`, once this stage is built.
+    measured_by: the stage that measures the model that this one trains. Its function is called alone, or in the process
+        of the training, once the model is written: then by way of `infra.run.Result.measure`.
     """
 
     name: str
@@ -97,6 +101,7 @@ class Stage:
     compares: bool = False
     trains: bool = False
     registers: str = ""
+    measured_by: str = ""
 
     @property
     def makes_weights(self) -> bool:
@@ -140,6 +145,7 @@ class Node:
         stage's own where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
     path: the dotted key of its config; `id` where it is empty.
     promoted: the record of the promoted model that a registration is held against; see `tasks.promoted`.
+    measurement: the node that measures the model that this one trains.
     """
 
     id: str
@@ -151,6 +157,7 @@ class Node:
     stored_as: str = ""
     path: str = ""
     promoted: Source | None = None
+    measurement: Node | None = None
 
     @property
     def folder(self) -> str:
@@ -168,7 +175,7 @@ class Node:
 
     def place(self, problem: Problem) -> Problem:
         """A problem with a key of the stage's config, at the place where this step has that config."""
-        section = f"{self.stage.name}."
+        section = f"{self.stage.name.removeprefix(MEASURE)}."
         if not self.path or not problem.path.startswith(section):
             return problem
         return replace(problem, path=f"{self.path}.{problem.path.removeprefix(section)}")
@@ -177,6 +184,10 @@ class Node:
         """After how many batches the training goes on that it continues; None after all of them."""
         continues = getattr(self.config, "continues", None)
         return continues.batches if continues else None
+
+    @property
+    def measures(self) -> bool:
+        return self.stage.makes == "measurement"
 
     def sources(self) -> list[Source]:
         """What this node reads that no node of the graph makes."""

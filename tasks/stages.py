@@ -28,6 +28,7 @@ from evaluation.config import (
     SafetyConfig,
 )
 from evaluation.mitigation_config import MitigationsConfig
+from infra.store.measurements import TRAINED
 from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
 from training.config import (
     BaseModelConfig,
@@ -174,7 +175,8 @@ STAGES: dict[str, Stage] = {
             version=6,
             config=PretrainConfig,
             section=True,
-            function="training.pretrain:pretrain",
+            function="training.pretrain:train",
+            measured_by="measure_pretrain",
             inputs=(
                 needs("shards"),
                 needs("tokenizer", "tokenizer", "model"),
@@ -218,11 +220,12 @@ STAGES: dict[str, Stage] = {
             version=5,
             config=SftConfig,
             section=True,
-            function="training.sft:sft",
+            function="training.sft:train",
+            measured_by="measure_sft",
             inputs=(needs("model"), needs("instructions"), may_have("shards"), may_have(STATE, "model")),
             makes="model",
             trains=True,
-            shows=("aux/samples.jsonl", "aux/corrections.json", *PROFILE),
+            shows=("aux/corrections.json", *PROFILE),
         ),
         Stage(
             "reward_model",
@@ -230,7 +233,8 @@ STAGES: dict[str, Stage] = {
             version=4,
             config=RewardModelConfig,
             section=True,
-            function="training.reward_model:reward_model",
+            function="training.reward_model:train",
+            measured_by="measure_reward_model",
             inputs=(needs("model"), needs("preferences"), may_have(STATE, "reward_model")),
             makes="reward_model",
             shows=("aux/corrections.json", *PROFILE),
@@ -241,7 +245,8 @@ STAGES: dict[str, Stage] = {
             about="A model, aligned on preference pairs themselves by DPO, IPO, KTO or ORPO.",
             version=3,
             config=PreferenceTuningConfig,
-            function="training.preference_tuning:preference_tuning",
+            function="training.preference_tuning:train",
+            measured_by="measure_preference_tuning",
             inputs=(
                 needs("model"),
                 needs("preferences"),
@@ -249,7 +254,7 @@ STAGES: dict[str, Stage] = {
                 may_have(STATE, "model"),
             ),
             makes="model",
-            shows=("aux/samples.jsonl", "aux/corrections.json", *PROFILE),
+            shows=("aux/corrections.json", *PROFILE),
             trains=True,
         ),
         Stage(
@@ -258,7 +263,8 @@ STAGES: dict[str, Stage] = {
             version=6,
             config=RlhfConfig,
             section=True,
-            function="training.rlhf:rlhf",
+            function="training.rlhf:train",
+            measured_by="measure_rlhf",
             inputs=(
                 needs("model"),
                 may_have("reward_model"),
@@ -269,7 +275,77 @@ STAGES: dict[str, Stage] = {
             ),
             more=("reward_model",),
             makes="model",
-            shows=("aux/samples.jsonl", *PROFILE),
+            shows=PROFILE,
+            trains=True,
+        ),
+        Stage(
+            "measure_pretrain",
+            about="Loss, perplexity and bits per byte of a pretrained model on the validation text.",
+            version=1,
+            config=PretrainConfig,
+            function="training.pretrain:measure_trained",
+            inputs=(
+                needs(TRAINED, "model"),
+                needs("shards"),
+                needs("tokenizer", "tokenizer", "model"),
+                may_have("model"),
+            ),
+            makes="measurement",
+            trains=True,
+        ),
+        Stage(
+            "measure_sft",
+            about="Held-out loss and answers of an instruction-tuned model and of the one that it was made from.",
+            version=1,
+            config=SftConfig,
+            function="training.sft:measure_trained",
+            inputs=(needs(TRAINED, "model"), needs("model"), needs("instructions")),
+            makes="measurement",
+            shows=("aux/samples.jsonl",),
+            trains=True,
+        ),
+        Stage(
+            "measure_reward_model",
+            about="Accuracy and calibration of a reward model on held-out pairs.",
+            version=1,
+            config=RewardModelConfig,
+            function="training.reward_model:measure_trained",
+            inputs=(needs(TRAINED, "reward_model"), needs("model"), needs("preferences")),
+            makes="measurement",
+            trains=True,
+        ),
+        Stage(
+            "measure_preference_tuning",
+            about="Win rate, KL and answers of a model that was aligned on preference pairs.",
+            version=1,
+            config=PreferenceTuningConfig,
+            function="training.preference_tuning:measure_trained",
+            inputs=(
+                needs(TRAINED, "model"),
+                needs("model"),
+                needs("preferences"),
+                may_have("judge", "reward_model"),
+            ),
+            makes="measurement",
+            shows=("aux/samples.jsonl",),
+            trains=True,
+        ),
+        Stage(
+            "measure_rlhf",
+            about="Held-out rewards, KL and answers of an aligned model and of the one that it was made from.",
+            version=1,
+            config=RlhfConfig,
+            function="training.rlhf:measure_trained",
+            inputs=(
+                needs(TRAINED, "model"),
+                needs("model"),
+                may_have("reward_model"),
+                needs("prompts", "instructions"),
+                may_have("judge", "reward_model"),
+            ),
+            more=("reward_model",),
+            makes="measurement",
+            shows=("aux/samples.jsonl",),
             trains=True,
         ),
         Stage(
@@ -313,7 +389,7 @@ STAGES: dict[str, Stage] = {
             section=True,
             function="evaluation.register:register",
             inputs=(needs("model"),),
-            more=("model", "reward_model", "scores"),
+            more=("model", "reward_model", "scores", "measurement"),
             makes="registration",
             registers="model",
             shows=("MODEL_CARD.md",),
@@ -331,3 +407,6 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
+
+USABLE = {name: stage for name, stage in STAGES.items() if stage.makes != "measurement"}
+"""What a step can use: a measurement comes with the step that trains the model."""

@@ -51,7 +51,7 @@ def run_child(
     warm_start: forks the process, unless it should be a new one, as without.
 
     Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
-    once every process of the stage is gone.
+    once every process of the stage is gone. A training whose model was whole by then is built.
     """
     scratch = Path(job.scratch)
     (scratch / OUTCOME).unlink(missing_ok=True)
@@ -70,14 +70,16 @@ def run_child(
         os.close(write_end)
     if lease.lost.is_set():
         raise lease_lost(job.node)
+    outcome = Outcome.read(scratch / OUTCOME)
+    if outcome is not None and outcome.measuring:
+        return outcome
     if stopped:
         raise Cancelled
-    outcome = Outcome.read(scratch / OUTCOME)
     if outcome is None and shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES:
         raise full_disk(job.node, scratch)
     if outcome is None:
         raise StageError(diagnose_exit(job.node, process.wait(), out_of_memory_kills() > kills))
-    if outcome.status != "built":
+    if not outcome.is_built:
         error = _ERRORS.get(outcome.status, StageError)
         raise error(*(Problem(**problem) for problem in outcome.problems))
     return outcome

@@ -38,8 +38,6 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
 }
 """What a stage's function imports when it is called, and that takes long; what its module imports comes by itself."""
 
-_FITS = ("pretrain", "sft", "reward_model", "preference_tuning", "rlhf")
-"""Those that train, with the backend that `launch.trainer` names."""
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 _WITH_CUDA = ("training", "evaluation")
@@ -106,7 +104,7 @@ def modules_of(stage: str, launch: LaunchConfig) -> list[str]:
     """What a server imports for the processes that build this stage."""
     # streaming brings torch: a corpus stage that finds it imported would take the GPU for what it computed on.
     later = [name for name in IMPORTED_LATER.get(stage, ()) if name != "streaming" or not has_gpu()]
-    if stage in _FITS:
+    if STAGES[stage].makes_weights and STAGES[stage].trains:
         later.append(f"training.backends.{launch.trainer}")
     return [STAGES[stage].function.partition(":")[0], *later]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from evaluation.statistics import binomial_p_value, bootstrap, bootstrap_ratio, wilson
 from infra.errors import StageError
 from infra.run import Result, Run
+from infra.store.measurements import TRAINED
 from training import ranks
 from training.answer_figures import answer_figures, lengthening, raw_scores, score_figures
 from training.attention import choose_attention
@@ -66,21 +68,15 @@ class _Told(Callback):
 
 
 def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
+
+
+def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `preferences/train.jsonl`; the reference model is the one that it begins from, frozen.
 
-    Figures on `preferences/heldout.jsonl`, where an answer's rise is log π/π_ref in nats, so that all four losses
-    compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit
-    reward), chosen_rise, rejected_rise (all with bootstrap intervals), win_rate (pairs whose chosen answer rose more,
-    Wilson interval), p_value (exact binomial against chance, one-sided), prefers_chosen_reference,
-    prefers_chosen_policy (pairs whose chosen answer has the higher mean log-probability a token, Wilson), heldout_loss,
-    heldout_pairs, and what had no room: prompts_cut, pairs_dropped (of training and held-out pairs together).
-
-    Both models answer held-out prompts, sampled: kl_to_reference (nats an answer, from whole next-token distributions,
-    bootstrap), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference, ends_share_policy.
-    With the input `judge`, a reward model that trains nothing here, the same answers give heldout_judge_reference,
-    heldout_judge_policy, judge_gain and judge_gain_equal_length, as in `training.rlhf`. Answers go to
-    aux/samples.jsonl. Raises StageError where lengths leave no room for a prompt, or the judge
-    has another tokenizer.
+    Figures: prompts_cut, pairs_dropped (training pairs that had no room), ties_left_out, batches, tokens_per_s and the
+    guard's. Raises StageError where lengths leave no room for a prompt, or the judge has another tokenizer.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
@@ -97,20 +93,10 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         load_other_scorer("judge", inputs["judge"], network, chat, hardware, max_length)
     model = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
 
-    keys = ("prompt", "chosen", "rejected")
-    rows = {side: read_rows(inputs["preferences"] / f"{side}.jsonl", keys) for side in ("train", "heldout")}
-    decided = {side: [row for row in those if not is_tie(row)] for side, those in rows.items()}
-    ties = sum(len(rows[side]) - len(those) for side, those in decided.items())
-    if ties:
-        run.event("ties_left_out", f"preference_tuning: {ties:,} pairs are ties, which say nothing here, and left out")
-    train, heldout = (
-        fitted_pairs(chat, decided[side][:limit], max_length, config.too_long).told(
-            "preference_tuning", name, max_length, run
-        )
-        for side, name, limit in (("train", "training", None), ("heldout", "held-out", config.heldout_limit))
-    )
+    pairs, ties = _pairs("train", config, inputs, chat, max_length, run)
+    heldout, _ = _pairs("heldout", config, inputs, chat, max_length, run)
     measured = _examples(heldout, config, chat, max_length)
-    examples = _examples(train, config, chat, max_length)
+    examples = _examples(pairs, config, chat, max_length)
     reference = _logprobs(model, examples, chat, run, "reference model")[0]
     before = _logprobs(model, measured, chat, run, "reference model")
 
@@ -126,7 +112,7 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
         count_pairs,
         lengths if config.group_by_length else None,
     )
-    tokens = [len(one.chosen.ids) + len(one.rejected.ids) for one in train.pairs]
+    tokens = [len(one.chosen.ids) + len(one.rejected.ids) for one in pairs.pairs]
     plan, every = plan_of(config, config.global_batch_pairs, tokens, epoch_batches)
 
     def look() -> dict[str, float]:
@@ -151,24 +137,104 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
     )
     export(network, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
-
-    after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))
     figures = {
-        **after.figures(before, config.seed),
-        "heldout_pairs": float(len(measured)),
-        "prompts_cut": float(train.cut + heldout.cut),
-        "pairs_dropped": float(train.dropped + heldout.dropped),
+        "prompts_cut": float(pairs.cut),
+        "pairs_dropped": float(pairs.dropped),
         **({"ties_left_out": float(ties)} if ties else {}),
         "batches": float(done.batches),
         "tokens_per_s": done.tokens_per_s,
         **done.guard_figures(),
-        **_answers(network, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run),
+    }
+
+    def measure_now(measured_dir: Path, its_run: Run) -> Result:
+        found = _measured(model, heldout, before, inputs, chat, config, hardware, max_length, measured_dir, its_run)
+        return replace(found, headline=done.headline(found.headline))
+
+    return Result(figures, done.headline(f"{len(examples):,} pairs, {done.batches:,} batches"), measure_now)
+
+
+def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Measures the model `trained` beside `model`, its reference, on `preferences/heldout.jsonl`.
+
+    Figures, where an answer's rise is log π/π_ref in nats, so that all four losses
+    compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit
+    reward), chosen_rise, rejected_rise (all with bootstrap intervals), win_rate (pairs whose chosen answer rose more,
+    Wilson interval), p_value (exact binomial against chance, one-sided), prefers_chosen_reference,
+    prefers_chosen_policy (pairs whose chosen answer has the higher mean log-probability a token, Wilson), heldout_loss,
+    heldout_pairs, and what had no room: heldout_prompts_cut, heldout_pairs_dropped.
+
+    Both models answer held-out prompts, sampled: kl_to_reference (nats an answer, from whole next-token distributions,
+    bootstrap), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference, ends_share_policy.
+    With the input `judge`, a reward model that trains nothing here, the same answers give heldout_judge_reference,
+    heldout_judge_policy, judge_gain and judge_gain_equal_length, as in `training.rlhf`. Answers go to
+    aux/samples.jsonl.
+    """
+    hardware = prepare(run.launch, say=run.event)
+    chat = Chat.load(inputs["model"])
+    reference = load(inputs["model"])
+    max_length = limit_length(reference, config.max_length)
+    if problems := config.problems(max_length):
+        raise StageError(*problems)
+    begin_untrained(reference, config.seed)
+    heldout, _ = _pairs("heldout", config, inputs, chat, max_length, run)
+    measured = _examples(heldout, config, chat, max_length)
+
+    def placed(network: PreTrainedModel) -> PreferenceTuned:
+        choose_attention(network, hardware, max_length)
+        return PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
+
+    before = _logprobs(placed(reference), measured, chat, run, "reference model")
+    del reference  # answers are compared with one that is loaded again
+    tuned = placed(load(inputs[TRAINED]))
+    return _measured(tuned, heldout, before, inputs, chat, config, hardware, max_length, out_dir, run)
+
+
+def _pairs(
+    side: str, config: PreferenceTuningConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
+) -> tuple[FittedPairs, int]:
+    """The pairs of one side, `train` or `heldout`, that have room and a better answer, and how many are ties."""
+    rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"))
+    decided = [row for row in rows if not is_tie(row)]
+    name, limit = ("training", None) if side == "train" else ("held-out", config.heldout_limit)
+    ties = len(rows) - len(decided)
+    if ties:
+        message = f"{ties:,} {name} pairs are ties, which say nothing here, and left out"
+        run.event("ties_left_out", f"preference_tuning: {message}")
+    fitting = fitted_pairs(chat, decided[:limit], max_length, config.too_long)
+    return fitting.told("preference_tuning", name, max_length, run), ties
+
+
+def _measured(
+    model: PreferenceTuned,
+    heldout: FittedPairs,
+    before: tuple[NDArray[np.float64], NDArray[np.float64]],
+    inputs: Mapping[str, Path],
+    chat: Chat,
+    config: PreferenceTuningConfig,
+    hardware: Hardware,
+    max_length: int,
+    out_dir: Path,
+    run: Run,
+) -> Result:
+    """The figures of `measure_trained`. Every rank must call.
+
+    before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
+    """
+    measured = _examples(heldout, config, chat, max_length)
+    after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))
+    policy = model.language.model
+    figures = {
+        **after.figures(before, config.seed),
+        "heldout_pairs": float(len(measured)),
+        "heldout_prompts_cut": float(heldout.cut),
+        "heldout_pairs_dropped": float(heldout.dropped),
+        **_answers(policy, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run),
     }
     headline = (
         f"held-out win rate {figures['win_rate']:.1%} ({figures['win_rate_low']:.1%} to "
         f"{figures['win_rate_high']:.1%}), margin {figures['margin']:+.2f}, KL {figures['kl_to_reference']:.1f}"
     )
-    return Result(figures, done.headline(headline))
+    return Result(figures, headline)
 
 
 def _examples(fitted: FittedPairs, config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:

@@ -1,4 +1,4 @@
-"""Pretrains a model on packed shards.
+"""Pretrains a model on packed shards, and measures it on those that it was not trained on.
 
 python -m training.pretrain --config pretrain.yaml --input shards=DIR --input tokenizer=DIR --out DIR
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from corpus.remote import location_of
 from evaluation.statistics import Interval, bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from infra.store.measurements import TRAINED
 from training import ranks
 from training.attention import choose_attention
 from training.balancing import ExpertLoad
@@ -54,6 +57,7 @@ from training.packed_text import (
     open_training,
     rampup_of,
 )
+from training.parallel import parallelize
 from training.pipeline_cut import pipeline_problem
 from training.schedules import Schedule
 from training.scratch import node_scratch
@@ -67,14 +71,16 @@ _BIGRAM_TOKENS = 1 << 24
 
 
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `shards/train`, exports a Hugging Face folder, then measures on `shards/validation`.
+    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
+
+
+def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains on `shards/train` and exports a Hugging Face folder.
 
     With an input `model` it goes on from the weights of that one, under a schedule of its own, instead of fresh ones.
     trained_sequences.json beside the weights says which sequences were trained on (corpus/trained.py).
-    Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
-    unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
-    `config.validation_tokens` training tokens) and bits_per_byte (of each source too), validation_tokens,
-    tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
+    Figures: tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
     skipped_batches of the guard (see aux/corrections.json), and of a mixture epochs_<source>, how often its text was
     read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do
     not fit the shards or the attention kernel the objective, and where the guard gives up.
@@ -92,7 +98,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
     within = config.within_documents(known.config.model_type if known else "")
     objective = objective_of(config, tokenizer, text.length, within)
     _check_attention(config, hardware)
-    vocab_size = max(text.vocab_size, len(tokenizer)) if objective.extends_tokenizer else text.vocab_size
+    vocab_size = _vocab_size(text, tokenizer, objective)
     network = known or _fresh(config, objective, tokenizer, vocab_size)
     _check_ranks(config, network, text, rampup, run)
     _choose_kernels(config, network, text, within, hardware, run)
@@ -111,8 +117,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
             _start_from_bigrams(config, network, bigrams, hardware, run)
         every = batches(config.evaluate_every, **text.scale)
         sources = sides(text.meta) if causal else []
-        held = count_sequences(text.validation)
-        looked_at = spread(held, max(1, config.evaluate_tokens // text.length))
+        looked_at = spread(count_sequences(text.validation), max(1, config.evaluate_tokens // text.length))
         validation = Validation(
             model,
             read_packed(text.validation, cache, looked_at, with_sources=bool(sources), limit_gb=limit_gb),
@@ -133,9 +138,9 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         watches.append(validation)
         if objective.continues_text:
             watches.append(InLoopEvaluator(network, tokenizer, config, every, hardware, run))
-        train = open_training(config, text, mixture, rampup, cache, limit_gb)
+        training_text = open_training(config, text, mixture, rampup, cache, limit_gb)
         loader = packed_loader(
-            train,
+            training_text,
             text.batch_size,
             objective.batch,
             objective.count,
@@ -144,25 +149,16 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
             rampup=rampup,
         )
         done = fit("pretrain", model, loader, plan, config, hardware, run, watches, inputs=inputs)
-        # The model first: whatever happens while it is measured, it is there.
         if objective.extends_tokenizer and ranks.is_first():
             tokenizer.save_pretrained(out_dir)
         export(network, None if objective.extends_tokenizer else inputs["tokenizer"], out_dir)
         done.leave(out_dir)
         keep_samples(run.work_dir, out_dir)
         if ranks.is_first():
-            leave_trained(train, done, plan, inputs, out_dir)
-        in_order, heldout = (open_in_order(side, cache, limit_gb) for side in (text.train, text.validation))
-        counted = text.first(mixture, config.seed, config.validation_tokens)
-        baselines = count_baselines(in_order, counted, vocab_size, objective)
-        numbers = spread(held, max(1, config.validation_tokens // text.length))
-        found = measure(model, heldout, numbers, objective, baselines, run, sources)
+            leave_trained(training_text, done, plan, inputs, out_dir)
 
-    loss = bootstrap_ratio(found.losses, found.labels, config.seed)
     figures = {
-        **_loss_figures(loss, found, sources, text.bytes_per_token if causal else 0.0),
-        **(leave_mixture(train, plan, done, out_dir, run) if isinstance(train, MixedShards) else {}),
-        "validation_tokens": float(len(numbers) * text.length),
+        **(leave_mixture(training_text, plan, done, out_dir, run) if isinstance(training_text, MixedShards) else {}),
         "parameters": float(parameters),
         "batches": float(done.batches),
         **done.guard_figures(),
@@ -173,8 +169,72 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
         figures["tflops"] = done.tokens_per_s * plan.flops_per_token / 1e12
     if done.mfu is not None:
         figures["mfu"] = done.mfu
+    headline = f"{done.tokens:,} tokens in {done.batches:,} batches, {done.tokens_per_s:,.0f} tokens/s"
+
+    def measure_now(measured_dir: Path, its_run: Run) -> Result:
+        found = _measured(config, model, text, plan, objective, vocab_size, inputs, its_run)
+        return replace(found, headline=done.headline(found.headline))
+
+    return Result(figures, done.headline(headline), measure_now)
+
+
+def measure_trained(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Measures the model `trained` on `shards/validation`.
+
+    Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
+    unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
+    `config.validation_tokens` training tokens) and bits_per_byte (of each source too), validation_tokens.
+    """
+    text = PackedText.of(config, inputs)
+    ranks.share_examples(*run.launch.shares_of_examples)
+    ranks.share_experts(run.launch.expert_parallel)
+    rampup = rampup_of(config, text)
+    hardware = prepare(run.launch, shares_examples=True, say=run.event)
+    tokenizer = load_pretrained_tokenizer(inputs["tokenizer"])
+    within = config.within_documents(AutoConfig.from_pretrained(inputs[TRAINED]).model_type)
+    objective = objective_of(config, tokenizer, text.length, within)
+    network = load_pretrained_model(objective.auto, inputs[TRAINED], dtype=torch.float32)
+    _check_attention(config, hardware)
+    _choose_kernels(config, network, text, within, hardware, run)
+    model = LanguageModel(network, hardware)
+    plan = _plan(config, network, text, rampup)
+    parallelize(model, run.launch, hardware)
+    return _measured(config, model, text, plan, objective, _vocab_size(text, tokenizer, objective), inputs, run)
+
+
+def _measured(
+    config: PretrainConfig,
+    model: LanguageModel,
+    text: PackedText,
+    plan: Plan,
+    objective: Objective,
+    vocab_size: int,
+    inputs: Mapping[str, Path],
+    run: Run,
+) -> Result:
+    """The figures of `measure_trained`. Every rank must call."""
+    # The baselines count what a training from the beginning reads first, whatever state this one went on from.
+    from_the_beginning = {name: folder for name, folder in inputs.items() if name != "state"}
+    mixture = mixture_of(config, text, plan, from_the_beginning) if config.mixture else None
+    causal, limit_gb = config.objective == "causal", run.launch.shard_cache_gb
+    sources = sides(text.meta) if causal else []
+    with node_scratch(run, unpacked_bytes(text.shards, limit_gb)) as cache, own_shared_memory(run.work_dir):
+        in_order, heldout = (open_in_order(side, cache, limit_gb) for side in (text.train, text.validation))
+        counted = text.first(mixture, config.seed, config.validation_tokens)
+        baselines = count_baselines(in_order, counted, vocab_size, objective)
+        numbers = spread(count_sequences(text.validation), max(1, config.validation_tokens // text.length))
+        found = measure(model, heldout, numbers, objective, baselines, run, sources)
+    loss = bootstrap_ratio(found.losses, found.labels, config.seed)
+    figures = {
+        **_loss_figures(loss, found, sources, text.bytes_per_token if causal else 0.0),
+        "validation_tokens": float(len(numbers) * text.length),
+    }
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
-    return Result(figures, done.headline(f"validation loss {loss.value:.3f} ({beside})"))
+    return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
+
+
+def _vocab_size(text: PackedText, tokenizer: Any, objective: Objective) -> int:
+    return max(text.vocab_size, len(tokenizer)) if objective.extends_tokenizer else text.vocab_size
 
 
 def _check_attention(config: PretrainConfig, hardware: Hardware) -> None:

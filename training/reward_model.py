@@ -6,6 +6,7 @@ python -m training.reward_model --config reward_model.yaml --input model=DIR --i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from evaluation.statistics import Interval, binomial_p_value, bootstrap, bootstrap_ratio, wilson
 from infra.errors import stage_error
 from infra.run import Result, Run
+from infra.store.measurements import TRAINED
 from training.attention import choose_attention
 from training.chat import Chat, read_rows
 from training.config import RewardModelConfig
@@ -40,17 +42,16 @@ MOST_SOURCES = 10
 
 
 def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
+
+
+def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
 
-    Figures on `preferences/heldout.jsonl`: heldout_accuracy (pairs put in the right order, Wilson interval; where there
-    are rankings, whose pairs hang together, by bootstrap over prompts), the same for each source where there are two to
-    ten (heldout_accuracy_of_docstrings), heldout_pairs, p_value (one-sided exact binomial against chance; of rankings
-    by whether most of their pairs are right), margin (mean chosen minus rejected score, bootstrap interval),
-    heldout_loss (chance is 0.693), and what had no room, of training and held-out pairs together: prompts_cut,
-    pairs_dropped. Ties, heldout_ties of them, are in heldout_loss alone. On the way loss and accuracy on some held-out
-    pairs are told as validation/sample_loss and validation/sample_accuracy.
-
-    What length has to do with it, and whether σ(margin) is how often it is right: see `training.reward_figures`.
+    Figures: prompts_cut, pairs_dropped (training pairs that had no room), pairs_unbalanced with `balance_lengths`,
+    batches and the guard's. On the way loss and accuracy on some held-out pairs are told as validation/sample_loss and
+    validation/sample_accuracy.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
@@ -58,27 +59,27 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     max_length = limit_length(scorer.model, config.max_length)
     choose_attention(scorer.model, hardware, max_length)
     model = RewardModel(scorer, config.margin_coef).to(hardware.device)
-    keys = ("prompt", "chosen", "rejected")
-    fitted, measured = (
-        fitted_rankings(
-            chat, read_rows(inputs["preferences"] / f"{side}.jsonl", keys, limit), max_length, config.too_long
-        ).told("reward_model", name, max_length, run)
-        for side, name, limit in (("train", "training", None), ("heldout", "held-out", config.heldout_limit))
-    )
-    train, heldout = fitted.rankings, measured.rankings
+    fitting = _fitted("train", config, inputs, chat, max_length, run)
+    measured = _fitted("heldout", config, inputs, chat, max_length, run)
+    rankings, heldout = fitting.rankings, measured.rankings
     unweighted = 0
     if config.balance_lengths:
-        train, unweighted = balanced(train)
-        _check_balance(train, unweighted, run)
+        rankings, unweighted = balanced(rankings)
+        _check_balance(rankings, unweighted, run)
 
-    def collate(rankings: Sequence[Ranking]) -> dict[str, Tensor]:
-        return ranking_batch(rankings, chat.pad)
+    def collate(some: Sequence[Ranking]) -> dict[str, Tensor]:
+        return ranking_batch(some, chat.pad)
 
-    lengths = [max(len(answer.ids) for answer in ranking.answers) for ranking in train]
+    lengths = [max(len(answer.ids) for answer in ranking.answers) for ranking in rankings]
     loader, epoch_batches = example_loader(
-        train, config.global_batch_pairs, config.seed, collate, count_pairs, lengths if config.group_by_length else None
+        rankings,
+        config.global_batch_pairs,
+        config.seed,
+        collate,
+        count_pairs,
+        lengths if config.group_by_length else None,
     )
-    tokens = [sum(len(answer.ids) for answer in ranking.answers) for ranking in train]
+    tokens = [sum(len(answer.ids) for answer in ranking.answers) for ranking in rankings]
     plan, every = plan_of(config, config.global_batch_pairs, tokens, epoch_batches)
 
     def look() -> dict[str, float]:
@@ -103,18 +104,65 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
     )
     export(scorer.model, inputs["model"], out_dir)
     done.leave(out_dir)
-
-    scores = score_pairs(model, heldout, chat.pad)
     figures = {
-        **_figures(scores, measured, out_dir, config.seed),
-        "prompts_cut": float(fitted.cut + measured.cut),
-        "pairs_dropped": float(fitted.dropped + measured.dropped),
+        "prompts_cut": float(fitting.cut),
+        "pairs_dropped": float(fitting.dropped),
         **({"pairs_unbalanced": float(unweighted)} if config.balance_lengths else {}),
         "batches": float(done.batches),
         **done.guard_figures(),
     }
+    pairs = sum(len(one.pairs) for one in rankings)
+
+    def measure_now(measured_dir: Path, its_run: Run) -> Result:
+        found = _measured(model, measured, chat, config, measured_dir)
+        return replace(found, headline=done.headline(found.headline))
+
+    return Result(figures, done.headline(f"{pairs:,} pairs, {done.batches:,} batches"), measure_now)
+
+
+def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Measures the reward model `trained` on `preferences/heldout.jsonl`.
+
+    Figures: heldout_accuracy (pairs put in the right order, Wilson interval; where there
+    are rankings, whose pairs hang together, by bootstrap over prompts), the same for each source where there are two to
+    ten (heldout_accuracy_of_docstrings), heldout_pairs, p_value (one-sided exact binomial against chance; of rankings
+    by whether most of their pairs are right), margin (mean chosen minus rejected score, bootstrap interval),
+    heldout_loss (chance is 0.693), and what had no room: heldout_prompts_cut, heldout_pairs_dropped. Ties, heldout_ties
+    of them, are in heldout_loss alone.
+
+    What length has to do with it, and whether σ(margin) is how often it is right: see `training.reward_figures`.
+    """
+    hardware = prepare(run.launch, say=run.event)
+    chat = Chat.load(inputs["model"])
+    scorer = load_scorer(inputs[TRAINED], hardware)
+    max_length = limit_length(scorer.model, config.max_length)
+    choose_attention(scorer.model, hardware, max_length)
+    model = RewardModel(scorer, config.margin_coef).to(hardware.device)
+    return _measured(model, _fitted("heldout", config, inputs, chat, max_length, run), chat, config, out_dir)
+
+
+def _fitted(
+    side: str, config: RewardModelConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
+) -> FittedRankings:
+    """The pairs and rankings of one side, `train` or `heldout`, that have room."""
+    limit = None if side == "train" else config.heldout_limit
+    rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"), limit)
+    name = "training" if side == "train" else "held-out"
+    return fitted_rankings(chat, rows, max_length, config.too_long).told("reward_model", name, max_length, run)
+
+
+def _measured(
+    model: RewardModel, heldout: FittedRankings, chat: Chat, config: RewardModelConfig, out_dir: Path
+) -> Result:
+    """The figures of `measure_trained`."""
+    scores = score_pairs(model, heldout.rankings, chat.pad)
+    figures = {
+        **_figures(scores, heldout, out_dir, config.seed),
+        "heldout_prompts_cut": float(heldout.cut),
+        "heldout_pairs_dropped": float(heldout.dropped),
+    }
     right, low, high = (figures[f"heldout_accuracy{part}"] for part in ("", "_low", "_high"))
-    return Result(figures, done.headline(f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})"))
+    return Result(figures, f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})")
 
 
 def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path, seed: int) -> dict[str, float]:

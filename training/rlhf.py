@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
+from infra.store.measurements import TRAINED
 from training.algorithms import CLIPPED, algorithm_of
 from training.attention import choose_attention
 from training.callbacks import Callback
@@ -33,7 +35,7 @@ from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
 from training.policy_and_value import PolicyAndValue, acting
 from training.rewards import Prompt, Rewards, RewardScale
-from training.rlhf_heldout import TOLD, Heldout
+from training.rlhf_heldout import Heldout
 from training.rollouts import Rollouts
 from training.scorer import Scorer, load_other_scorer
 from training.train_state import Loader, TokenCount, TrainState
@@ -42,6 +44,7 @@ from training.vllm_sampler import VllmSampler
 
 _TEXTS = 4096
 """Documents that minibatches draw from."""
+_SIDES = ("train", "heldout")
 
 
 class _Ratios(Callback):
@@ -57,37 +60,20 @@ class _Ratios(Callback):
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains the policy on the prompts of `prompts/train.jsonl`, measures on those of `prompts/heldout.jsonl`.
+    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
-    Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
-    training temperature), reward_gain (bootstrap interval over prompts, paired), reward_gain_equal_length (what is left
-    of it between answers of one length, by least squares over the prompts, with its bootstrap interval) and
-    reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
-    next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
-    answer_tokens_rlhf, ends_share_sft, ends_share_rlhf. Of several answers to a prompt (`heldout_answers`) the mean
-    counts. Answers and rewards go to aux/samples.jsonl.
 
-    With further reward models, inputs of any other names, the reward is what `ensemble` makes of all, each in standard
-    deviations of its own; heldout_reward_… are of that. reward_models_apart_sft and _rlhf are how far the models lie
-    apart over an answer, in the mean (`training.ensemble`).
+def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains the policy on the prompts of `prompts/train.jsonl`.
 
-    With the input `judge`, a second reward model that trains nothing, each round's mean score by it is told as
-    rlhf/judge, and the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
-    judge_gain_equal_length. Raises StageError where it is the reward model itself.
+    With further reward models, inputs of any other names, the reward is what `ensemble` makes of all. With the input
+    `judge`, a second reward model that trains nothing, each round's mean score by it is told as
+    rlhf/judge. Raises StageError where it is the reward model itself.
 
-    generated_tokens_per_s and generating_share: how fast the answers of the rounds were generated, and what part of the
-    rounds' time that took, in whole rounds of this process; as curves rlhf/generated_tokens_per_s and
-    rlhf/generating_share.
-
-    With `reward_functions`, the weighted sum of what they give the same answers is heldout_functions_sft,
-    heldout_functions_rlhf and functions_gain.
-
-    With `best_of`, best_of_4_kl and best_of_4_reward, _judge, _verified are what the best of so many answers of the SFT
-    model comes to, with bootstrap intervals.
-
-    Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
-    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
-    verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
+    Figures: batches, generated_tokens_per_s and generating_share: how fast the answers of the rounds were generated,
+    and what part of the rounds' time that took, in whole rounds of this process; as curves rlhf/generated_tokens_per_s
+    and rlhf/generating_share. stopped_early with `stop_on_divergence`.
     """
     with ExitStack() as ending:
         graders = Graders(config.reward_processes, config.reward_timeout_s)
@@ -101,13 +87,9 @@ def _trained(
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    longest = limit_length(policy, config.max_prompt_tokens + config.answer_max_tokens)
-    if problems := config.problems(longest):
-        raise StageError(*problems)
-    ensemble, judge = _scorers(config, inputs, policy, chat, hardware, longest)
-    scorers = [*ensemble.members.values(), *([judge] if judge is not None else [])]
-    for network in (policy, *(scorer.model for scorer in scorers)):
-        choose_attention(network, hardware, longest)
+    longest = _longest(config, policy)
+    ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
+    choose_attention(policy, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
     scale = RewardScale(config.kl_coef, len(ensemble))
     if algorithm.has_values and not ensemble:
@@ -117,21 +99,13 @@ def _trained(
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
             "give one, or take algorithm: rloo, grpo or raft",
         )
-    value = copy.deepcopy(ensemble.first) if algorithm.has_values else None
+    value = copy.deepcopy(ensemble.first).train().requires_grad_(True) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
-    for scorer in scorers:
-        scorer.eval().requires_grad_(False).to(hardware.device)
 
-    room = longest - config.answer_max_tokens
-    train, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", room, run) for side in ("train", "heldout"))
-    heldout = heldout[: config.heldout_prompts]
-    if not train or not heldout:
-        raise stage_error(
-            "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
-        )
+    prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
-    _check_rewards(config, train, bool(ensemble), judge is not None)
+    _check_rewards(config, prompts, bool(ensemble), judge is not None)
     steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
@@ -152,7 +126,7 @@ def _trained(
         rewards,
         algorithm,
         scale,
-        train,
+        prompts,
         chat,
         config,
         hardware,
@@ -170,23 +144,98 @@ def _trained(
     done = fit(
         "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
     )
-    if vllm is not None:
-        vllm.close()  # held-out answers are our own sampler's
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir)
     refresh()
-
-    measured = Heldout(heldout, rewards, chat, config, hardware)
-    figures, said = measured.figures(reference, sampler.policy, out_dir / "aux" / "samples.jsonl")
-    figures |= {"batches": float(done.batches), **rollouts.times.figures()}
+    figures = {"batches": float(done.batches), **rollouts.times.figures()}
+    headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"
     if config.stop_on_divergence:
         figures["stopped_early"] = float(done.batches < plan.batches)
-    run.metrics({f"rlhf/{name}": figures[name] for name in TOLD if name in figures}, done.batches)
     if done.batches < plan.batches:
-        said.insert(
-            -1, f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
-        )
+        headline = f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
+
+    def measure_now(measured_dir: Path, its_run: Run) -> Result:
+        found = _measured(config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir)
+        stopped = done.batches < plan.batches
+        return replace(found, headline=f"{found.headline}, {headline}") if stopped else found
+
+    return Result(figures, headline, measure_now)
+
+
+def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Measures the model `trained` beside the one that it was made from, `model`, on `prompts/heldout.jsonl`.
+
+    Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
+    training temperature), reward_gain (bootstrap interval over prompts, paired), reward_gain_equal_length (what is left
+    of it between answers of one length, by least squares over the prompts, with its bootstrap interval) and
+    reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
+    next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
+    answer_tokens_rlhf, ends_share_sft, ends_share_rlhf. Of several answers to a prompt (`heldout_answers`) the mean
+    counts. Answers and rewards go to aux/samples.jsonl.
+
+    With further reward models heldout_reward_… are of what `ensemble` makes of all, each in standard deviations of its
+    scores of the answers of `model`. reward_models_apart_sft and _rlhf are how far the models lie
+    apart over an answer, in the mean (`training.ensemble`).
+
+    With the input `judge` the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
+    judge_gain_equal_length. With `reward_functions`, the weighted sum of what they give the same answers is
+    heldout_functions_sft, heldout_functions_rlhf and functions_gain. With `best_of`, best_of_4_kl and best_of_4_reward,
+    _judge, _verified are what the best of so many answers of `model` comes to, with bootstrap intervals.
+
+    Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
+    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
+    verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
+    """
+    hardware = prepare(run.launch, say=run.event)
+    chat = Chat.load(inputs["model"])
+    reference, policy = (load(inputs[name]).eval().requires_grad_(False) for name in ("model", TRAINED))
+    longest = _longest(config, reference)
+    ensemble, judge = _placed_scorers(config, inputs, reference, chat, hardware, longest)
+    for network in (reference, policy):
+        choose_attention(network, hardware, longest)
+        network.to(hardware.device)
+    heldout = _short(chat, inputs["prompts"] / "heldout.jsonl", config, longest, run)
+    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir)
+
+
+def _measured(
+    config: RlhfConfig,
+    heldout: Sequence[Prompt],
+    ensemble: Ensemble,
+    judge: Scorer | None,
+    chat: Chat,
+    hardware: Hardware,
+    reference: PreTrainedModel,
+    policy: PreTrainedModel,
+    out_dir: Path,
+) -> Result:
+    """The figures of `measure_trained`. Every rank must call."""
+    graders = Graders(config.reward_processes, config.reward_timeout_s)
+    with closing(graders):
+        scale = RewardScale(config.kl_coef, len(ensemble))
+        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
+        measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
+        figures, said = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
     return Result(figures, ", ".join(said))
+
+
+def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
+    """Tokens of the longest prompt with its answer. Raises StageError where nothing is left for a prompt."""
+    longest = limit_length(model, config.max_prompt_tokens + config.answer_max_tokens)
+    if problems := config.problems(longest):
+        raise StageError(*problems)
+    return longest
+
+
+def _placed_scorers(
+    config: RlhfConfig, inputs: Mapping[str, Path], model: PreTrainedModel, chat: Chat, hardware: Hardware, longest: int
+) -> tuple[Ensemble, Scorer | None]:
+    """The reward models and the judge, ready to score on the device."""
+    ensemble, judge = _scorers(config, inputs, model, chat, hardware, longest)
+    for scorer in [*ensemble.members.values(), *([judge] if judge is not None else [])]:
+        choose_attention(scorer.model, hardware, longest)
+        scorer.eval().requires_grad_(False).to(hardware.device)
+    return ensemble, judge
 
 
 def _scorers(
@@ -245,8 +294,12 @@ def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: boo
         )
 
 
-def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Prompt]:
-    """The prompts of a pairs file that have at most `room` tokens; the log says how many are left out."""
+def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -> list[Prompt]:
+    """The prompts of a pairs file that leave room for an answer; the log says how many are left out.
+
+    Raises StageError `no_prompts` where that is all.
+    """
+    room = longest - config.answer_max_tokens
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
     found = [
@@ -257,6 +310,10 @@ def _short(chat: Chat, path: Path, room: int, run: Run) -> list[Prompt]:
     if dropped := len(rows) - len(found):
         message = f"{dropped:,} of {len(rows):,} prompts of {path.name} are longer than {room:,} tokens and left out"
         run.event("prompts_dropped", f"rlhf: {message}")
+    if not found:
+        raise stage_error(
+            "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
+        )
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,9 +24,6 @@ from training.completions import Completions, generate, kl_of, scores_of
 from training.config import RlhfConfig
 from training.hardware import Hardware
 from training.rewards import Prompt, Rewards
-
-TOLD = ("reward_gain", "reward_gain_equal_length", "judge_gain", "functions_gain", "verified_gain", "kl_to_sft")
-"""Figures that are curves' last points too."""
 
 _Scores = dict[str, NDArray[np.float64]]
 """Of each side, `sft` and `rlhf`, (A,)."""
@@ -101,7 +99,10 @@ class Heldout:
         raw = {name: ensemble.raw(side, self._chat, self._hardware) for name, side in answers.items()}
         if len(ensemble) == 1:
             return {name: one.double().numpy() for name, one in raw.items()}, {}
-        each = {name: scale(one.to(scale.mean.device)).cpu() for name, one in raw.items()}
+        unruled = torch.from_numpy(np.repeat(~self._ruled, self._config.heldout_answers))
+        if self._config.normalise_reward and not scale.known and int(unruled.sum()) > 1:
+            scale.learn(raw["sft"][unruled])  # of the answers of `figures`, which come first
+        each = {name: scale(one) for name, one in raw.items()}
         combined = {name: ensemble.combined(one).double().numpy() for name, one in each.items()}
         return combined, {name: ensemble.apart(one) for name, one in each.items()}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from evaluation.statistics import bootstrap_ratio, wilson
 from infra.errors import StageError
 from infra.run import Result, Run
+from infra.store.measurements import TRAINED
 from training.attention import choose_attention
 from training.chat import Chat, Conversation, read_rows
 from training.config import SftConfig
@@ -47,19 +48,18 @@ _WATCHED_AT = (0.1, 0.3)
 
 
 def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
-    text_share on text of `shards/train` too. Of a conversation of several turns every answer is learnt; what is
-    measured is the last one.
+    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
-    Base and SFT model are measured alike, in the same chat format, on `instructions/heldout.jsonl`: heldout_loss_base,
-    heldout_loss_sft (nats a response token), improvement (their difference, with a paired bootstrap interval over
-    pairs), improvement_text (the same without `<|end|>`, which a base model cannot know), ends_share_base,
-    ends_share_sft (greedy answers that end before the limit, Wilson interval), prompts_cut, pairs_dropped (what had no
-    room, of training and held-out conversations together), verified_base, verified_sft (greedy
-    answers that are right, Wilson; where a rule can tell of any). Answers go to aux/samples.jsonl. On the
-    way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out prompts were answered
-    from before training to its end is in aux/training_samples.jsonl. Raises StageError where lengths leave no
-    room for a prompt, or the model's family does not keep to the mask that packing needs.
+
+def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Trains on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
+    text_share on text of `shards/train` too. Of a conversation of several turns every answer is learnt.
+
+    Figures: prompts_cut, pairs_dropped (training conversations that had no room), batches, tokens, tokens_per_s and the
+    guard's. On the way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out
+    prompts were answered from before training to its end is in aux/training_samples.jsonl. Raises StageError where
+    lengths leave no room for a prompt, or the model's family does not keep to the mask that packing needs.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
@@ -75,44 +75,42 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     model = LanguageModel(network, hardware).to(hardware.device)
 
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
-    asked = read_rows(inputs["instructions"] / "heldout.jsonl", ("prompt", "response"), config.heldout_limit)
-    fitting, measured = (
-        fitted(chat, part, max_length, config.too_long).told(name, max_length, run)
-        for part, name in ((rows, "training"), (asked, "held-out"))
-    )
-    heldout, heldout_rows = measured.conversations, measured.rows
-    rules = rules_of(heldout_rows, str(inputs["instructions"] / "heldout.jsonl"))[: config.answers_limit]
-    before = _measure(model, chat, heldout, config, hardware, max_length, run, "base model")
+    fitting = fitted(chat, rows, max_length, config.too_long).told("training", max_length, run)
+    heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
+    before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
     if config.lora:
         learning = add_adapters(network, config.lora, config.seed)
         run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones")
-    train = packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
-    lengths = [sum(len(one.ids) for one in pack) for pack in train]
+    training_packs = (
+        packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
+    )
+    lengths = [sum(len(one.ids) for one in pack) for pack in training_packs]
     mixed_in: list[Text] = []
     if config.text_per_batch:
-        batches_of_text = max(1, len(train) // (config.global_batch_examples - config.text_per_batch))
+        batches_of_text = max(1, len(training_packs) // (config.global_batch_examples - config.text_per_batch))
         count = batches_of_text * config.text_per_batch
         key, sources = "sft.text_sources", config.text_sources
         of_text = {"sources": sources, "key": key, "tokenizer": chat.tokenizer}
         mixed_in = text_examples(inputs["shards"], count, max_length, config.seed, run, **of_text)
-    loader, epoch_batches = _loader(config, chat, train, lengths, mixed_in)
+    loader, epoch_batches = _loader(config, chat, training_packs, lengths, mixed_in)
     plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
 
     def look() -> dict[str, float]:
-        watched = heldout[: config.evaluate_pairs]
+        watched = heldout.conversations[: config.evaluate_pairs]
         losses = np.concatenate([loss for loss, _ in _losses(model, chat, watched, hardware)])
         return {"validation/sample_loss": float(losses.sum() / sum(len(one.response) for one in watched))}
 
-    def told(side: _Side) -> list[dict[str, Any]]:
-        return side.told(chat, heldout_rows[: config.watched_prompts], rules)
+    watched = heldout.first(config.watched_prompts)
 
-    def answers_so_far() -> list[dict[str, Any]]:
+    def watch(side: _Side) -> list[dict[str, Any]]:
+        return side.told(chat, watched.rows, watched.rules)
+
+    def measure_watched(model: LanguageModel, name: str) -> list[dict[str, Any]]:
         quiet = Run(run.work_dir, run.launch)
-        watched = heldout[: config.watched_prompts]
-        return told(_measure(model, chat, watched, config, hardware, max_length, quiet, "model so far"))
+        return watch(watched.measure(model, chat, config, hardware, max_length, quiet, name))
 
-    at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if config.watched_prompts else set()
+    at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if watched.rows else set()
     done = fit(
         "sft",
         model,
@@ -121,40 +119,70 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
         config,
         hardware,
         run,
-        [Watch(look, every, plan.batches, run), InLoopAnswers(network, answers_so_far, at, run)],
+        [
+            Watch(look, every, plan.batches, run),
+            InLoopAnswers(network, lambda: measure_watched(model, "model so far"), at, run),
+        ],
         inputs=inputs,
     )
+    tuned = model
     if config.lora or config.start_share:
         network = _merged(network, inputs["model"], config, hardware, max_length)
-        model = LanguageModel(network, hardware).to(hardware.device)
+        tuned = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
     done.leave(out_dir)
-
-    after = _measure(model, chat, heldout, config, hardware, max_length, run, "tuned model")
-    right = {name: side.right(chat, rules) for name, side in (("base", before), ("sft", after))}
-    _write_samples(out_dir / "aux" / "samples.jsonl", heldout_rows, chat, before, after, right)
-    first, last = (
-        [{"batch": batch, **row} for row in told(side)] for batch, side in ((0, before), (done.batches, after))
-    )
-    if first:
-        _write_lines(out_dir / "aux" / SAMPLES, [*first, *kept_answers(run.work_dir), *last])
+    if watched.rows:
+        first, last = watch(before), measure_watched(tuned, "tuned model")
+        stamped = [{"batch": batch, **row} for batch, rows in ((0, first), (done.batches, last)) for row in rows]
+        count = len(first)
+        _write_lines(out_dir / "aux" / SAMPLES, [*stamped[:count], *kept_answers(run.work_dir), *stamped[count:]])
     figures = {
-        **_compared(before, after, chat, config.seed),
-        **{key: value for name, each in right.items() for key, value in _verified_figures(name, each).items()},
-        "heldout_pairs": float(len(heldout)),
-        "prompts_cut": float(fitting.cut + measured.cut),
-        "pairs_dropped": float(fitting.dropped + measured.dropped),
+        "prompts_cut": float(fitting.cut),
+        "pairs_dropped": float(fitting.dropped),
         "batches": float(done.batches),
         **done.guard_figures(),
         "tokens": float(done.tokens),
         "tokens_per_s": done.tokens_per_s,
     }
-    headline = (
-        f"held-out loss {figures['heldout_loss_base']:.2f} → {figures['heldout_loss_sft']:.2f}, "
-        f"{figures['ends_share_sft']:.0%} of answers end"
-    )
-    return Result(figures, done.headline(headline))
+    headline = f"{len(fitting.conversations):,} conversations, {done.batches:,} batches"
+
+    def measure_now(measured_dir: Path, its_run: Run) -> Result:
+        after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
+        found = _compared(heldout, before, after, chat, config, measured_dir)
+        return replace(found, headline=done.headline(found.headline))
+
+    return Result(figures, done.headline(headline), measure_now)
+
+
+def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Measures the model `trained` beside the one that it was made from, `model`, in the same chat format, on
+    `instructions/heldout.jsonl`. Of a conversation of several turns the last answer is measured.
+
+    Figures: heldout_loss_base, heldout_loss_sft (nats a response token), improvement (their difference, with a paired
+    bootstrap interval over pairs), improvement_text (the same without `<|end|>`, which a base model cannot know),
+    ends_share_base, ends_share_sft (greedy answers that end before the limit, Wilson interval), heldout_pairs,
+    heldout_prompts_cut, heldout_pairs_dropped, verified_base, verified_sft (greedy answers that are right, Wilson;
+    where a rule can tell of any). Answers go to aux/samples.jsonl.
+    """
+    hardware = prepare(run.launch, say=run.event)
+    chat = Chat.load(inputs["model"])
+
+    def loaded(name: str) -> tuple[LanguageModel, int]:
+        network = load(inputs[name])
+        length = limit_length(network, config.max_length)
+        choose_attention(network, hardware, length, documents=config.packing)
+        return LanguageModel(network, hardware).to(hardware.device), length
+
+    model, max_length = loaded("model")
+    if problems := config.problems(max_length):
+        raise StageError(*problems)
+    heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
+    before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
+    del model  # one of the two is in memory
+    tuned, _ = loaded(TRAINED)
+    after = heldout.measure(tuned, chat, config, hardware, max_length, run, "tuned model")
+    return _compared(heldout, before, after, chat, config, out_dir)
 
 
 def _merged(
@@ -229,58 +257,91 @@ class _Side:
         return right_answers([chat.decode(answer) for answer in self.answers], rules)
 
 
-def _compared(before: _Side, after: _Side, chat: Chat, seed: int) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Heldout:
+    """The held-out conversations, and the rules that tell right answers of those that are answered."""
+
+    conversations: Sequence[Conversation]
+    rows: Sequence[Mapping[str, Any]]
+    rules: Sequence[Rule | None]
+    cut: int = 0
+    dropped: int = 0
+
+    @classmethod
+    def read(cls, config: SftConfig, folder: Path, chat: Chat, longest: int, run: Run) -> _Heldout:
+        path = folder / "heldout.jsonl"
+        rows = read_rows(path, ("prompt", "response"), config.heldout_limit)
+        fitting = fitted(chat, rows, longest, config.too_long).told("held-out", longest, run)
+        rules = rules_of(fitting.rows, str(path))[: config.answers_limit]
+        return cls(fitting.conversations, fitting.rows, rules, fitting.cut, fitting.dropped)
+
+    def first(self, count: int) -> _Heldout:
+        return _Heldout(self.conversations[:count], self.rows[:count], self.rules[:count])
+
+    def measure(
+        self,
+        model: LanguageModel,
+        chat: Chat,
+        config: SftConfig,
+        hardware: Hardware,
+        longest: int,
+        run: Run,
+        name: str,
+    ) -> _Side:
+        """The losses of a model, and its greedy answers to as many prompts as there are rules."""
+        losses, text_losses, done = [], [], 0
+        for loss, text_loss in _losses(model, chat, self.conversations, hardware):
+            run.stop_if_cancelled()
+            losses.append(loss)
+            text_losses.append(text_loss)
+            done += len(loss)
+            run.progress(done, len(self.conversations), "pairs", f"measuring the {name}")
+        room = longest - config.answer_max_tokens
+        asked = [chat.shortened(one.prompt, room) for one in self.conversations[: len(self.rules)]]
+        answers = sample(
+            model.model,
+            asked,
+            max_new_tokens=config.answer_max_tokens,
+            temperature=0,
+            stops=chat.stops,
+            hardware=hardware,
+            batch_size=_BATCH,
+            on_batch=lambda done: run.progress(done, len(asked), "answers", f"the {name} answers"),
+        )
+        tokens = np.array([len(one.response) for one in self.conversations])
+        return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
+
+
+def _compared(heldout: _Heldout, before: _Side, after: _Side, chat: Chat, config: SftConfig, out_dir: Path) -> Result:
     """Losses of both models in nats a token, what tuning took off them, with `<|end|>` and without, and how many
-    answers end."""
-    improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, seed)
-    text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, seed)
-    return {
+    answers end and are right. Answers go to aux/samples.jsonl."""
+    right = {name: side.right(chat, heldout.rules) for name, side in (("base", before), ("sft", after))}
+    _write_samples(out_dir / "aux" / "samples.jsonl", heldout.rows, chat, before, after, right)
+    improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
+    text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
+    figures = {
         "heldout_loss_base": float(before.losses.sum() / before.tokens.sum()),
         "heldout_loss_sft": float(after.losses.sum() / after.tokens.sum()),
         **improvement.as_figures("improvement"),
         **text.as_figures("improvement_text"),
         **wilson(before.ended(chat), len(before.answers)).as_figures("ends_share_base"),
         **wilson(after.ended(chat), len(after.answers)).as_figures("ends_share_sft"),
+        **{key: value for name, each in right.items() for key, value in _verified_figures(name, each).items()},
+        "heldout_pairs": float(len(heldout.conversations)),
+        "heldout_prompts_cut": float(heldout.cut),
+        "heldout_pairs_dropped": float(heldout.dropped),
     }
+    headline = (
+        f"held-out loss {figures['heldout_loss_base']:.2f} → {figures['heldout_loss_sft']:.2f}, "
+        f"{figures['ends_share_sft']:.0%} of answers end"
+    )
+    return Result(figures, headline)
 
 
 def _verified_figures(name: str, right: NDArray[np.float64]) -> dict[str, float]:
     """The share of right answers where a rule can tell; nothing where it can of none."""
     known = right[~np.isnan(right)]
     return wilson(int(known.sum()), len(known)).as_figures(f"verified_{name}") if len(known) else {}
-
-
-def _measure(
-    model: LanguageModel,
-    chat: Chat,
-    heldout: Sequence[Conversation],
-    config: SftConfig,
-    hardware: Hardware,
-    longest: int,
-    run: Run,
-    name: str,
-) -> _Side:
-    losses, text_losses, done = [], [], 0
-    for loss, text_loss in _losses(model, chat, heldout, hardware):
-        run.stop_if_cancelled()
-        losses.append(loss)
-        text_losses.append(text_loss)
-        done += len(loss)
-        run.progress(done, len(heldout), "pairs", f"measuring the {name}")
-    room = longest - config.answer_max_tokens
-    asked = [chat.shortened(one.prompt, room) for one in heldout[: config.answers_limit]]
-    answers = sample(
-        model.model,
-        asked,
-        max_new_tokens=config.answer_max_tokens,
-        temperature=0,
-        stops=chat.stops,
-        hardware=hardware,
-        batch_size=_BATCH,
-        on_batch=lambda done: run.progress(done, len(asked), "answers", f"the {name} answers"),
-    )
-    tokens = np.array([len(one.response) for one in heldout])
-    return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
 
 
 def _losses(

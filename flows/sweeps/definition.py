@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flows.config import PipelineConfig, dump, load
-from flows.graph import Graph, ancestors, graph, known
+from flows.graph import Graph, ancestors, graph, known, with_measurements
 from flows.sweeps.space import Choices, Range, Space, grid, settings_text
 from infra.errors import ConfigError, Problem
 from infra.identity import canonical, canonical_json
 from infra.project import default_root
+from infra.store.measurements import MEASURE
 from tasks.stage import Node
 from training.config import TrainerConfig
 
@@ -150,7 +151,9 @@ def define(wishes: Wishes) -> Sweep:
     step, figure = _measure(wishes, whole, graphs)
     problems = _idle(wishes, whole, tried, graphs, step)
     needed = [whole[name] for name in whole if name in ancestors(whole, [step])]
-    trainings = [node for node in needed if isinstance(node.config, TrainerConfig) and not node.adopted]
+    trainings = [
+        node for node in needed if isinstance(node.config, TrainerConfig) and not node.adopted and not node.measures
+    ]
     seed_keys = tuple(f"{node.key}.seed" for node in trainings) if wishes.seeds > 1 else ()
     problems += [
         Problem("contradiction", f"--key {key}", "the seed is swept by --seeds already", "leave one of the two out")
@@ -240,7 +243,7 @@ def _measure(wishes: Wishes, whole: Graph, graphs: Sequence[Graph]) -> tuple[str
     below = [
         name
         for name, node in whole.items()
-        if node.stage.name in MEASURED and changed.intersection(ancestors(whole, [name]))
+        if node.stage.name in MEASURED and changed.intersection(ancestors(whole, with_measurements(whole, [name])))
     ]
     if not below:
         below = [name for name, node in whole.items() if node.stage.name in MEASURED]
@@ -252,7 +255,7 @@ def _measure(wishes: Wishes, whole: Graph, graphs: Sequence[Graph]) -> tuple[str
 
 def _idle(wishes: Wishes, whole: Graph, arms: Sequence[Arm], graphs: Sequence[Graph], step: str) -> list[Problem]:
     """Keys, or arms of an ablation, that would not change any stage that the measured figure depends on."""
-    needed = ancestors(whole, [step])
+    needed = ancestors(whole, with_measurements(whole, [step]))
     found = []
     for arm, nodes in zip(arms, graphs, strict=True):
         if arm.name and arm.settings and not _changed(whole, nodes, needed):
@@ -280,6 +283,7 @@ def _matters_beside(key: str, arms: Sequence[Arm], graphs: Sequence[Graph], need
 
 
 def _bears_on_nothing(path: str, key: str, step: str, others: set[str]) -> Problem:
+    others = {name.removeprefix(MEASURE) for name in others}
     if others:
         listed = ", ".join(sorted(others))
         message = f"bears on nothing that {step} depends on: it changes {listed} alone"
@@ -299,4 +303,10 @@ def _changed(one: Graph, other: Graph, among: set[str]) -> set[str]:
 
 def _identity(node: Node) -> Any:
     sources = [(source.key, source.paths, source.objects, source.recipe) for source in node.sources()]
-    return canonical(node.config, node.key), dict(node.inputs), sources, node.adopted, node.continues_at()
+    return (
+        canonical(node.config, node.key, measuring=node.measures),
+        dict(node.inputs),
+        sources,
+        node.adopted,
+        node.continues_at(),
+    )

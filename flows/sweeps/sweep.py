@@ -26,6 +26,7 @@ from infra.lineage.outbox import Outbox
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
+from infra.store.measurements import TRAINED
 from infra.store.store import Store
 from tasks.child import JOURNAL
 from tasks.warm_start import WarmStart
@@ -221,13 +222,14 @@ class _Running:
         """`step.figure` of all steps that train or measure, and of the measured one."""
         nodes = self.graphs[trial.number]
         for row in document["stages"]:
-            stage = nodes[row["stage"]].stage
-            if row["status"] in HAS_ARTIFACT and (stage.makes_weights or row["stage"] == self.sweep.step):
+            node = nodes[row["stage"]]
+            of_a_model = node.stage.makes_weights or node.measures
+            if row["status"] in HAS_ARTIFACT and (of_a_model or node.id == self.sweep.step):
                 # A worker elsewhere may have another cache: of a path only its last two parts are the store's.
                 manifest = self.store.find(Path(row["path"]).parent.name, row["fingerprint"])
                 assert manifest is not None
                 for name, value in manifest.result["figures"].items():
-                    yield f"{row['stage']}.{name}", value
+                    yield f"{node.inputs[TRAINED] if node.measures else node.id}.{name}", value
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
         """The in-training validation of the measured step so far, while it is built."""

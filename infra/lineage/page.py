@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.lineage.messages import PipelineStarted, StageFinished, StageStarted
 from infra.project import user_name
+from infra.store.measurements import figures_by_step
 
 # Without it the page shows what belongs to chatbots instead of training.
 VIEW = "?workflowType=machine_learning"
@@ -77,7 +78,8 @@ def measured(figures: Mapping[str, float]) -> dict[str, float]:
 
 def pipeline_figures(steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """What a pipeline run is compared by, as `step.figure`: what was measured in each of its steps."""
-    return {f"{step}.{name}": value for step, figures in steps.items() for name, value in measured(figures).items()}
+    own = figures_by_step(steps)
+    return {f"{step}.{name}": value for step, figures in own.items() for name, value in measured(figures).items()}
 
 
 def pipeline_note(about: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:

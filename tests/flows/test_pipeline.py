@@ -41,7 +41,7 @@ def figures(folder: Path) -> dict[str, float]:
 def test_every_stage_is_built_and_nobody_left_the_machine(built_full: Path, document: dict[str, Any]) -> None:
     assert document["status"] == "done"
     assert {row["status"] for row in document["stages"]} == {"built"}
-    assert len(document["stages"]) == 27
+    assert len(document["stages"]) == 31
     attempts = built_full / "connections"
     assert not attempts.exists(), attempts.read_text()
 
@@ -75,7 +75,7 @@ def test_the_reward_model_gives_one_number(folders: dict[str, Path]) -> None:
     ],
 )
 def test_figures_are_on_held_out_data_with_intervals(folders: dict[str, Path], stage: str, needed: set[str]) -> None:
-    assert needed <= set(figures(folders[stage]))
+    assert needed <= set(figures(folders[f"measure_{stage}"]))
 
 
 def went_through_all(benchmarks: Path, safety: Path, tasks: set[str]) -> None:
@@ -215,8 +215,11 @@ def test_a_changed_learning_rate_builds_sft_and_plans_what_hangs_on_it(
     below = {name for name, row in told.items() if row["status"] == "build"}
     assert below == {
         "sft",
+        "measure_sft",
         "reward_model",
+        "measure_reward_model",
         "rlhf",
+        "measure_rlhf",
         "benchmarks_sft",
         "safety_sft",
         "benchmarks_rlhf",
@@ -227,7 +230,32 @@ def test_a_changed_learning_rate_builds_sft_and_plans_what_hangs_on_it(
     assert told["sft"]["because"] == ["sft.optimizer.learning_rate changed: 0.001 → 0.002"]
 
     answer = run("run", config, "--root", store, "--set", setting, "--until", "sft")
-    assert answer.with_status("built") == {"sft"}
+    assert answer.with_status("built") == {"sft", "measure_sft"}
+
+
+def test_a_key_that_only_measures_a_model_measures_it_again_and_trains_nothing(
+    run: Run, built_full: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built_full / "store", store, ignore=shutil.ignore_patterns("lineage", "mlflow", "servers"))
+    config = built_full / "config.yaml"
+    asked = {
+        "measure_pretrain": "pretrain.validation_tokens=512",
+        "measure_sft": "sft.answers_limit=3",
+        "measure_reward_model": "reward_model.heldout_limit=3",
+        "measure_rlhf": "rlhf.best_of=2",
+    }
+    for name, setting in asked.items():
+        told = run("check", config, "--root", store, "--set", setting).rows()
+        assert {step for step, row in told.items() if row["status"] == "build"} == {name, "register", "report"}
+        key, _, value = setting.partition("=")
+        assert told[name]["because"][0].startswith(f"{key} ") and value in told[name]["because"][0]
+    first = run("run", config, "--root", store, "--set", asked["measure_rlhf"], "--only", "rlhf")
+    assert first.with_status("built") == {"measure_rlhf"} and first.with_status("reused") == {"rlhf"}
+    found = figures(Path(first.rows()["measure_rlhf"]["path"]))
+    assert found.keys() - figures(
+        Path(run("check", config, "--root", store).rows()["measure_rlhf"]["path"])
+    ).keys() == {name for name in found if name.startswith("best_of_")}
 
 
 def test_a_step_learns_from_the_pairs_themselves_and_its_model_is_gated_reported_and_answers(

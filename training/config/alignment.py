@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from infra.config import Config, outside_identity
+from infra.config import Config, measured_only, outside_identity
 from infra.errors import Problem
 from infra.sources import Source
 from training.config.functions import file_of, missing_functions
@@ -90,11 +90,11 @@ class SftConfig(TrainerConfig):
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
     """Cosine to 10 % of the peak as in InstructGPT, appendix C.1; warm-up 3 % as in Alpaca."""
-    answer_max_tokens: int = Field(64, ge=1)
+    answer_max_tokens: int = measured_only(64, ge=1)
     """Longest greedy answer when held-out prompts are answered."""
-    heldout_limit: int = Field(500, ge=2)
+    heldout_limit: int = measured_only(500, ge=2)
     """Held-out pairs that are measured, the first of the file."""
-    answers_limit: int = Field(128, ge=2)
+    answers_limit: int = measured_only(128, ge=2)
     """Held-out prompts that are answered, for the share of finished answers and the samples."""
     evaluate_every: Distance = outside_identity("10 %")
     """How often the loss of held-out pairs is measured during training; the weights do not depend on it."""
@@ -150,7 +150,7 @@ class RewardModelConfig(TrainerConfig):
     """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
     """Cosine to 10 % of the peak, InstructGPT, appendix C.2."""
-    heldout_limit: int = Field(1000, ge=2)
+    heldout_limit: int = measured_only(1000, ge=2)
     """Held-out pairs that are measured, the first of the file."""
     evaluate_every: Distance = outside_identity("10 %")
     """How often loss and accuracy on held-out pairs are measured during training; the weights do not depend on it."""
@@ -190,13 +190,13 @@ class PreferenceTuningConfig(TrainerConfig):
     2024)."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="10 %", final_share=0.1)
     """Warm-up of 10 % as in Zephyr (Tunstall et al. 2023, section 4.2)."""
-    heldout_limit: int = Field(1000, ge=2)
+    heldout_limit: int = measured_only(1000, ge=2)
     """Held-out pairs that are measured, the first of the file."""
-    heldout_prompts: int = Field(128, ge=2)
+    heldout_prompts: int = measured_only(128, ge=2)
     """Held-out prompts that both models answer at the end, the first of the file."""
-    answer_max_tokens: int = Field(64, ge=1)
+    answer_max_tokens: int = measured_only(64, ge=1)
     """Longest sampled answer."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = measured_only(1.0, gt=0)
     """Sampling temperature of these answers."""
     evaluate_every: Distance = outside_identity("10 %")
     """How often loss, margin and win rate on held-out pairs are measured during training; the weights do not depend on
@@ -314,11 +314,11 @@ class RlhfConfig(TrainerConfig):
     """Ends the training where the mean of the judge's scores over so many rounds lies below its best stretch of so many
     by more than two standard errors, while the reward rose: what Gao et al. 2022 call overoptimisation. Needs the input
     `judge`. null: goes on to the end."""
-    heldout_prompts: int = Field(256, ge=2)
+    heldout_prompts: int = measured_only(256, ge=2)
     """Held-out prompts that both policies answer at the end, the first of the file."""
-    heldout_answers: int = Field(1, ge=1)
+    heldout_answers: int = measured_only(1, ge=1)
     """Answers to each of them, of which the mean counts: more take chance out of the measurement."""
-    best_of: int = Field(1, ge=1)
+    best_of: int = measured_only(1, ge=1)
     """From 2 on, so many answers of the SFT model to each of them, and what the best of 1, 2, 4, … by the reward
     scores: the baseline that needs no training (Stiennon et al. 2020)."""
     checkpoint_every: Length = outside_identity("50 batches")

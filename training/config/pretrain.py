@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from evaluation.config import TaskByName
-from infra.config import Config, Seed, StageConfig, is_group, outside_identity
+from infra.config import Config, Seed, StageConfig, is_group, measured_only, outside_identity
 from infra.errors import Problem
 from infra.sources import Source, SourcePath, expand
 from training.config.mixture import MixtureConfig, phase_problem
@@ -70,7 +70,7 @@ class PretrainConfig(TrainerConfig):
     """How often the validation loss is measured during training; the weights do not depend on it."""
     evaluate_tokens: int = outside_identity(65_536, ge=1)
     """Validation tokens of each such measurement, spread over the validation side."""
-    validation_tokens: int = outside_identity(8_000_000, ge=1)
+    validation_tokens: int = measured_only(8_000_000, ge=1)
     """Validation tokens of the figures at the end, spread over the validation side and shared by the ranks; and
     training tokens that unigram and bigram baselines are counted on. The weights do not depend on it."""
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from flows.config import parse, section_classes
 from flows.graph import graph
-from infra.identity import bears_on_result, fingerprint
+from infra.identity import bears_on_result, canonical, fingerprint
 from tasks.stages import STAGES
 
 PINNED = Path(__file__).with_name("pinned.json")
@@ -48,7 +48,7 @@ def current() -> dict[str, Any]:
         node.id: fingerprint(
             node.folder,
             node.stage.version,
-            node.config,
+            canonical(node.config, measuring=node.measures),
             {key: f"digest of {up}" for key, up in node.inputs.items()},
             {"source": "digest of its bytes"},
         )
@@ -77,7 +77,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _defaults(config: type[BaseModel]) -> dict[str, Any]:
     """Only keys that bear on the result; required ones have no default to pin."""
-    bearing = {name: field for name, field in config.model_fields.items() if bears_on_result(field)}
+    bearing = {name: field for name, field in config.model_fields.items() if bears_on_result(field, measuring=True)}
     return {
         name: json.loads(json.dumps(field.get_default(call_default_factory=True, validated_data={}), default=_plain))
         for name, field in bearing.items()

@@ -1,0 +1,51 @@
+"""A trained model and its measurement: two artifacts, since figures that are asked for later must not train the model
+again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from infra.store.manifest import Manifest
+
+MEASURE = "measure_"
+"""Before the name of a step, or of an input, that of its measurement: `measure_sft`."""
+
+TRAINED = "trained"
+"""The input of a measurement: the model that it is of."""
+
+T = TypeVar("T")
+
+
+def newest_measurement(root: Path, model: Manifest) -> tuple[Path, Manifest] | None:
+    """The newest measurement of a model in the store at `root`, as far as this machine knows it: of one on an object
+    store, the measurements in the cache."""
+    found = []
+    for folder in (root / measurement_of(model.stage)).glob("*/"):
+        with suppress(OSError, ValueError):
+            manifest = Manifest.read(folder)
+            trained = manifest.inputs.get(TRAINED)
+            if trained and (trained.fingerprint, trained.digest) == (model.fingerprint, model.digest):
+                found.append((folder, manifest))
+    return max(found, key=lambda one: one[1].age_key, default=None)
+
+
+def measurement_of(name: str) -> str:
+    """The name of the measurement of a step's model."""
+    return f"{MEASURE}{name}"
+
+
+def is_measurement(name: str, names: Iterable[str]) -> bool:
+    """Whether a name among `names` is that of the measurement of another of them."""
+    return name.startswith(MEASURE) and name.removeprefix(MEASURE) in names
+
+
+def figures_by_step(figures: Mapping[str, Mapping[str, T]]) -> dict[str, dict[str, T]]:
+    """The figures of each step, those of a measurement among those of the step whose model it measured."""
+    together: dict[str, dict[str, T]] = {}
+    for name, own in figures.items():
+        step = name.removeprefix(MEASURE) if is_measurement(name, figures) else name
+        together[step] = {**together.get(step, {}), **own}
+    return together

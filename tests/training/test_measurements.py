@@ -1,0 +1,104 @@
+"""What is measured of a trained model is the same in the training's process and alone, from the files of the model."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.config import StageConfig
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from infra.store.measurements import TRAINED
+from tasks.stages import STAGES
+from training.export import copy_beside
+from training.hardware import prepare
+from training.scorer import load_scorer
+
+FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
+SFT = {"duration": "4 batches", "global_batch_examples": 4, "max_length": 64, "answer_max_tokens": 6, "optimizer": FAST}
+PAIRS = {"duration": "3 batches", "global_batch_pairs": 4, "max_length": 64, "optimizer": FAST}
+ROUNDS = {"rollouts": 2, "rollout_prompts": 4, "minibatch_answers": 4, "answer_max_tokens": 6, "optimizer": FAST}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "pretrain": (
+        {"duration": "4 batches", "global_batch_tokens": 256, "optimizer": FAST, "model": {"preset": "llama-4m"}},
+        {"validation_tokens": 64},
+        "validation_loss",
+    ),
+    "sft": (SFT, {"heldout_limit": 3}, "heldout_loss_sft"),
+    "sft-merged": (SFT | {"lora": {"rank": 2}, "start_share": 0.3}, {"answers_limit": 2}, "ends_share_sft_high"),
+    "reward_model": (PAIRS, {"heldout_limit": 4}, "heldout_pairs"),
+    "preference_tuning": (
+        PAIRS | {"answer_max_tokens": 6, "heldout_prompts": 4},
+        {"heldout_prompts": 2},
+        "kl_to_reference",
+    ),
+    "rlhf": (ROUNDS | {"max_prompt_tokens": 50, "answers_per_prompt": 2}, {"best_of": 2}, "best_of_2_reward"),
+}
+"""Of each stage: its config, the key that is changed afterwards, and a figure that depends on it."""
+
+
+@pytest.fixture(scope="module")
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory,
+    base_dir: Path,
+    shards_dir: Path,
+    tokenizer_dir: Path,
+    instructions_dir: Path,
+    preferences_dir: Path,
+) -> dict[str, dict[str, Path]]:
+    judges = tmp_path_factory.mktemp("judges")
+    scorer = load_scorer(base_dir, prepare(LaunchConfig(device="cpu", threads=1)), seed=20261127)
+    scorer.model.save_pretrained(judges / "reward")
+    copy_beside(base_dir, judges / "reward")
+    return {
+        "pretrain": {"shards": shards_dir, "tokenizer": tokenizer_dir},
+        "sft": {"model": base_dir, "instructions": instructions_dir},
+        "reward_model": {"model": base_dir, "preferences": preferences_dir},
+        "preference_tuning": {"model": base_dir, "preferences": preferences_dir},
+        "rlhf": {"model": base_dir, "prompts": instructions_dir, "reward_model": judges / "reward"},
+    }
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_is_measured_alone_as_in_the_process_that_trained_it(
+    case: str, inputs: dict[str, dict[str, Path]], tmp_path: Path
+) -> None:
+    name = case.partition("-")[0]
+    settings, changed, figure = CASES[case]
+    module, config_class = importlib.import_module(f"training.{name}"), STAGES[name].config
+    launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
+
+    def config(**more: Any) -> StageConfig:
+        return config_class.model_validate({**settings, **more})
+
+    trained = module.train(config(), inputs[name], tmp_path / "model", Run(tmp_path / "work", launch))
+    assert trained.figures["batches"] > 0 and figure not in trained.figures
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    at_once = trained.measure(tmp_path / "at once", Run(tmp_path / "work", launch))
+    given = {**inputs[name], TRAINED: tmp_path / "model"}
+
+    def alone(out: str, **more: Any) -> Any:
+        return module.measure_trained(config(**more), given, tmp_path / out, Run(tmp_path / "alone.work", launch))
+
+    again = alone("again")
+    assert again.figures == at_once.figures and again.headline == at_once.headline
+    assert files_below(tmp_path / "again") == files_below(tmp_path / "at once")
+    other = alone("other", **changed)
+    assert other.figures.get(figure) != at_once.figures.get(figure)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.measured_by])
+def test_every_model_has_a_measurement_of_the_same_config_that_reads_it(name: str) -> None:
+    stage, measuring = STAGES[name], STAGES[STAGES[name].measured_by]
+    assert measuring.config is stage.config and measuring.makes == "measurement"
+    trained = measuring.input(TRAINED)
+    assert trained is not None and trained.takes == (stage.makes,) and callable(measuring.load())
