@@ -24,6 +24,7 @@ def command(
     from_: tuple[str, ...],
     until_: tuple[str, ...],
     force_: tuple[str, ...],
+    strict_versions: bool,
     settings: tuple[str, ...],
     needs: bool,
     root: str | None,
@@ -45,14 +46,20 @@ def command(
 
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
     nodes = graph(pipeline)
-    selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
+    selection = Selection(
+        only=names(only_),
+        from_=names(from_),
+        until=names(until_),
+        force=names(force_),
+        strict_versions=strict_versions,
+    )
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
     if problems := check_hardware(pipeline, steps_to_build(nodes, chosen, store, selection.force)):
         raise ConfigError(*problems)
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()
-    rows = plan(nodes, store, selection.force, look=True)
+    rows = plan(nodes, store, selection.force, look=True, strict_versions=strict_versions)
     refuse_removed_states(nodes, rows, chosen, store)
     notes = branch_notes(nodes, rows)
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
@@ -71,6 +78,7 @@ def command(
         never_run = next(latest(store.runs(), pipeline.name), None) is None
         _print(shown, store.root, needs, never_run)
         _print_plans(shown)
+        _print_made_by(shown)
         for row in filter(lambda row: row["note"], shown):
             click.echo(row["note"])
     return document, 0
@@ -86,6 +94,18 @@ def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool)
     columns = {"stage": "stage", "status": "would", "artifact": "artifact", "because": "because"}
     print_table(with_short_artifacts(rows), {**columns, **({"needs": "needs"} if needs else {})})
     click.echo(f"\n{len(builds)} to build, {len(rows) - len(builds)} to reuse in {root}")
+
+
+def _print_made_by(rows: list[dict[str, Any]]) -> None:
+    """Which of the reused artifacts other versions of packages made."""
+    steps: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["made_by"]:
+            steps.setdefault(tuple(row["made_by"]), []).append(row["stage"])
+    for others, made in steps.items():
+        click.echo(f"\n{', '.join(made)}: {'; '.join(others)}")
+    if steps:
+        click.echo("they are reused; --strict-versions builds them again")
 
 
 def _print_plans(rows: list[dict[str, Any]]) -> None:

@@ -43,7 +43,11 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ("only", "Just these stages."),
     ):
         function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=message)(function)
-    return function
+    return click.option(
+        "--strict-versions",
+        is_flag=True,
+        help="Build again what other versions of torch, transformers, lm-eval and the like made.",
+    )(function)
 
 
 def names(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ def command(
     from_: tuple[str, ...],
     until_: tuple[str, ...],
     force_: tuple[str, ...],
+    strict_versions: bool,
     settings: tuple[str, ...],
     root: str | None,
     verify: bool,
@@ -44,7 +45,13 @@ def command(
     from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
-    selection = Selection(only=names(only_), from_=names(from_), until=names(until_), force=names(force_))
+    selection = Selection(
+        only=names(only_),
+        from_=names(from_),
+        until=names(until_),
+        force=names(force_),
+        strict_versions=strict_versions,
+    )
     selection.choose(graph(pipeline))
     place = Store(root_of(root)).layout
     journal = RunJournal(place.runs, new_run_id())

@@ -118,6 +118,7 @@ class PipelineRun:
             flow_run_url=flow_run_url(),
             launch=config.launch,
             read_all=verify,
+            strict_versions=selection.strict_versions,
             is_cancelled=self.stop.is_set,
             patience_s=self.stop.patience_s,
             turn=self._turns(weights),
@@ -427,5 +428,6 @@ def flow_run_name() -> str:
     name = config.get("name") if isinstance(config, dict) else getattr(config, "name", from_file)
     selection = given.get("selection") or {}
     chosen = selection if isinstance(selection, dict) else selection.model_dump()
-    chosen_names = [f"{key.rstrip('_')} {', '.join(names)}" for key, names in chosen.items() if names]
+    listed = {key: names for key, names in chosen.items() if names and isinstance(names, list | tuple)}
+    chosen_names = [f"{key.rstrip('_')} {', '.join(names)}" for key, names in listed.items()]
     return " ".join([str(name), *chosen_names])

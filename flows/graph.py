@@ -44,7 +44,10 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
     nodes = usual_nodes(config)
     if problems := step_problems(config, nodes):
         raise ConfigError(*problems)
-    nodes = _measured(_adopting(_with_steps(_judged(nodes, config), config), config.adopted))
+    nodes = _adopting(_with_steps(_judged(nodes, config), config), config.adopted)
+    precision = config.launch.precision
+    nodes = {name: replace(node, precision=precision) if node.stage.trains else node for name, node in nodes.items()}
+    nodes = _measured(nodes)
     if report := config.of(ReportConfig):
         nodes[REPORT] = Node(REPORT, STAGES[REPORT], report, {name: name for name in nodes})
     return {name: _named(node, config, command) for name, node in nodes.items()}
@@ -210,7 +213,14 @@ def _measurement(node: Node) -> Node:
     named = {one.name for one in stage.inputs}
     of_training = {one.name for one in node.stage.inputs}  # those that `more` lets in have other names
     inputs = {key: up for key, up in node.inputs.items() if key in named or (stage.more and key not in of_training)}
-    return Node(measurement_of(node.id), stage, node.config, {TRAINED: node.id, **inputs}, path=node.key)
+    return Node(
+        measurement_of(node.id),
+        stage,
+        node.config,
+        {TRAINED: node.id, **inputs},
+        path=node.key,
+        precision=node.precision,
+    )
 
 
 def _named(node: Node, config: PipelineConfig, command: str) -> Node:
@@ -309,6 +319,8 @@ class Selection(Config):
     """These stages and all that they need."""
     force: tuple[str, ...] = ()
     """Build these even if their artifacts are there."""
+    strict_versions: bool = False
+    """Build again what other versions of torch, transformers and the like made."""
 
     def choose(self, nodes: Graph) -> list[str]:
         """The selected nodes, in the DAG's order, each training with its measurement. Raises ConfigError for every

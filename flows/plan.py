@@ -15,7 +15,7 @@ from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build import build_request
-from tasks.explain import Change, changes, find, unreadable
+from tasks.explain import Change, changes, find, made_by_others, unreadable
 from tasks.promoted import held_against
 from tasks.stage import Node
 
@@ -25,6 +25,7 @@ class Row:
     """One stage of a plan. fingerprint is None while it depends on a stage that is yet to be built.
 
     because: what changed; for a stage that waits for others, which of them will be built.
+    made_by: of what is reused, the versions that made it and are not those that are installed.
     """
 
     node: Node
@@ -33,6 +34,7 @@ class Row:
     fingerprint: str | None = None
     manifest: Manifest | None = None
     path: Path | None = None
+    made_by: tuple[Change, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -48,23 +50,31 @@ class Row:
             "digest": self.manifest.digest if self.manifest else None,
             "artifact": f"{self.manifest.stage}/{self.manifest.fingerprint}" if self.manifest else None,
             "path": str(self.path) if self.path else None,
+            "made_by": [str(change) for change in self.made_by],
             "seconds": self.manifest.seconds if self.manifest else None,
             "mlflow_run_id": self.manifest.mlflow_run_id if self.manifest else None,
         }
 
 
 def plan(
-    nodes: Graph, store: Store, force: tuple[str, ...] = (), *, read_all: bool = False, look: bool = False
+    nodes: Graph,
+    store: Store,
+    force: tuple[str, ...] = (),
+    *,
+    read_all: bool = False,
+    look: bool = False,
+    strict_versions: bool = False,
 ) -> dict[str, Row]:
     """Every stage's row. Raises StageError with every missing source.
 
+    strict_versions: whether what other versions of packages made is built again.
     look: whether to read the first records of the sources of what is to be built too, and raise what is wrong there.
     """
     rows: dict[str, Row] = {}
     problems: list[Problem] = []
     for node in nodes.values():
         try:
-            rows[node.id] = _row(node, rows, store, node.id in force, read_all)
+            rows[node.id] = _row(node, rows, store, node.id in force, read_all, strict_versions)
         except StemmaError as error:
             problems += map(node.place, error.problems)
             rows[node.id] = Row(node, "build", (Change("none", "a source is missing"),))
@@ -83,7 +93,7 @@ def _of_first_records(node: Node) -> list[Problem]:
     return first_record_problems(node.config)
 
 
-def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool) -> Row:
+def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool, strict_versions: bool) -> Row:
     if node.adopted:
         taken = adopted_artifact(node, store, read_all=read_all)
         return Row(node, "reuse", (), node.adopted, taken, store.path(taken))
@@ -108,7 +118,10 @@ def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all:
         return Row(node, "build", (Change("damaged", message),), request.fingerprint)
     if forced:
         return Row(node, "build", (Change("forced", "forced"),), request.fingerprint, None, None)
-    return Row(node, "reuse", (), manifest.fingerprint, manifest, place)
+    others = tuple(made_by_others(node, manifest))
+    if others and strict_versions:
+        return Row(node, "build", others, request.fingerprint)
+    return Row(node, "reuse", (), manifest.fingerprint, manifest, place, others)
 
 
 def run_command(config_path: str, store: Store, *words: str) -> str:

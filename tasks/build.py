@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from infra.errors import Cancelled, StemmaError
-from infra.identity import canonical, fingerprint
+from infra.identity import fingerprint
 from infra.lineage import messages
 from infra.lineage.ledger import ended_unheard
 from infra.store.manifest import Manifest
@@ -23,7 +23,7 @@ from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build_context import BuildContext, Clock
 from tasks.builder import Build, MeasuredModel
-from tasks.explain import BuildRequest, Change, changes, find, unreadable
+from tasks.explain import BuildRequest, Change, changes, find, identity_of, made_by_others, unreadable
 from tasks.lineage import end_of, leave_card
 from tasks.promoted import held_against
 from tasks.stage import STATE, Node
@@ -42,7 +42,7 @@ class Done:
 
 def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> BuildRequest:
     """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
-    identity = canonical(node.config, node.key, measuring=node.measures)
+    identity = identity_of(node)
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     if STATE in inputs:
         artifact = store.peek(inputs[STATE], STATES)
@@ -141,6 +141,8 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
     if manifest is None:
         return None, changes(request, (other for _, other in store.manifests(request.stage)))
     differences = store.differences(store.path(manifest), manifest, read_all=context.read_all)
+    if not differences and context.strict_versions and (others := made_by_others(node, manifest)):
+        return None, others
     if not differences:
         return manifest, []
     damage = f"its artifact is damaged: {differences[0]}"

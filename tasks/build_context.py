@@ -30,6 +30,8 @@ class BuildContext:
     flow_run_url: str = ""
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     read_all: bool = False
+    strict_versions: bool = False
+    """Whether what other versions of packages made is built again."""
     say: Callable[[str, Mapping[str, Any]], None] = lambda node, message: None
     is_cancelled: Callable[[], bool] = lambda: False
     patience_s: Callable[[], float] = lambda: GRACE_S

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,11 @@ from infra.store.manifest import Manifest, SourceRecord, iso_time
 from infra.store.store import disk_error
 from tasks.build_context import BuildContext, Clock
 from tasks.child import CHECKPOINTS, JOURNAL, Job, Measured, Outcome, note_event
-from tasks.explain import BuildRequest, Change
+from tasks.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
 from tasks.lineage import end_of, leave_card, shown
 from tasks.stage import STATE, Node
 from tasks.supervisor import LOG, lease_lost, run_child
 
-RECORDED_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy", "lm-eval")
 LOW_DISK_BYTES = 200_000_000
 
 
@@ -115,8 +113,8 @@ class Build:
             self._send_failed(str(error))
             raise
         if outcome.measured and self.keep_measurement:
-            said = (self.scratch / JOURNAL).read_bytes()[outcome.measured.place :]
-            self.keep_measurement(MeasuredModel(manifest, self.work / MEASUREMENT, outcome, said))
+            journal = (self.scratch / JOURNAL).read_bytes()[outcome.measured.place :]
+            self.keep_measurement(MeasuredModel(manifest, self.work / MEASUREMENT, outcome, journal))
         return self._end(manifest, path)
 
     def take(self, model: MeasuredModel) -> tuple[Manifest, Path]:
@@ -337,7 +335,7 @@ class Build:
             run_id=self.context.run_id,
             code=code_state(),
             lock_hash=lock_hash(),
-            versions=_versions(),
+            versions={"python": platform.python_version(), **installed_versions(RECORDED_PACKAGES)},
             host=socket.gethostname(),
             device=outcome.device,
             mlflow_run_id=mlflow_run_id(self.store.root, self.build_id),
@@ -392,13 +390,3 @@ class Build:
             self.build_id, status, time.time(), artifacts=shown(self.node, self.unfinished), error=error
         )
         self.context.tell(finished)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in RECORDED_PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

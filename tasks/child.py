@@ -302,7 +302,7 @@ def _build(job: Job, run: Run, word: Path) -> Outcome:
         build = stage.load()
         watch_others()
         result = build(config, inputs, Path(job.out), run)
-        built = Outcome("built", _plain(result.figures), result.headline, [], _device())
+        built = Outcome("built", _plain(result.figures), result.headline, [], _device(stage.trains, run.launch))
         if result.measure is None or not job.measurement:
             return built
         return _measured(job, run, built, result.measure, word)
@@ -340,12 +340,17 @@ def _plain(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()}
 
 
-def _device() -> str:
-    """What the stage computed on, as far as it used torch at all."""
+def _device(trains: bool, launch: LaunchConfig) -> str:
+    """What the stage computed on, as far as it used torch at all, and of a training in which precision."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
-    return f"cpu ({platform.machine()})"
+    has_gpu = torch is not None and torch.cuda.is_available()
+    name = str(torch.cuda.get_device_name()) if torch is not None and has_gpu else f"cpu ({platform.machine()})"
+    if torch is None or not trains:
+        return name
+    from training.hardware import precision_of
+
+    kind = "cuda" if has_gpu and launch.device != "cpu" else "cpu"
+    return f"{name}, {precision_of(launch, torch.device(kind))}"
 
 
 def _failed(error: StemmaError) -> Outcome:

@@ -4,7 +4,9 @@ from the nearest one."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,13 +16,22 @@ from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of
 from tasks.stage import Node
+from training.config import PretrainConfig
 
 NEVER_BUILT = "never built here"
+PRECISION = "launch.precision"
+PACKAGES = {
+    "corpus": ("tokenizers", "transformers"),
+    "training": ("torch", "transformers", "tokenizers", "mosaicml", "mosaicml-streaming", "numpy"),
+    "evaluation": ("torch", "transformers", "tokenizers", "lm-eval", "numpy"),
+}
+"""Whose versions bear on what the stages of a package make."""
+RECORDED_PACKAGES = tuple(dict.fromkeys(name for names in PACKAGES.values() for name in names))
 
 
 @dataclass(frozen=True)
 class Change:
-    """One reason to build. `what` is config, input, source, version, none (nothing to compare with) or forced.
+    """One reason to build. `what` is config, input, source, version, package, none (nothing to compare with) or forced.
 
     key: the dotted config key, the input's or source's name. old, new: short forms of both values, None if absent.
     """
@@ -42,6 +53,8 @@ class Change:
                 return f"its input {self.key} has other content"
             case "source":
                 return f"the source {self.key} has other content"
+            case "package":
+                return f"{self.key} {self.old} made it, {self.key} {self.new} is here"
             case "version":
                 return f"the stage's version went from {self.old} to {self.new}"
             case _:
@@ -64,6 +77,15 @@ class BuildRequest:
     """Where the pipeline's config has it, as a dotted key; `stage` where it is empty."""
 
 
+def identity_of(node: Node) -> dict[str, Any]:
+    """All of a node's config that bears on its result, and of `launch` the precisions that make another model: one that
+    computes in bf16 or fp32 is the same, as machine and moment have it."""
+    identity: dict[str, Any] = canonical(node.config, node.key, measuring=node.measures)
+    if node.precision == "fp16" or (node.precision == "fp8" and isinstance(node.config, PretrainConfig)):
+        return {**identity, "launch": {"precision": node.precision}}
+    return identity
+
+
 def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
     """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
     ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].age_key)
@@ -78,7 +100,8 @@ def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
     if request.version != other.version:
         found.append(Change("version", "version", other.version, request.version))
     for key, old, new in changed_settings(other.identity, other.config, request.identity, request.config):
-        found.append(Change("config", f"{request.key or request.stage}.{key}", old, new))
+        path = key if key == PRECISION else f"{request.key or request.stage}.{key}"
+        found.append(Change("config", path, old, new))
     before = {name: item.identity for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}
@@ -105,6 +128,32 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
     return max((other for other in others if _answers(node, request, other)), key=lambda one: one.age_key, default=None)
 
 
+def made_by_others(node: Node, manifest: Manifest) -> list[Change]:
+    """What an artifact was made by that is not what its stage would be made by now: versions of packages that its code
+    calls, and of a training the precision, where one is asked for. Its address is the same: `--strict-versions` builds
+    it again."""
+    installed = installed_versions(PACKAGES[node.stage.package])
+    recorded = manifest.reproduced_with or manifest.versions
+    found = [
+        Change("package", name, recorded[name], installed[name])
+        for name in installed
+        if node.stage.makes not in ("page", "registration") and recorded.get(name, installed[name]) != installed[name]
+    ]
+    before = manifest.device.rpartition(", ")[2]
+    if node.precision in ("bf16", "fp32") and before in ("bf16", "fp32", "fp16") and before != node.precision:
+        found.append(Change("package", "precision", before, node.precision))
+    return found
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def unreadable(request: BuildRequest, store: Store) -> str:
     """What is wrong with a folder at the address of an artifact whose manifest cannot be read; "" for none there. On an
     object store there is nothing without a manifest."""
@@ -123,7 +172,8 @@ def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
     if address_of(other) != other.fingerprint:
         return False  # it was tampered with
     try:
-        identity = canonical(type(node.config).model_validate(dict(other.config)), node.key, measuring=node.measures)
+        recorded = replace(node, config=type(node.config).model_validate(dict(other.config)))
+        identity = identity_of(recorded)
     except (ValidationError, TypeError):
         return False  # keys that there are no more, or values that are not right any more
     # Besides what is asked for, its identity may hold only what its config says and is the default today.

@@ -146,6 +146,7 @@ class Node:
     path: the dotted key of its config; `id` where it is empty.
     promoted: the record of the promoted model that a registration is held against; see `tasks.promoted`.
     measurement: the node that measures the model that this one trains.
+    precision: `launch.precision` of a training; fp8 and fp16 make another model, and are part of its identity.
     """
 
     id: str
@@ -158,6 +159,7 @@ class Node:
     path: str = ""
     promoted: Source | None = None
     measurement: Node | None = None
+    precision: str = "auto"
 
     @property
     def folder(self) -> str:

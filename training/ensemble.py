@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from infra.errors import stage_error
+from infra.store.measurements import TRAINED
 from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.config import RlhfConfig
 from training.hardware import Hardware
 from training.scorer import Scorer
 
-OTHERS = ("model", "prompts", "judge", "shards", "state")
+OTHERS = ("model", "prompts", "judge", "shards", "state", TRAINED)
 """Inputs of `rlhf` that are no reward model which trains the policy."""
 
 

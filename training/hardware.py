@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 
@@ -104,9 +105,17 @@ def prepare(
     if ranks.world_size() > 1 or launch.offload:
         ranks.join(device)
         try_links(device, say)
-    bf16 = launch.precision == "bf16" or (launch.precision in ("auto", "fp8") and native_bf16(device))
+    precision = precision_of(launch, device)
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.type == "cpu")
-    return Hardware(device, bf16, launch.attention, launch.precision == "fp16", shares)
+    return Hardware(device, precision == "bf16", launch.attention, precision == "fp16", shares)
+
+
+def precision_of(launch: LaunchConfig, device: torch.device) -> Literal["bf16", "fp16", "fp32"]:
+    """What a training computes in on a device: bf16 where none is asked for and the device has it. With `fp8` that is
+    the precision of what is not in FP8."""
+    if launch.precision == "auto" or launch.precision == "fp8":
+        return "bf16" if native_bf16(device) else "fp32"
+    return launch.precision
 
 
 def native_bf16(device: torch.device) -> bool:

@@ -91,6 +91,8 @@ class Manifest:
     """{"commit": sha or "", "dirty": bool}"""
     lock_hash: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    reproduced_with: Mapping[str, str] = field(default_factory=dict)
+    """Versions with which a later build came out with the same bytes; empty where there was none."""
     host: str = ""
     device: str = ""
     mlflow_run_id: str | None = None

@@ -372,6 +372,8 @@ class Store:
         if old is not None and old.digest == manifest.digest and not self.differences(place, old):
             take_states(place, old, unfinished, manifest)
             shutil.rmtree(unfinished)
+            if manifest.versions != old.versions and (current := self.read(place)) is not None:
+                replace(current, reproduced_with=manifest.versions).rewrite(place)
             return place
         if place.exists():
             self._retire(place, old)

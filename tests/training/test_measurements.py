@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from infra.config import StageConfig
+from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
-from infra.run import Run
+from infra.run import Run, read_journal
 from infra.store.measurements import TRAINED
+from tasks.child import JOURNAL, OUTCOME, Job, Outcome, _alone
 from tasks.stages import STAGES
 from training.export import copy_beside
 from training.hardware import prepare
@@ -102,3 +104,33 @@ def test_every_model_has_a_measurement_of_the_same_config_that_reads_it(name: st
     assert measuring.config is stage.config and measuring.makes == "measurement"
     trained = measuring.input(TRAINED)
     assert trained is not None and trained.takes == (stage.makes,) and callable(measuring.load())
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("no room"), Cancelled()])
+def test_a_model_is_built_though_measuring_it_ends_before_its_time(
+    fault: Exception, inputs: dict[str, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr("training.sft._compared", fails)
+    for folder in ("out", "measured", "scratch"):
+        (tmp_path / folder).mkdir()
+    job = Job(
+        "sft",
+        "sft",
+        SFT,
+        LaunchConfig(device="cpu", threads=1).model_dump(mode="json"),
+        {name: str(folder) for name, folder in inputs["sft"].items()},
+        str(tmp_path / "out"),
+        str(tmp_path / "scratch"),
+        measurement=str(tmp_path / "measured"),
+    )
+    word = tmp_path / "scratch" / OUTCOME
+    outcome = _alone(job, lambda: False, lambda: None, word)
+    assert outcome.is_built and outcome.measuring and outcome.measured is None
+    assert outcome.figures["batches"] == 4 and (tmp_path / "out" / "model.safetensors").exists()
+    said = Outcome.read(word)
+    assert said is not None and said.is_built and said.measuring, "of a process that is killed from here on that stays"
+    events = [line for line in read_journal(tmp_path / "scratch" / JOURNAL) if line.get("name") == "not_measured"]
+    assert len(events) == (0 if isinstance(fault, Cancelled) else 1)
