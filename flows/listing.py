@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from flows.journal import RunJournal
+from infra.store.manifest import Manifest
+from infra.store.measurements import address, measurements
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -42,6 +44,15 @@ def runs(store: Store) -> Iterator[dict[str, Any]]:
 def artifacts(store: Store, *, models_only: bool = False) -> list[dict[str, Any]]:
     """The finished artifacts, newest first: {"artifact", "step", "pipeline", "finished", "bytes", "headline",
     "figures", "path"}. Those that a later build of the same address replaced are left out."""
+    listed = list(store.manifests())
+    measured = measurements(manifest for _, manifest in listed)
+
+    def result(manifest: Manifest) -> dict[str, Any]:
+        """The figures and headline of an artifact, of a model those of its newest measurement."""
+        of = measured.get(address(manifest))
+        figures = {**manifest.result.get("figures", {}), **(of.result.get("figures", {}) if of else {})}
+        return {"headline": str((of or manifest).result.get("headline", "")), "figures": figures}
+
     rows = [
         {
             "artifact": f"{manifest.stage}/{manifest.fingerprint}",
@@ -49,11 +60,10 @@ def artifacts(store: Store, *, models_only: bool = False) -> list[dict[str, Any]
             "pipeline": manifest.pipeline,
             "finished": manifest.finished,
             "bytes": sum(file.size for file in manifest.files),
-            "headline": str(manifest.result.get("headline", "")),
-            "figures": dict(manifest.result.get("figures", {})),
+            **result(manifest),
             "path": str(folder),
         }
-        for folder, manifest in store.manifests()
+        for folder, manifest in listed
         if folder.name == manifest.fingerprint
         and not (models_only and (manifest.stage not in STAGES or not STAGES[manifest.stage].makes_weights))
     ]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from infra.store.manifest import Manifest
+from infra.store.manifest import Input, Manifest
 
 MEASURE = "measure_"
 """Before the name of a step, or of an input, that of its measurement: `measure_sft`."""
@@ -19,17 +19,30 @@ TRAINED = "trained"
 T = TypeVar("T")
 
 
+Address = tuple[str, str, str]
+
+
+def address(manifest: Manifest | Input) -> Address:
+    """What names an artifact and its bytes."""
+    return manifest.stage, manifest.fingerprint, manifest.digest
+
+
+def measurements(manifests: Iterable[Manifest]) -> dict[Address, Manifest]:
+    """The newest measurement of each model that was measured, by the model's address."""
+    ordered = sorted((one for one in manifests if TRAINED in one.inputs), key=lambda one: one.age_key)
+    return {address(one.inputs[TRAINED]): one for one in ordered}
+
+
 def newest_measurement(root: Path, model: Manifest) -> tuple[Path, Manifest] | None:
     """The newest measurement of a model in the store at `root`, as far as this machine knows it: of one on an object
     store, the measurements in the cache."""
-    found = []
+    found = {}
     for folder in (root / measurement_of(model.stage)).glob("*/"):
         with suppress(OSError, ValueError):
             manifest = Manifest.read(folder)
-            trained = manifest.inputs.get(TRAINED)
-            if trained and (trained.fingerprint, trained.digest) == (model.fingerprint, model.digest):
-                found.append((folder, manifest))
-    return max(found, key=lambda one: one[1].age_key, default=None)
+            found[manifest.build_id] = folder, manifest
+    newest = measurements(manifest for _, manifest in found.values()).get(address(model))
+    return found[newest.build_id] if newest else None
 
 
 def measurement_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What other versions of packages made, or other precisions: what is told, what is built again, what is another model."""
+"""Artifacts of other package versions or precisions: what is reported, what is rebuilt, what is another model."""
 
 from __future__ import annotations
 
