@@ -10,7 +10,7 @@ from pydantic import Field, create_model, model_validator
 from flows.steps import AnyStep, inherited
 from infra.config import Config, Seed, StageConfig
 from infra.launch.config import LaunchConfig
-from tasks.stages import STAGES, USABLE
+from tasks.stages import STAGES, usable_stages
 
 C = TypeVar("C", bound=StageConfig)
 
@@ -122,4 +122,4 @@ def _seeded(section: Any, config: type[StageConfig] | None, pipeline: Mapping[st
 
 def _config_class_of(step: Any) -> type[StageConfig] | None:
     uses = step.get("uses") if isinstance(step, Mapping) else None
-    return USABLE[uses].config if isinstance(uses, str) and uses in USABLE else None
+    return usable_stages()[uses].config if isinstance(uses, str) and uses in usable_stages() else None

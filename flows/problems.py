@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from infra.errors import Problem
-from tasks.stages import USABLE
+from tasks.stages import usable_stages
 
 IN_WORDS = {
     r"^[a-z0-9][a-z0-9._-]*$": "small letters, digits and . _ - after a first letter or digit",
@@ -74,8 +74,8 @@ def _expected(item: Any) -> str:
 def _unknown_stage(path: str, given: str | None) -> Problem:
     """Of a step that does not say which stage it uses, or names one that there is not."""
     if given is None:
-        return Problem("missing_key", path, "a step says which stage it uses", f"one of {', '.join(USABLE)}")
-    return Problem("unknown_stage", path, f"there is no stage {given}", nearest(given, USABLE, "one of"))
+        return Problem("missing_key", path, "a step says which stage it uses", f"one of {', '.join(usable_stages())}")
+    return Problem("unknown_stage", path, f"there is no stage {given}", nearest(given, usable_stages(), "one of"))
 
 
 def nearest(given: str, known: Collection[str], otherwise: str, cutoff: float = 0.5) -> str:

@@ -33,7 +33,7 @@ from infra.config import StageConfig
 from infra.identity import flatten
 from infra.project import root_of
 from infra.store.store import Store
-from tasks.stages import USABLE
+from tasks.stages import usable_stages
 
 
 def run_stage(
@@ -160,7 +160,7 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
     return decorate(stage_flow)
 
 
-FLOWS = {name: _flow_of(name, stage.config) for name, stage in USABLE.items()}
+FLOWS = {name: _flow_of(name, stage.config) for name, stage in usable_stages().items()}
 # Prefect finds a flow by module and name.
 globals().update(FLOWS)
 

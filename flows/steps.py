@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, create_model
 
 from infra.config import Config, StageConfig
 from tasks.stage import Stage
-from tasks.stages import USABLE
+from tasks.stages import usable_stages
 
 CONTINUES = "continues"
 
@@ -34,7 +34,7 @@ class Step(Config):
 
     @property
     def stage(self) -> Stage:
-        return USABLE[self.uses]
+        return usable_stages()[self.uses]
 
     def continued(self) -> str:
         """The step whose training it goes on with; "" if it begins by itself."""
@@ -66,7 +66,7 @@ def inherited(steps: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str
         if first in steps:
             before = filled(first, (*trail, name))
             before = {key: value for key, value in before.items() if key not in (*OWN_KEYS[1:], CONTINUES)}
-        elif first in USABLE and first in sections:
+        elif first in usable_stages() and first in sections:
             before = {"uses": first, **(sections[first] or {})}
         else:
             return step
@@ -100,7 +100,7 @@ def _step_class(stage: Stage) -> type[Step]:
     return made
 
 
-STEP_CLASSES = {name: _step_class(stage) for name, stage in USABLE.items()}
+STEP_CLASSES = {name: _step_class(stage) for name, stage in usable_stages().items()}
 
 if TYPE_CHECKING:
     AnyStep = Step

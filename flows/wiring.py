@@ -11,7 +11,7 @@ from flows.problems import nearest
 from infra.errors import Problem
 from infra.store.measurements import MEASURE, is_measurement
 from tasks.stage import Kind, Stage
-from tasks.stages import STAGES, USABLE
+from tasks.stages import STAGES, usable_stages
 
 # What `--set` and the names of deployments could mistake for a step.
 _RESERVED = {"report", "pipeline", "sweep", "name", "description", "seed", "steps", "adopted", "launch"}
@@ -46,7 +46,7 @@ def joint_of(step: Any) -> Joint:
     continues = step.get("continues")
     first = continues.get("step") if isinstance(continues, Mapping) else None
     return Joint(
-        USABLE.get(uses) if isinstance(uses, str) else None,
+        usable_stages().get(uses) if isinstance(uses, str) else None,
         {str(key): name for key, name in inputs.items() if isinstance(name, str)}
         if isinstance(inputs, Mapping)
         else {},

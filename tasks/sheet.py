@@ -16,7 +16,8 @@ from evaluation.page.charts import Level, Line, Point, data_uri, line_chart
 from evaluation.page.parts import loss_lines
 from evaluation.page.words import compact, seconds
 from infra.errors import StemmaError
-from infra.store.manifest import Manifest
+from infra.store.manifest import Manifest, store_root
+from infra.store.measurements import newest_measurement
 from infra.tail import tail
 
 Curves = dict[str, list[Point]]
@@ -137,7 +138,9 @@ def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links:
     """
     result = manifest.result
     parts = [f"# {manifest.step or manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
-    pictures = drawings(manifest.stage, curves_of(folder), result["figures"])
+    measured = newest_measurement(store_root(folder), manifest)
+    figures = {**result["figures"], **(measured[1].result["figures"] if measured else {})}
+    pictures = drawings(manifest.stage, curves_of(folder), figures)
     parts += [f"### {title}\n\n![{title}]({picture})" for title, picture in pictures]
     parts += [section(folder) for section in _SECTIONS]
     parts.append(_to_open(links))

@@ -408,5 +408,7 @@ STAGES: dict[str, Stage] = {
     )
 }
 
-USABLE = {name: stage for name, stage in STAGES.items() if stage.makes != "measurement"}
-"""What a step can use: a measurement comes with the step that trains the model."""
+
+def usable_stages() -> dict[str, Stage]:
+    """What a step can use: all stages but measurements, which come with the steps that train."""
+    return {name: stage for name, stage in STAGES.items() if stage.makes != "measurement"}

@@ -255,8 +255,10 @@ def test_a_reward_model_called_judge_judges_the_usual_ppo() -> None:
     order = list(nodes)
     assert order.index("judge") < order.index("rlhf") < order.index("benchmarks_rlhf") < order.index("register")
     assert nodes["rlhf"].inputs == {**plain["rlhf"].inputs, "judge": "judge"}
-    assert {name: node for name, node in nodes.items() if name not in ("judge", "rlhf")} == {
-        name: node for name, node in plain.items() if name != "rlhf"
+    judged = {"judge", "measure_judge", "rlhf", "measure_rlhf"}
+    assert nodes["measure_rlhf"].inputs == {**plain["measure_rlhf"].inputs, "judge": "judge"}
+    assert {name: node for name, node in nodes.items() if name not in judged} == {
+        name: node for name, node in plain.items() if name not in judged
     }
     named = {"second": JUDGE, "again": {"uses": "rlhf", "inputs": {**plain["rlhf"].inputs, "judge": "second"}}}
     nodes = graph(parse({"name": "x", **ALIGNED, "steps": named}))
