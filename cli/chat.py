@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json, print_warnings
+from infra.json import read_own_json
 
 if TYPE_CHECKING:
     from infra.errors import Problem
@@ -76,7 +76,7 @@ def writing_model(model: str, root: Path) -> Path:
     config = folder / "config.json"
     if not config.is_file():
         raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))
-    kinds = json.loads(config.read_text(encoding="utf8")).get("architectures") or []
+    kinds = read_own_json(config).get("architectures") or []
     if kinds and not any(kind.endswith(_WRITE) for kind in kinds):
         message = f"it is a {kinds[0]}, which scores or labels text and writes none"
         raise ConfigError(Problem("writes_no_text", model, message, _instead(folder)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from cli.options import root_of, root_option
 from cli.output import as_json
+from infra.json import read_own_json
 from infra.tail import Tail
 
 JOURNAL = "journal.jsonl"
@@ -90,7 +90,7 @@ def _step_of(journal: Path) -> str:
     build = journal.parent.parent
     for path, key in ((journal.parent / "job.json", "node"), (build / "manifest.json", "step")):
         with suppress(FileNotFoundError, ValueError):
-            return str(json.loads(path.read_text(encoding="utf8")).get(key) or journal.parts[-4])
+            return str(read_own_json(path).get(key) or journal.parts[-4])
     return journal.parts[-4]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from corpus.config import CANARY_GAP, CanariesConfig
 from corpus.documents import Document, DocumentWriter, is_heldout
 from infra.errors import stage_error
+from infra.json import read_own_json
 
 FILE = "canaries.json"
 SOURCE = "canaries"
@@ -121,7 +122,7 @@ def read_canaries(shards: Path) -> list[Canary]:
     if not path.exists():
         return []
     try:
-        rows = json.loads(path.read_text(encoding="utf8"))
+        rows = read_own_json(path)
         return [Canary(Format(row["format"]), int(row["number"]), int(row["copies"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise stage_error(

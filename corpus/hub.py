@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from infra.errors import stage_error
+from infra.json import read_json
 from infra.sources import files_below
+from infra.yaml import BadYaml, read_plain
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".txt")
 COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
@@ -33,12 +32,12 @@ def dataset_files(dataset: str, subset: str | None, split: str, revision: str | 
     """
     folder = Path(dataset) if Path(dataset).is_dir() else _cached(dataset, revision)
     if (folder / "dataset_dict.json").exists():
-        splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf8"))["splits"]
+        splits = read_json(folder / "dataset_dict.json")["splits"]
         if split not in splits:
             raise _no_split(dataset, split, splits)
         folder = folder / split
     if (folder / "state.json").exists():
-        state = json.loads((folder / "state.json").read_text(encoding="utf8"))
+        state = read_json(folder / "state.json")
         return tuple(folder / row["filename"] for row in state["_data_files"])
     listed = _listed(folder, subset)
     if listed:
@@ -83,8 +82,8 @@ def _listed(folder: Path, subset: str | None) -> dict[str, list[str]]:
     if not front:
         return {}
     try:
-        facts = yaml.safe_load(front.group(1))
-    except yaml.YAMLError:
+        facts = read_plain(front.group(1), tags=True)
+    except BadYaml:
         return {}
     listed = facts.get("configs") if isinstance(facts, dict) else None
     configs = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []

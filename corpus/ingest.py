@@ -24,6 +24,7 @@ from corpus.readers.plan import Piece, partitions_of
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.texts import read_texts
 from corpus.sources import SourceCounts, SourceFacts, write_sources
+from infra.json import parse_own_json
 from infra.pace import report
 from infra.partitions import Summary, map_partitions, partition_folder
 from infra.run import Result, Run
@@ -144,7 +145,7 @@ def _metadata_of(text: Text, max_characters: int) -> str:
     try:
         metadata = json.dumps(text.metadata, ensure_ascii=False, default=str)
         if "NaN" in metadata or "Infinity" in metadata:
-            found = json.loads(metadata, parse_constant=lambda _: None)
+            found = json.loads(metadata, parse_constant=lambda _: None)  # noqa: TID251  text of the line above
             metadata = json.dumps(found, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"metadata that are no JSON: {error}") from None
@@ -201,7 +202,7 @@ def _join_quarantines(
                 offsets.append(before)
                 before += lines
             for line in (folder / QUARANTINE).read_text(encoding="utf8").splitlines():
-                row = json.loads(line)
+                row = parse_own_json(line)
                 piece_number = row.pop("piece")
                 if row["line"] and offsets:
                     row["line"] += offsets[piece_number]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from decimal import Decimal
+
+from infra.json import BadJson, parse_json
 
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w.)\]])[-+\u2212]?[$€£¥]?[-+\u2212]?)?"
@@ -38,8 +39,8 @@ def unusable_reference(rule: str, reference: str) -> str:
         return "there is no number in it"
     if rule == "json":
         try:
-            json.loads(reference)
-        except ValueError as error:
+            parse_json(reference)
+        except BadJson as error:
             return f"it is no JSON: {error}"
     if rule == "tests":
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from corpus.config import RemoteShardsConfig
 from infra.errors import Problem, StageError, stage_error
+from infra.json import read_own_json
 from infra.run import Result, Run
 from infra.s3 import list_objects, open_object
 
@@ -58,7 +59,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
         raise StageError(*problems[:5])
     (out_dir / "aux").mkdir(exist_ok=True)
     (out_dir / "aux" / _PLACE).write_text(json.dumps({"location": location}) + "\n", encoding="utf8")
-    meta = json.loads((out_dir / "meta.json").read_text(encoding="utf8"))
+    meta = read_own_json(out_dir / "meta.json")
     figures = {name: float(meta[name]) for name in ("train_tokens", "validation_tokens", "train_bytes")}
     return Result(figures, f"{meta['train_tokens']:,.0f} training tokens in {location}")
 
@@ -92,14 +93,14 @@ def location_of(split: Path) -> str | None:
     """Where the files of a split (train/ or validation/ of a shard artifact) lie if they are on S3; None for those
     beside their index."""
     try:
-        place = json.loads((split.parent / "aux" / _PLACE).read_text(encoding="utf8"))
+        place = read_own_json(split.parent / "aux" / _PLACE)
     except FileNotFoundError:
         return None
     return f"{place['location']}/{split.name}"
 
 
 def _shards(folder: Path) -> list[dict[str, Any]]:
-    shards: list[dict[str, Any]] = json.loads((folder / "index.json").read_text(encoding="utf8"))["shards"]
+    shards: list[dict[str, Any]] = read_own_json(folder / "index.json")["shards"]
     return shards
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from corpus.cuts import Cut, joined, with_column, without
 from infra.errors import stage_error
 from infra.files import link_or_copy
+from infra.json import parse_own_json
 
 SCHEMA = pa.schema(
     [
@@ -177,4 +178,4 @@ def _write(selection: pa.Table, text_part: str, file: Path) -> None:
 
 def with_epoch(metadata: str, epoch: int) -> str:
     """A document's metadata with the number of its repetition."""
-    return json.dumps({**json.loads(metadata or "{}"), "epoch": epoch}, ensure_ascii=False)
+    return json.dumps({**parse_own_json(metadata or "{}"), "epoch": epoch}, ensure_ascii=False)

@@ -23,6 +23,7 @@ from corpus.tokens.packing import Form, Side, Slice, by_source, in_order, slices
 from corpus.tokens.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
 from infra.files import link_or_copy
+from infra.json import read_own_json
 from infra.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
 from infra.workers import import_once
@@ -139,7 +140,7 @@ def _write_side(name: str, slices: list[Slice], form: Form, out_dir: Path, run: 
     shards = []
     for number in range(len(slices)):
         folder = partition_folder(run, step, number // SHARDS_AN_ITEM) / str(number % SHARDS_AN_ITEM)
-        [entry] = json.loads((folder / "index.json").read_text(encoding="utf8"))["shards"]
+        [entry] = read_own_json(folder / "index.json")["shards"]
         for file in (entry["raw_data"], entry["zip_data"]):
             if file is None:
                 continue

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from corpus.documents import Document
+from infra.json import read_own_json
 
 SOURCES = "sources.json"
 
@@ -95,7 +96,7 @@ def count_by_source(names: Sequence[str], numbers: NDArray[np.integer], sizes: N
 def read_sources(artifact: Path) -> dict[str, SourceFacts]:
     """The sources of a documents artifact by name. One without sources.json, made by hand, has none."""
     file = artifact / SOURCES
-    rows = json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
+    rows = read_own_json(file) if file.exists() else {}
     return {name: SourceFacts(**row) for name, row in rows.items()}
 
 

@@ -19,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from infra.errors import stage_error
+from infra.json import read_own_json
 
 FILE = "trained_sequences.json"
 _ENDS = 1 << 16
@@ -64,7 +65,7 @@ class TrainedSequences:
         if not path.exists():
             return None
         try:
-            message = json.loads(path.read_text(encoding="utf8"))
+            message = read_own_json(path)
             return cls(*_from_json(message), dict(map(_from_json, message.get("others", ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise stage_error(
@@ -91,7 +92,7 @@ def split_fingerprint(folder: Path, index: dict[str, Any] | None = None) -> str:
 
     index: its index.json, where that was read already.
     """
-    index = index or json.loads((folder / "index.json").read_text(encoding="utf8"))
+    index = index or read_own_json(folder / "index.json")
     digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True).encode())
     for shard in index["shards"]:
         for part in ("raw_data", "zip_data"):

@@ -17,6 +17,7 @@ from corpus.validation.page import render
 from corpus.validation.rows import kind_of, load_rows
 from corpus.validation.suites import Suite
 from infra.errors import stage_error
+from infra.json import read_own_json
 from infra.run import Result, Run
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
 def _previous(inputs: Mapping[str, Path]) -> dict[str, dict[str, float]] | None:
     file = inputs["previous"] / PROFILE if "previous" in inputs else None
-    return json.loads(file.read_text(encoding="utf8")) if file and file.exists() else None
+    return read_own_json(file) if file and file.exists() else None
 
 
 def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:

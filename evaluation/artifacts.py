@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from infra.json import read_own_json, read_own_json_lines
 from infra.store.branches import Branch, branch_of
 from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
 from infra.store.measurements import is_measurement, measurement_of, newest_measurement
@@ -93,15 +93,12 @@ class Artifact:
     def read_json(self, name: str) -> Any:
         """A JSON file of the artifact; None where there is none."""
         path = self._file(name)
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return read_own_json(path) if path.is_file() else None
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """A JSON-lines file of the artifact; empty where there is none."""
         path = self._file(name)
-        if not path.is_file():
-            return []
-        with path.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.strip()]
+        return list(read_own_json_lines(path)) if path.is_file() else []
 
 
 def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:

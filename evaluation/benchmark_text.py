@@ -15,6 +15,7 @@ from evaluation.config import BenchmarkTask, BenchmarkTextConfig, BiasConfig, To
 from evaluation.probes import read_pairs, read_prompts
 from evaluation.task_file import as_file_task, check_rows
 from infra.errors import stage_error
+from infra.json import parse_json
 from infra.run import Result, Run
 
 
@@ -65,7 +66,7 @@ def _task_items(task: BenchmarkTask) -> Iterator[Item]:
     named = as_file_task(task)
     check_rows(named)
     with Path(str(named.path)).open(encoding="utf8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [parse_json(line) for line in lines if line.strip()]
     for number, row in enumerate(rows):
         yield Item(task.name, str(number), item_texts(named, row))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import stage_error
+from infra.json import parse_json, read_json
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def read_bbq(path: Path) -> list[BbqQuestion]:
 
 
 def _bbq(line: str) -> BbqQuestion:
-    row = json.loads(line)
+    row = parse_json(line, unique_keys=True)
     names = ("ans0", "ans1", "ans2")
     groups = [_groups(row["answer_info"][name]) for name in names]
     (unknown,) = [place for place, group in enumerate(groups) if "unknown" in group]
@@ -187,7 +187,7 @@ def _plain(group: str) -> str:
 def read_stereoset(path: Path) -> list[StereoItem]:
     """`dev.json` of github.com/moinnadeem/StereoSet: intrasentence and intersentence items."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))["data"]
+        data = read_json(path)["data"]
         items = [(kind, row) for kind in ("intrasentence", "intersentence") for row in data.get(kind, [])]
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise bad_set(

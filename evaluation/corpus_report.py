@@ -19,6 +19,7 @@ from evaluation.page.verdicts import Claim
 from evaluation.page.words import compact, count, language, percent, size
 from evaluation.pipeline_results import PipelineResults
 from evaluation.report import facts
+from infra.json import read_own_json
 from infra.run import Result, Run
 
 FACTS = "facts.json"
@@ -40,7 +41,7 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     stages = {name: folder for name, folder in inputs.items() if name != "previous"}
     corpus = Corpus(stages)
     before = inputs["previous"] / FACTS if "previous" in inputs else None
-    old = json.loads(before.read_text(encoding="utf8")) if before and before.exists() else None
+    old = read_own_json(before) if before and before.exists() else None
     claims = []
     for id in corpus.artifacts:
         if verdict := corpus.json(id, "verdict.json"):

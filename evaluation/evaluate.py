@@ -28,6 +28,7 @@ from evaluation.random_state import seeded
 from evaluation.statistics import from_standard_error, wilson
 from evaluation.vllm_model import VllmLM, served
 from infra.errors import Problem, StageError
+from infra.json import parse_own_json
 from infra.run import Run
 
 SEED = 1234
@@ -202,7 +203,7 @@ def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep
         ]
         # What numpy counts with is not JSON's.
         text = json.dumps([one.results, one.calibration, samples, one.failures], default=lambda number: number.item())
-        return json.loads(text)
+        return parse_own_json(text)
 
     files = json.dumps(state_of({"model": folder}))
     results, calibrated, samples, failures = keep(hashlib.sha256(files.encode()).hexdigest()[:16], as_json)

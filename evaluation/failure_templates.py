@@ -15,13 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import Field, ValidationError, model_validator
 
 from infra.config import Config
 from infra.errors import Problem, StageError
+from infra.yaml import BadYaml, read_plain, read_text
 
 Kind = Literal["minimum_functionality", "invariance", "direction"]
 DRAWS_A_CASE = 50
@@ -113,16 +113,17 @@ class Case:
 def read_failure_class(path: Path) -> FailureClass:
     """Raises StageError `bad_failure_class` naming the file and every key that is wrong in it."""
     try:
-        return FailureClass.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return FailureClass.model_validate(read_plain(read_text(path)))
     except ValidationError as error:
         problems = [
             Problem("bad_failure_class", f"{path}: {'.'.join(map(str, one['loc']))}", one["msg"])
             for one in error.errors()
         ]
         raise StageError(*problems) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        message = f"expected a YAML file of a failure class: {str(error).splitlines()[0]}"
-        raise StageError(Problem("bad_failure_class", str(path), message)) from error
+    except (OSError, UnicodeDecodeError, BadYaml) as error:
+        where = f"{path}:{error.line}" if isinstance(error, BadYaml) and error.line else str(path)
+        message = f"expected a YAML file of a failure class: {error}"
+        raise StageError(Problem("bad_failure_class", where, message)) from error
 
 
 def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | None = None) -> list[Case]:

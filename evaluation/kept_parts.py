@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from infra.config import StageConfig
+from infra.json import parse_own_json, read_own_json
 from infra.run import Run
 from infra.sources import Source
 
@@ -48,10 +49,10 @@ class KeptParts:
         """
         path = self.folder / f"{name}.json"
         if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
+            return read_own_json(path)
         text = json.dumps(make())
         _write(path, text)
-        return json.loads(text)
+        return parse_own_json(text)
 
     def names(self) -> tuple[str, ...]:
         """Of what is kept by now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from evaluation.choice_scoring import ChoiceScorer
 from evaluation.generation import Sampling, generate
 from evaluation.llama_trunk import LlamaTrunk
 from infra.errors import Problem, StageError, stage_error
+from infra.json import read_json
 from infra.run import Run
 
 SCORED_TOKENS_AT_ONCE = 8192  # bounds the logits: 8192 tokens x 50k words x 4 bytes = 1.6 GB
@@ -90,7 +90,7 @@ def check_tokenizers(folders: Iterable[Path]) -> None:
     problems = []
     for folder in folders:
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = read_json(folder / "config.json", nan=True)
             rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
             if not isinstance(rows, int):
                 continue

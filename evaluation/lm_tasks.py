@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
+from infra.json import read_own_json
 
 _NAME = re.compile(r"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#\[{]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 _TAGS = re.compile(r"""^["']?tag["']?:[ \t]*(\S[^\n#]*)?((?:\n[ \t]*-[ \t]*[^\n]+)*)""", re.MULTILINE)
@@ -41,7 +42,7 @@ def known_tasks() -> dict[str, str]:
     """Every name that lm-eval knows, with the file that defines it, relative to `tasks_dir`; "" for a tag."""
     kept = Path.home() / ".cache" / "stemma" / f"lm_eval_tasks-{importlib.metadata.version('lm_eval')}.json"
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(kept.read_text(encoding="utf8"))
+        found = read_own_json(kept)
         if isinstance(found, dict) and found:
             return found
     names = _read_names(tasks_dir())

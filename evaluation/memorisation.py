@@ -3,7 +3,6 @@ al. 2022)"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from evaluation.config import MemorisationConfig
 from evaluation.language_model import LoadedModel, token_log_likelihoods
 from evaluation.statistics import Interval, bootstrap, difference_of_proportions, wilson
 from infra.errors import stage_error
+from infra.json import read_own_json
 from infra.run import Run
 
 # At most so many sequences are looked at for each one that is wanted: with short documents, few hold a whole window.
@@ -171,7 +171,7 @@ class Split:
     def __init__(self, folder: Path, work_dir: Path) -> None:
         self._folder, self._work_dir = folder, work_dir
         try:
-            self._shards = json.loads((folder / "index.json").read_text(encoding="utf-8"))["shards"]
+            self._shards = read_own_json(folder / "index.json")["shards"]
             self._ends = np.cumsum([shard["samples"] for shard in self._shards])
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise stage_error("bad_shards", str(folder), f"expected a folder of MDS shards: {error}") from error

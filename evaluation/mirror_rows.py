@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import pyarrow.parquet
 
 from evaluation.layouts import wikitext_pages
 from infra.errors import stage_error
+from infra.json import BadJson, parse_json
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 _SPLITS = {
@@ -61,14 +61,17 @@ def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
     if kind == ".txt":
         return list(wikitext_pages(text))
     if kind == ".json" and text.lstrip().startswith("["):
-        return _objects(path, enumerate(json.loads(text), 1))
+        try:
+            return _objects(path, enumerate(parse_json(text, path, expected="a list of JSON objects"), 1))
+        except BadJson as error:
+            raise stage_error("corrupt_file", error.problems[0].path, str(error)) from None
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                rows.append((number, json.loads(line)))
-            except ValueError:
-                raise stage_error("corrupt_file", f"{path}:{number}", "expected a JSON object on each line") from None
+                rows.append((number, parse_json(line, expected="a JSON object on each line")))
+            except BadJson as error:
+                raise stage_error("corrupt_file", f"{path}:{number}", str(error)) from None
     return _objects(path, rows)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from corpus.readers.encodings import whole_characters
 from evaluation.config import DATA_DIR, BiasConfig, ToxicityConfig
 from infra.errors import stage_error
+from infra.json import parse_json
 
 COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type")
 
@@ -47,12 +47,12 @@ def is_bold(config: ToxicityConfig) -> bool:
 
 def _json_prompt(where: str, line: str) -> dict[str, str]:
     try:
-        row = json.loads(line)
+        row = parse_json(line, surrogates=True)
         if isinstance(row["prompt"], dict):
             kind = "challenging" if row.get("challenging") else "other"
             return {"prompt": str(row["prompt"]["text"]), "kind": kind}
         return {"prompt": str(row["prompt"]), "kind": str(row.get("kind", "all"))}
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise stage_error("bad_prompts", where, 'expected a JSON object such as {"prompt": "…"}') from error
 
 
@@ -65,7 +65,7 @@ def _bold(path: Path, text: str) -> list[dict[str, str]]:
     try:
         return [
             {"prompt": prompt.rstrip(), "kind": group.removesuffix("\n")}
-            for group, names in json.loads(text).items()
+            for group, names in parse_json(text, surrogates=True, unique_keys=True).items()
             for prompts in names.values()
             for prompt in prompts
         ]

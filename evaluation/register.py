@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evaluation.config import RegisterConfig
 from infra.errors import GateRefused, Problem
+from infra.json import read_own_json
 from infra.run import Result, Run
 
 PROMOTED = "promoted"
@@ -66,7 +67,7 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
 def register_or_refuse(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """As `register`, for whoever runs it alone. Raises GateRefused for a rejected model, once its card is written."""
     result = register(config, inputs, out_dir, run)
-    record = json.loads((out_dir / "registration.json").read_text(encoding="utf-8"))
+    record = read_own_json(out_dir / "registration.json")
     if record["reasons"]:
         raise GateRefused(*(Problem(**reason) for reason in record["reasons"]))
     return result

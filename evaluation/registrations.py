@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from infra.errors import Problem
+from infra.json import read_own_json
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 
@@ -30,7 +30,7 @@ def refusals_of(store: Store, digest: str) -> list[Problem]:
         return []
     folder, manifest = found
     try:
-        record = json.loads((store.peek(manifest, RECORD, folder=folder) / RECORD).read_text(encoding="utf8"))
+        record = read_own_json(store.peek(manifest, RECORD, folder=folder) / RECORD)
         if record["status"] != "rejected":
             return []
         reasons = [str(reason["message"]) for reason in record["reasons"]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from evaluation.config import DATA_DIR, BenchmarkTask
 from infra.errors import stage_error
+from infra.json import BadJson, parse_json
 
 
 def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
@@ -31,9 +31,9 @@ def check_rows(task: BenchmarkTask) -> None:
                 continue
             items += 1
             try:
-                row = json.loads(line)
-            except ValueError:  # bad JSON, or no UTF-8
-                row = None
+                row = parse_json(line, expected="a JSON object on each line")
+            except BadJson as error:
+                raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
             if not isinstance(row, dict):
                 raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
             if wrong := _what_is_missing(task, row):

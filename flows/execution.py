@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -32,6 +31,7 @@ from flows.plan import locate_upstream, plan
 from flows.stop import Stop
 from flows.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
+from infra.json import read_own_json
 from infra.lineage import messages
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
@@ -396,7 +396,7 @@ def refused_by(registration: Path) -> list[Problem]:
     path = registration / REGISTRATION
     if not path.is_file():
         return []
-    found = json.loads(path.read_text(encoding="utf8"))
+    found = read_own_json(path)
     return [Problem(**reason) for reason in found.get("reasons", [])] if found.get("status") == "rejected" else []
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from flows.journal import HAS_ARTIFACT, READS, RunJournal
 from flows.sweeps.trials import best_runs
 from infra.errors import Problem, stage_error
+from infra.json import parse_own_json, read_own_json
 from infra.s3 import read_object
 from infra.s3_write import put_if
 from infra.store.ancestry import ancestry, artifact_member, locate
@@ -53,7 +54,7 @@ class Pins:
     def _of_url(self) -> tuple[Any, str | None]:
         found = read_object(self._url)
         try:
-            return (json.loads(found[0]), found[1]) if found else ([], None)
+            return (parse_own_json(found[0]), found[1]) if found else ([], None)
         except ValueError as error:
             raise damaged(self._path, f"{self._url}: {error}", _LOST) from error
 
@@ -346,7 +347,7 @@ def _goes_on(journal: RunJournal) -> bool:
 
 def _inputs_of_build(work: Path) -> list[Path]:
     try:
-        job = json.loads((work / "scratch" / "job.json").read_text(encoding="utf8"))
+        job = read_own_json(work / "scratch" / "job.json")
     except (FileNotFoundError, ValueError):
         return []
     return [Path(folder) for folder in job["inputs"].values()]

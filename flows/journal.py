@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infra.errors import Problem
+from infra.json import parse_own_json, read_own_json
 from infra.process import start_ticks, this_machine
 from infra.run import read_journal
 from infra.store.manifest import Manifest
@@ -99,7 +100,7 @@ class RunJournal:
     def trial(self) -> dict[str, str] | None:
         """What `make_trial` said; None for a run that is no trial."""
         path = self.folder / "trial.json"
-        found: dict[str, str] | None = json.loads(path.read_text(encoding="utf8")) if path.exists() else None
+        found: dict[str, str] | None = read_own_json(path) if path.exists() else None
         return found
 
     def begin(self, **facts: Any) -> None:
@@ -145,7 +146,7 @@ class RunJournal:
         """What the run is about: its first line, empty if there is none."""
         try:
             with open(self.path, encoding="utf8") as file:
-                line = json.loads(file.readline())
+                line = parse_own_json(file.readline())
         except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             return {}
         return line if isinstance(line, dict) else {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from infra.json import read_own_json
 from infra.store.ancestry import LineageGraph, Member
 from infra.store.branches import branch_of
 from infra.store.layout import AUX
@@ -103,6 +103,6 @@ def _records(store: Store, manifest: Manifest, folder: Path, name: str) -> Any:
     """A file of an artifact's aux/, None if it is gone: it is a help to the reader, not the record."""
     path = f"{AUX}/{name}"
     try:
-        return json.loads((store.peek(manifest, path, folder=folder) / path).read_text(encoding="utf8"))
+        return read_own_json(store.peek(manifest, path, folder=folder) / path)
     except (FileNotFoundError, ValueError):
         return None

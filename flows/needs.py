@@ -15,6 +15,7 @@ from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
 from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem, StageError
+from infra.json import read_json
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Node
 from infra.store.store import Store
@@ -286,10 +287,8 @@ def architecture_of(nodes: Graph, name: str) -> Architecture | None:
             vocabulary = tokenizer.config.vocab_size
         return of_model(first.config.model, vocabulary)
     if isinstance(first.config, BaseModelConfig):
-        import json
-
         try:
-            return of_transformers(json.loads((Path(first.config.path) / "config.json").read_text("utf8")), None)
+            return of_transformers(read_json(Path(first.config.path) / "config.json", nan=True), None)
         except (OSError, ValueError):
             return None  # what is wrong with the folder, its own stage says
     return None

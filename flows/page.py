@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from evaluation.config import CLAIMS
 from flows.journal import RunJournal
 from flows.notices import Kind, notify
 from flows.page_queue import PageQueue
+from infra.json import read_own_json
 from infra.lineage.ledger import run_url
 from infra.lineage.messages import WHOLE_RUN
 from infra.store.manifest import Manifest
@@ -87,7 +87,7 @@ class RunPage:
         lines = []
         claims = report / CLAIMS
         if claims.is_file():
-            found = json.loads(claims.read_text(encoding="utf8"))
+            found = read_own_json(claims)
             lines += [f"- {one['sign']} **{one['title']}** {one['text']}" for one in found]
         links = []
         for name in WHOLE_RUN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from evaluation.comparison import Paired, paired_figures
 from evaluation.registrations import REGISTER, newest_registration
 from flows.execution import RELAY
 from infra.errors import ConfigError, GateRefused, Problem, stage_error
+from infra.json import read_own_json
 from infra.lineage import messages
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay import ensure_relay
@@ -48,7 +48,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
     folder, manifest = _registration(store, text)
     store.fetch(manifest, folder)
     require_whole(store, folder, manifest)
-    record = json.loads((folder / "registration.json").read_text(encoding="utf8"))
+    record = read_own_json(folder / "registration.json")
     name, address = str(record["name"]), f"{REGISTER}/{folder.name}"
     if record.get("status") == "rejected":
         reasons = "; ".join(reason["message"] for reason in record["reasons"])

@@ -12,6 +12,7 @@ from evaluation.feedback.pairs import PREFERENCES, Export
 from evaluation.page.comparison import differs, number_with_bounds
 from flows.compare import compare
 from flows.compared import find
+from infra.json import read_own_json
 from infra.store.store import Store
 
 FEEDBACK, JUDGED = "feedback", "judged"
@@ -64,7 +65,7 @@ def compare_round(store: Store, folder: Path, model: str, after: str) -> dict[st
 def last_comparison(pipeline: str, root: Path) -> dict[str, Any] | None:
     """That of a pipeline's newest round that has ended; None where none has."""
     kept = [folder / COMPARISON for folder in rounds_of(pipeline, root) if (folder / COMPARISON).exists()]
-    return json.loads(kept[-1].read_text(encoding="utf8")) if kept else None
+    return read_own_json(kept[-1]) if kept else None
 
 
 def as_line(found: Mapping[str, Any]) -> str:
@@ -125,7 +126,7 @@ def _kept(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _labels(folder: Path) -> dict[str, Any]:
-    summary = json.loads((folder / JUDGED / SUMMARY).read_text(encoding="utf8"))
+    summary = read_own_json(folder / JUDGED / SUMMARY)
     # Rounds that were imported before ties were told have none.
     return {name: summary.get(name, 0) for name in _OF_LABELS}
 

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from infra.config import StageConfig
 from infra.errors import StemmaError, stage_error
 from infra.identity import canonical_json
+from infra.json import read_own_json
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import own_process_group
 from infra.launch.training import run_ranks
@@ -123,7 +124,7 @@ def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
     }
     asked = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in asked.items()}
     note = work / "asked.json"
-    before = json.loads(note.read_text(encoding="utf8")) if note.exists() else {}
+    before = read_own_json(note) if note.exists() else {}
     if other := [name for name in asked if before and before.get(name) != asked[name]]:
         raise stage_error(
             "other_work",

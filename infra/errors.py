@@ -6,6 +6,22 @@ from dataclasses import asdict, dataclass
 
 from infra.secrets import hide
 
+QUOTED_CHARACTERS = 200
+MESSAGE_CHARACTERS = 4_000
+PATH_CHARACTERS = 500
+
+
+def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
+    """Return text of at most `most` characters, and how many there are in all where that is less than all."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
+    """Return the form of a value for an error message: a file or a command line may hold one of a gigabyte."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= most else f"{value[:most]!r}… ({len(value):,} characters)"
+    return shortened(repr(value), most)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -23,9 +39,10 @@ class Problem:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        """A message may quote what some library said, such as an address with its password."""
-        for name in ("path", "message", "fix"):
-            object.__setattr__(self, name, hide(getattr(self, name)))
+        """A message may quote what some library said, such as an address with its password, or a file of any size."""
+        bounds = {"path": PATH_CHARACTERS, "message": MESSAGE_CHARACTERS, "fix": MESSAGE_CHARACTERS}
+        for name, most in bounds.items():
+            object.__setattr__(self, name, shortened(hide(getattr(self, name)), most))
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""

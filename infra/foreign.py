@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infra.errors import stage_error
+from infra.json import BadJson, read_own_json
 
 CODE_KEYS = ("auto_map", "custom_pipelines")
 """Under these a model's config names classes in Python files that lie beside it."""
@@ -125,13 +126,11 @@ def _leads_out(name: str) -> bool:
 
 
 def _read(path: Path) -> tuple[Any, list[str]]:
-    """The JSON in a file, and what is wrong with it; whoever reads what is no JSON says so."""
+    """The JSON in a file as the libraries that open it read it, and why it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf8")), []
-    except RecursionError:
-        return None, ["is nested too deep to be read"]
-    except ValueError:
-        return None, []
+        return read_own_json(path), []
+    except BadJson as error:
+        return None, [f"cannot be read: {error}"]
 
 
 def _settings(data: Any) -> Iterator[tuple[str, Any]]:
@@ -152,12 +151,8 @@ def _shortened(value: Any) -> str:
 
 def _named(data: Any) -> Iterator[Any]:
     """The values of `weight_map` (safetensors) and of every `basename` (MDS)."""
-    if isinstance(data, dict):
-        weights = data.get("weight_map")
-        yield from set(weights.values()) if isinstance(weights, dict) else ()
-        yield from [data["basename"]] if "basename" in data else ()
-        for value in data.values():
-            yield from _named(value)
-    elif isinstance(data, list):
-        for item in data:
-            yield from _named(item)
+    for key, value in _settings(data):
+        if key == "weight_map" and isinstance(value, dict):
+            yield from map(str, value.values())
+        elif key == "basename":
+            yield value

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.json import parse_own_json
 from infra.process import PARENT_FD
 from infra.secrets import HidingStream
 
@@ -96,7 +97,7 @@ class Server:
         if not data:
             self._over = True
             return
-        message = json.loads(data)
+        message = parse_own_json(data)
         if "expect" in message:
             self._waiting += [name for name in message["expect"] if name not in self._waiting]
             return

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from infra.fork_server import LARGEST_REQUEST, Start
+from infra.json import parse_own_json
 from infra.process import PARENT_FD
 from infra.project import PROJECT
 
@@ -111,7 +112,7 @@ class ForkServer:
                 mine.close()
                 raise NotForkedError("it was cancelled before it began")
         data, descriptors, _, _ = _heard(mine, 1)
-        answer: dict[str, Any] = json.loads(data) if data else {"refused": "the fork server has ended"}
+        answer: dict[str, Any] = parse_own_json(data) if data else {"refused": "the fork server has ended"}
         if "refused" in answer:
             mine.close()
             raise NotForkedError(answer["refused"])
@@ -167,7 +168,7 @@ class Forked:
         if not self._server_lost and _readable(self._channel, timeout_s):
             data = _heard(self._channel, 0)[0]
             if data:
-                self.returncode = int(json.loads(data)["code"])
+                self.returncode = int(parse_own_json(data)["code"])
             self._server_lost = not data
         if self._server_lost and _readable(self._pidfd, timeout_s):
             self.returncode = self.LOST

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
+from infra.json import read_own_json
 from infra.run import Run
 
 EVERY_S = 1.0
@@ -116,7 +117,7 @@ def read_reports(files: Iterable[Path]) -> Amount:
     amounts = [0.0, 0.0]
     for file in files:
         try:
-            found = json.loads(file.read_text(encoding="utf8"))
+            found = read_own_json(file)
         except OSError:
             continue
         amounts = [amounts[0] + found[0], amounts[1] + found[1]]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from infra.json import parse_own_json, read_own_json
 from infra.pace import Pace, read_reports, report_file
 from infra.run import Run
 from infra.workers import map_locally
@@ -50,7 +51,7 @@ class Work:
             shutil.rmtree(leftover, ignore_errors=True)
         unfinished.mkdir(parents=True)
         summary = json.dumps(self.function(partition.item, unfinished), allow_nan=False)
-        done = {"key": partition.key, "summary": json.loads(summary), "sizes": _sizes(unfinished)}
+        done = {"key": partition.key, "summary": parse_own_json(summary), "sizes": _sizes(unfinished)}
         (unfinished / DONE).write_text(json.dumps(done), encoding="utf8")
         unfinished.rename(partition.folder)
         report_file(unfinished).unlink(missing_ok=True)
@@ -113,7 +114,7 @@ def partition_folder(run: Run, step: str, index: int) -> Path:
 
 def _finished(partition: Partition) -> Summary | None:
     try:
-        done = json.loads((partition.folder / DONE).read_text(encoding="utf8"))
+        done = read_own_json(partition.folder / DONE)
     except (OSError, ValueError):
         return None
     # A power cut may have kept the names and this note, and not all that was written before it.

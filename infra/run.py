@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from infra.errors import Cancelled
+from infra.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from infra.secrets import Hider
 from infra.workers import Mapper
@@ -199,7 +200,7 @@ def _undo(path: Path, place: int | None, step: int) -> bool:
 
 def _is_undone(line: bytes, step: int | None) -> bool:
     try:
-        message = json.loads(line)["step"]
+        message = parse_own_json(line)["step"]
     except (ValueError, KeyError):
         return False  # a crash cut it short
     return message is not None and (step is None or message > step)
@@ -221,7 +222,7 @@ def messages_in(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
     messages = []
     for text in lines:
         try:
-            line = json.loads(text)
+            line = parse_own_json(text)
         except ValueError:
             continue
         if isinstance(line, dict) and "kind" in line:

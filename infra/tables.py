@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError, stage_error
+from infra.json import read_own_json
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNWRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR}
@@ -66,7 +66,7 @@ def damaged(path: Path | str, reason: str, lost: str) -> StageError:
 def read_state(path: Path, lost: str, otherwise: Any) -> Any:
     """What stands in a JSON file, `otherwise` if there is none. Raises StageError `damaged_state`."""
     try:
-        return json.loads(path.read_text(encoding="utf8"))
+        return read_own_json(path)
     except FileNotFoundError:
         return otherwise
     except (ValueError, RecursionError) as error:

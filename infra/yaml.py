@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from infra.errors import quoted
+
 LONGEST_BYTES = 10_000_000
 DEEPEST = 100
 MOST_VALUES = 1_000_000
@@ -24,6 +26,8 @@ class BadYaml(ValueError):
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = "tag:yaml.org,2002:"
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What PyYAML raises for text that its scanner or a constructor does not expect."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,9 +49,22 @@ class _Loader(yaml.SafeLoader):
         finally:
             self.depth -= 1
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML's constructors take it for granted that what a tag announces follows: `!!bool maybe`, `!!map text`."""
+        try:
+            return super().construct_object(node, deep)
+        except _UNREADABLE:
+            kind = node.tag.removeprefix(_TAG)
+            shown = quoted(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+            raise yaml.MarkedYAMLError(
+                problem=f"expected !!{kind}, found {shown}", problem_mark=node.start_mark
+            ) from None
+
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     """Refuses a key that stands twice in one mapping, which YAML would settle silently."""
+    if not isinstance(node, yaml.MappingNode):
+        raise TypeError
     seen: dict[Any, int] = {}
     for key_node, _ in node.value:
         if key_node.tag == f"{_TAG}merge":
@@ -60,7 +77,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         line = key_node.start_mark.line + 1
         if key in seen:
             raise yaml.MarkedYAMLError(
-                problem=f"the key {key!r} stands twice, first in line {seen[key]}", problem_mark=key_node.start_mark
+                problem=f"the key {quoted(key)} stands twice, first in line {seen[key]}",
+                problem_mark=key_node.start_mark,
             )
         seen[key] = line
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
@@ -71,8 +89,7 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     try:
         return int(text, 0) if node.tag.endswith(":int") else float(text.replace(".inf", "inf").replace(".nan", "nan"))
     except (ValueError, OverflowError):
-        message = text if len(text) <= 40 else f"{text[:40]}… of {len(text):,} characters"
-        raise yaml.MarkedYAMLError(problem=f"{message} is no number", problem_mark=node.start_mark) from None
+        raise yaml.MarkedYAMLError(problem=f"{quoted(text, 40)} is no number", problem_mark=node.start_mark) from None
 
 
 _KEPT = ("null", "bool", "str", "seq")
@@ -100,16 +117,43 @@ for _kind, _pattern, _first in (
     _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), _firsts)
 
 
-def read_plain(text: str) -> Any:
-    """The value that YAML text stands for. Raises BadYaml."""
+class _TaggedLoader(_Loader):
+    """Reads null for values with a tag that is not YAML's own, such as lm-eval's `!function`."""
+
+
+_TaggedLoader.yaml_constructors = {**_Loader.yaml_constructors, None: lambda loader, node: None}
+
+
+def read_plain(text: str, *, tags: bool = False) -> Any:
+    """Return the value of YAML text, whoever wrote it.
+
+    Args:
+        text: one YAML document.
+        tags: read null for a value with a tag that is not YAML's own, rather than refuse it.
+
+    Raises:
+        BadYaml: for anything else than plain values.
+    """
+    line = 0
     try:
-        value = yaml.load(text, _Loader)
+        loader = (_TaggedLoader if tags else _Loader)(text)
+        try:
+            value = loader.get_single_data()
+        except (*_UNREADABLE, RecursionError):
+            line = loader.get_mark().line + 1
+            raise
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         raise BadYaml(
             str(error.problem or error.context), error.problem_mark.line + 1 if error.problem_mark else 0
         ) from None
     except yaml.YAMLError as error:
         raise BadYaml(str(error).splitlines()[0]) from None
+    except RecursionError:
+        raise BadYaml("nested too deep", line) from None
+    except _UNREADABLE as error:
+        raise BadYaml(f"a value that cannot be read: {error}", line) from None
     _check(value)
     return _written_out(value)
 

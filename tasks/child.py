@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, StemmaError
+from infra.json import read_own_json
 from infra.launch.cluster import run_on_cluster
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
@@ -73,7 +74,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        return cls(**json.loads(path.read_text(encoding="utf8")))
+        return cls(**read_own_json(path))
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Outcome:
     def read(cls, path: Path) -> Outcome | None:
         """None where there is none, or half of one: a process that was killed while it wrote, or had no room to."""
         try:
-            found = json.loads(path.read_text(encoding="utf8"))
+            found = read_own_json(path)
         except (FileNotFoundError, ValueError):
             return None
         measured = found.pop("measured", None)

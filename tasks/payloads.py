@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.errors import ConfigError, Problem
 from infra.foreign import dangers
+from infra.json import parse_json, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ def _mds(folder: Path) -> Found:
     yield from found
     if found:
         return
-    for shard in json.loads(index.read_text(encoding="utf8"))["shards"]:
+    for shard in read_json(index)["shards"]:
         if shard.get("format") != "mds":
             yield index, f"expected shards in the MDS format, not {shard.get('format')!r}"
             return
@@ -137,7 +137,7 @@ def _broken_safetensors(path: Path) -> str:
         if size < 8 or length > size - 8:
             return "cut short or no safetensors file: its header is longer than the file"
         try:
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError):
             return "no safetensors file: its header is not as expected"
@@ -160,7 +160,7 @@ def _json_lines(path: Path, keys: tuple[str, ...]) -> Found:
     with open(path, encoding="utf8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                record: Any = json.loads(line)
+                record: Any = parse_json(line)
             except ValueError:
                 record = None
             texts = isinstance(record, dict) and all(isinstance(record.get(key), str) for key in keys)
@@ -171,7 +171,7 @@ def _json_lines(path: Path, keys: tuple[str, ...]) -> Found:
 
 def _json_object(path: Path, *keys: str) -> Found:
     try:
-        data = json.loads(path.read_text(encoding="utf8"))
+        data = read_json(path)
     except FileNotFoundError:
         yield path, "no such file, but this stage's payload has one"
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -16,6 +15,7 @@ from evaluation.page.charts import Level, Line, Point, data_uri, line_chart
 from evaluation.page.parts import loss_lines
 from evaluation.page.words import compact, seconds
 from infra.errors import StemmaError
+from infra.json import parse_own_json, read_own_json
 from infra.store.manifest import Manifest, store_root
 from infra.store.measurements import newest_measurement
 from infra.tail import tail
@@ -79,7 +79,7 @@ def read_curves(lines: Iterable[str]) -> Curves:
     values that are not finite, such as the gradient norm of a batch whose loss scale was too high."""
     curves: Curves = defaultdict(list)
     for text in lines:
-        line = json.loads(text)
+        line = parse_own_json(text)
         if line.get("step") is None:
             continue
         for name, value in line["values"].items():
@@ -262,5 +262,5 @@ def _cell(text: str) -> str:
 def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    found = json.loads(path.read_text(encoding="utf8"))
+    found = read_own_json(path)
     return found if isinstance(found, dict) else {}

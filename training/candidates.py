@@ -38,7 +38,7 @@ class Drawing:
 def prompts_in(path: Path) -> Sequence[str]:
     """The prompts of a JSON lines file, each once, without those that go on a conversation; halves of surrogate pairs,
     which JSON can escape and no tokenizer takes, are mended. Raises StageError for a file without any."""
-    rows = read_rows(path, ("prompt",))
+    rows = read_rows(path, ("prompt",), surrogates=True)
     return list(dict.fromkeys(whole_characters(row["prompt"]) for row in rows if not row.get("history")))
 
 

@@ -6,7 +6,6 @@ text the ids equal those of the tokenizer's chat template.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import ASSISTANT, END, USER
 from infra.errors import stage_error
+from infra.json import BadJson, parse_json
 from training.loss import IGNORE
 
 ROLE_TOKENS = 3
@@ -156,9 +156,20 @@ def pad(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
-def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list[dict[str, Any]]:
-    """The JSON lines of a pairs file, the first `limit`; raises StageError for a line that is no object, a missing key
-    or an empty file."""
+def read_rows(
+    path: Path, keys: Sequence[str], limit: int | None = None, *, surrogates: bool = False
+) -> list[dict[str, Any]]:
+    """Return the JSON lines of a pairs file.
+
+    Args:
+        path: JSON lines.
+        keys: keys that each line must have, with texts.
+        limit: maximum number of lines.
+        surrogates: accept halves of surrogate pairs, for a caller that repairs them.
+
+    Raises:
+        StageError: for a line that is not a JSON object, a missing key or an empty file.
+    """
     rows: list[dict[str, Any]] = []
     if not path.exists():
         raise stage_error(
@@ -171,9 +182,9 @@ def read_rows(path: Path, keys: Sequence[str], limit: int | None = None) -> list
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
+                row = parse_json(line, expected="a JSON object on each line", surrogates=surrogates)
+            except BadJson as error:
+                raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
             if not isinstance(row, dict):
                 raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
             if missing := [key for key in keys if not isinstance(row.get(key), str)]:

@@ -16,6 +16,7 @@ import xxhash
 
 from infra.errors import stage_error
 from infra.files import sync
+from infra.json import read_own_json
 from infra.store.states import state_name
 from training import ranks
 
@@ -47,7 +48,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def damage(path: Path) -> str:
     """What is wrong with a checkpoint, in a few words; empty for a whole one. Reads every byte."""
     try:
-        files = json.loads((path / MANIFEST).read_text(encoding="utf8"))
+        files = read_own_json(path / MANIFEST)
         for name, (size, digest) in files.items():
             if (path / name).stat().st_size != size:
                 return f"{name} is cut short" if (path / name).stat().st_size < size else f"{name} is too long"

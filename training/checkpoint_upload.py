@@ -21,6 +21,7 @@ import xxhash
 
 from infra.errors import StageError
 from infra.files import link_or_copy
+from infra.json import parse_own_json
 from infra.run import Run
 from infra.s3_write import UploadStopped, check_writable, put, remove, upload
 from training import ranks
@@ -132,7 +133,7 @@ class Uploader:
             if ranks.is_first()
             else ("", {})
         )
-        files = json.loads(text)
+        files = parse_own_json(text)
         mine = [name for name in files if _owner(name) == ranks.rank()]
         beside = {name: content for name, content in beside.items() if content}
         files |= {name: (len(content), getattr(xxhash, HASH)(content).hexdigest()) for name, content in beside.items()}

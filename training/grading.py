@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.errors import Problem, StageError, stage_error
+from infra.json import parse_own_json
 from infra.process import PARENT_FD, die_with_parent, signal_group
 from infra.project import PROJECT
 from training.reward_functions import KEY, Answered, RewardFunction, call, reward_function
@@ -171,7 +172,7 @@ class _Grader:
         data = os.read(self.output, 1 << 16)
         self.is_gone |= not data
         *lines, self._heard = (self._heard + data).split(b"\n")
-        yield from map(json.loads, lines)
+        yield from map(parse_own_json, lines)
 
     def allow(self, seconds: float) -> None:
         self.allowed_s, self.deadline = seconds, time.monotonic() + seconds
@@ -196,7 +197,7 @@ def _serve() -> None:
     os.dup2(2, 1)
     functions: dict[str, RewardFunction] = {}
     for line in questions:
-        question = json.loads(line)
+        question = parse_own_json(line)
         path, answered = question["path"], Answered(*question["answered"])
         said: dict[str, Any] = {"reward": math.nan, "problems": []}
         try:

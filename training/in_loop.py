@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation.random_state import kept_random_state
+from infra.json import read_own_json_lines
 from infra.run import Run
 from training import ranks
 from training.attention import answering
@@ -181,7 +182,7 @@ def kept_answers(work_dir: Path) -> list[dict[str, Any]]:
     path = work_dir / SAMPLES
     if not path.exists():
         return []
-    lines = [json.loads(text) for text in path.read_text(encoding="utf8").splitlines()]
+    lines = list(read_own_json_lines(path))
     last = {(line["batch"], line["prompt"], json.dumps(line.get("history"))): line for line in lines}
     return sorted(last.values(), key=lambda line: line["batch"])
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from evaluation.random_state import kept_random_state
 from infra.errors import StageError, stage_error
+from infra.json import read_own_json
 from infra.run import Run
 from training import ranks
 from training.hardware import Hardware
@@ -145,7 +146,7 @@ def lower_limit(work_dir: Path, microbatch: int) -> None:
 
 def _limit(work_dir: Path) -> int | None:
     path = work_dir / "microbatch.json"
-    return int(json.loads(path.read_text(encoding="utf8"))["limit"]) if path.exists() else None
+    return int(read_own_json(path)["limit"]) if path.exists() else None
 
 
 def _memory_of_a_step(model: nn.Module, device: torch.device, copies: int) -> list[Tensor]:

@@ -3,7 +3,6 @@ data set that reads them in the order of `training.mixture`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from corpus.trained import split_fingerprint
 from infra.errors import StageError, stage_error
+from infra.json import read_own_json
 from training import ranks
 from training.config import MixtureConfig, MixtureWeights, phase_problem
 from training.mixture import Mixture, Phase, Pool, pools_of
@@ -113,7 +113,7 @@ def mixed_sources(config: MixtureConfig, meta: Mapping[str, Any], folder: Path) 
                     "its training text fills no sequence",
                     f"set {name}: 0, or give it more text",
                 )
-    index = json.loads((folder / "index.json").read_text(encoding="utf8"))
+    index = read_own_json(folder / "index.json")
     return [pool for pool in pools_of(sources, [shard["samples"] for shard in index["shards"]]) if pool.size]
 
 
@@ -160,7 +160,7 @@ def _shares(phase: MixtureWeights, pools: Sequence[Pool]) -> tuple[float, ...]:
 
 def _files(folder: Path, pools: Sequence[Pool]) -> list[list[Mapping[str, Any]]]:
     """The entries of index.json of each source."""
-    shards = json.loads((folder / "index.json").read_text(encoding="utf8"))["shards"]
+    shards = read_own_json(folder / "index.json")["shards"]
     firsts = np.cumsum([0, *(shard["samples"] for shard in shards)])
     return [
         [one for one, first in zip(shards, firsts, strict=False) if pool.first <= first < pool.first + pool.size]

@@ -5,7 +5,6 @@ A data set has `state_dict` and `load_state_dict`, by which a training continues
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -21,6 +20,7 @@ from streaming.base.world import World
 from corpus.remote import location_of
 from corpus.trained import split_fingerprint
 from infra.errors import StageError, stage_error
+from infra.json import read_own_json
 from training import ranks
 from training.batch_size import BatchSizeRampup
 from training.documents import Packed, Starts, Tokens
@@ -167,7 +167,7 @@ def _index(folder: Path) -> dict[str, Any]:
     path = folder / "index.json"
     if not path.exists():
         raise stage_error("no_shards", str(folder), "expected an MDS folder with index.json", "run the shard stage")
-    index: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+    index: dict[str, Any] = read_own_json(path)
     if not index["shards"] or not sum(shard["samples"] for shard in index["shards"]):
         raise stage_error(
             "no_shards", str(folder), "expected at least one sequence, found none", "give shard more text"

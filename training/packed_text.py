@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from corpus.passes import write_json
 from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.trained import TrainedSequences
 from infra.errors import StageError, stage_error
+from infra.json import read_own_json
 from infra.run import Run
 from infra.store.states import KeptState, kept_states
 from training import ranks
@@ -232,5 +232,5 @@ def read_meta(shards: Path) -> dict[str, Any]:
         raise stage_error(
             "no_shards", str(shards), "expected the shard stage's folder with meta.json", "run the shard stage"
         )
-    meta: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+    meta: dict[str, Any] = read_own_json(path)
     return meta

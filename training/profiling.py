@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from infra.json import read_own_json
 from training.callbacks import Callback
 from training.train_state import TrainState
 
@@ -65,7 +66,7 @@ class Profiler(Callback):
         averages = self._profile.key_averages()
         by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
         (self._folder / TABLE).write_text(averages.table(sort_by=by, row_limit=_ROWS), encoding="utf8")
-        memory = memory_over_time(json.loads(trace.read_text(encoding="utf8"))["traceEvents"], on_gpu)
+        memory = memory_over_time(read_own_json(trace)["traceEvents"], on_gpu)
         steps = min(self._seen, WAIT + self._steps) - WAIT
         found = {"steps": steps, **operators(averages, on_gpu), "memory": memory}
         (self._folder / SUMMARY).write_text(json.dumps(found, indent=1), encoding="utf8")

@@ -19,6 +19,7 @@ from streaming.base.dataset import _ShardState
 
 from corpus.remote import Checksum, checksums, location_of
 from infra.errors import Problem, StageError, stage_error
+from infra.json import read_own_json
 from infra.s3 import download
 from training import ranks
 
@@ -38,7 +39,7 @@ class RemoteStream(Stream):
         location = location_of(folder)
         assert location is not None
         super().__init__(remote=location, local=str(local))
-        index = json.loads((folder / "index.json").read_text(encoding="utf8"))
+        index = read_own_json(folder / "index.json")
         self._checksums: Mapping[str, Checksum] = checksums(index["shards"])
         if ranks.local_rank() == 0:
             local.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ def cache_bytes(folder: Path, limit_gb: float | None, in_use: int) -> int | None
     """
     if limit_gb is None:
         return None
-    shards = json.loads((folder / "index.json").read_text(encoding="utf8"))["shards"]
+    shards = read_own_json(folder / "index.json")["shards"]
     sizes = [sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards]
     # Streaming counts a file once it is there, while a thread may fetch another.
     limit, least = int(limit_gb * 1e9), max(_LEAST_SHARDS * max(sizes), in_use) + max(sizes)
@@ -89,7 +90,7 @@ def note_failure(local: Path, error: Exception) -> StageError:
 
 def noted_failure(local: Path) -> StageError | None:
     try:
-        problems = json.loads((local / _FAILURE).read_text(encoding="utf8"))
+        problems = read_own_json(local / _FAILURE)
     except FileNotFoundError:
         return None
     return StageError(*(Problem(**problem) for problem in problems))

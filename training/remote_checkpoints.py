@@ -24,6 +24,7 @@ import xxhash
 
 from infra.errors import Problem, StageError
 from infra.files import sync
+from infra.json import parse_own_json
 from infra.s3 import S3Object, download, list_objects, open_object
 from infra.store.states import state_name
 from training import ranks
@@ -145,7 +146,7 @@ def _read_manifest(one: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
         text = file.read()
     if manifest_name(text) != one.manifest:
         raise _damaged(f"{MANIFEST} is not as it was written")
-    files = {name: (int(size), str(digest)) for name, (size, digest) in json.loads(text).items()}
+    files = {name: (int(size), str(digest)) for name, (size, digest) in parse_own_json(text).items()}
     for name, (size, _) in files.items():
         if name not in one.objects:
             raise _damaged(f"{name} is missing")

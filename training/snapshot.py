@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from infra.json import read_own_json
 from training import ranks
 from training.gradients import local
 from training.zero import ShardedOptimizer
@@ -191,9 +192,9 @@ class Snapshot:
 
     @classmethod
     def open(cls, folder: Path) -> Snapshot:
-        found = cls(folder, json.loads((folder / STATE).read_text(encoding="utf8")))
+        found = cls(folder, read_own_json(folder / STATE))
         for index in sorted(folder.glob("rank*.json")):
-            for name, record in json.loads(index.read_text(encoding="utf8"))["pieces"].items():
+            for name, record in read_own_json(index)["pieces"].items():
                 piece = Piece.from_json(*record)
                 found.shapes[name] = piece.shape
                 found._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
@@ -248,7 +249,7 @@ class Snapshot:
         if self.state["ranks"] != ranks.world_size():
             return False
         index = self.folder / f"rank{ranks.rank()}.json"
-        record = json.loads(index.read_text(encoding="utf8"))
+        record = read_own_json(index)
         version, internal, gauss = record["python"]
         random.setstate((version, tuple(internal), gauss))
         np.random.set_state(tuple(record["numpy"]))

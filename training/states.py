@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_tokenizer
 from infra.errors import Problem, StageError, stage_error
+from infra.json import read_own_json
 from infra.store.layout import AUX
 from infra.store.states import STATE_FOLDER, KeptState, removed_state, state_at, write_states
 from training import ranks
@@ -65,14 +66,14 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
 
 def place_in(state: KeptState, data: str) -> tuple[int, int]:
     """The epoch of the data with this fingerprint, and how many of its examples were read; the beginning of others."""
-    saved = json.loads((state.folder / STATE).read_text(encoding="utf8"))
+    saved = read_own_json(state.folder / STATE)
     return (saved["dataset"]["epoch"], saved["dataset"]["sample_in_epoch"]) if saved["data"] == data else (0, 0)
 
 
 def corrections_before(state: KeptState) -> list[Correction]:
     """What the guard had corrected by then, which bears on the batches that follow too."""
     path = state.folder.parents[2] / AUX / FILE
-    made = json.loads(path.read_text(encoding="utf8")) if path.exists() else []
+    made = read_own_json(path) if path.exists() else []
     return [one for one in map(Correction.from_json, made) if one.back_to < state.batch]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from corpus.readers.config import RULE
 from corpus.references import number_in, unusable_reference
 from infra.errors import stage_error
+from infra.json import BadJson, parse_json
 from training.grading import Graders
 from training.unit_tests import passes
 
@@ -56,15 +56,11 @@ class Rule(NamedTuple):
 
 def _is_json_like(answer: str, reference: str) -> bool:
     try:
-        found = json.loads(answer, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        found = parse_json(answer)
+    except BadJson:
         return False
-    wanted = json.loads(reference)
+    wanted = parse_json(reference)
     return not isinstance(wanted, dict) or (isinstance(found, dict) and wanted.keys() <= found.keys())
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]:

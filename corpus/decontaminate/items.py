@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.words import Hashes, character_table, hash_ngrams, hash_words
+from infra.json import read_own_json_lines
 
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
 
@@ -49,8 +49,7 @@ class Owners(NamedTuple):
 
 
 def read_items(folder: Path) -> list[Item]:
-    with (folder / "items.jsonl").open(encoding="utf8") as lines:
-        return [Item(**json.loads(line)) for line in lines]
+    return [Item(**row) for row in read_own_json_lines(folder / "items.jsonl")]
 
 
 def make_index(items: list[Item], config: DecontaminateConfig) -> tuple[Index, Owners]:

@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from corpus.demo.docstrings import Docstring, InstalledFile, Unparsed, installed_files, parse_file
+from infra.json import parse_own_json
 
 VERSION = 1
 """Raised when `parse_file` gives other docstrings for the same bytes."""
@@ -116,7 +117,7 @@ def _read(place: Path | None) -> list[Docstring | Unparsed] | None:
     if place is None:
         return None
     try:
-        rows = json.loads(place.read_bytes())
+        rows = parse_own_json(place.read_bytes())
         os.utime(place)
         return [Unparsed(*row) if len(row) == 3 else Docstring(*row) for row in rows]
     except (OSError, ValueError, TypeError):  # not there, or damaged

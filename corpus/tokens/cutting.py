@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from corpus.tokens.cuts import SPACE_SIGN, Cuts, before_words, between_pretokens
+from infra.json import parse_own_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +49,7 @@ class Cutting(NamedTuple):
 
 def cutting_of(tokenizer: Tokenizer) -> Cutting | None:
     """How to cut so that a tokenizer's ids stay as they are; None if it has to have whole texts."""
-    parts: Part = json.loads(tokenizer.to_str())
+    parts: Part = parse_own_json(tokenizer.to_str())
     normalizers = _parts(parts["normalizer"], "normalizers")
     splitters = _parts(parts["pre_tokenizer"], "pretokenizers")
     added = [token for token in parts["added_tokens"] if not token["special"]]

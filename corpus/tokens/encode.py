@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from array import array
@@ -20,6 +19,7 @@ from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.cuts import kinds
 from corpus.tokens.cutting import Cutting, cutting_of, without_space_in_front
 from infra.errors import stage_error
+from infra.json import parse_own_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,7 +60,7 @@ def end_of_text(tokenizer: Tokenizer, folder: Path) -> int:
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """The id that stands for what the vocabulary lacks, where the model has one."""
-    model = json.loads(tokenizer.to_str())["model"]
+    model = parse_own_json(tokenizer.to_str())["model"]
     if isinstance(model.get("unk_id"), int):
         return int(model["unk_id"])
     return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None

@@ -12,6 +12,7 @@ from corpus.documents import count_documents, is_heldout, read_documents
 from corpus.sources import read_sources
 from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.errors import stage_error
+from infra.json import parse_own_json
 from infra.pace import Pace
 from infra.run import Run
 
@@ -112,7 +113,7 @@ def _trainer(kind: str, config: TokenizerConfig) -> Any:
 
 def _without_added_bytes(tokenizer: Tokenizer) -> Tokenizer:
     """The bytes inside words were trained as special tokens, which are found in texts; they stay as mere entries."""
-    parts = json.loads(tokenizer.to_str())
+    parts = parse_own_json(tokenizer.to_str())
     parts["added_tokens"] = [token for token in parts["added_tokens"] if not token["content"].startswith(CONTINUATION)]
     return type(tokenizer).from_str(json.dumps(parts))
 

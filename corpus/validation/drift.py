@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from infra.json import read_own_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -44,7 +45,7 @@ class Drift:
 def profile(kind: str, rows: DataFrame, data: Path) -> dict[str, dict[str, float]]:
     """Distribution → class → count."""
     if kind == "shards":
-        meta = json.loads((data / "meta.json").read_text(encoding="utf8"))
+        meta = read_own_json(data / "meta.json")
         by_source = {name: float(one["train"]["tokens"]) for name, one in meta["sources"].items()}
         return {"documents in a sequence": _lengths(rows["documents"]), "tokens by source": by_source}
     names = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from corpus.readers.config import RULE
 from corpus.remote import location_of
 from corpus.sources import read_sources, source_name
 from infra.errors import stage_error
+from infra.json import parse_own_json, read_own_json, read_own_json_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,7 +35,7 @@ def kind_of(data: Path) -> DataKind:
             "unknown_data", str(data), "expected documents/, shards, or train.jsonl and heldout.jsonl in this folder"
         )
     with path.open(encoding="utf8") as lines:
-        return "preferences" if "chosen" in json.loads(next(lines, "{}")) else "instructions"
+        return "preferences" if "chosen" in parse_own_json(next(lines, "{}")) else "instructions"
 
 
 def load_rows(kind: DataKind, data: Path, max_rows: int) -> tuple[DataFrame, int]:
@@ -70,8 +70,7 @@ def _pairs(kind: str, data: Path, max_rows: int) -> tuple[DataFrame, int]:
 
     sides: dict[str, list[dict[str, Any]]] = {}
     for name in ("train", "heldout"):
-        with (data / f"{name}.jsonl").open(encoding="utf8") as lines:
-            sides[name] = [json.loads(line) for line in lines]
+        sides[name] = list(read_own_json_lines(data / f"{name}.jsonl"))
     pairs = [*sides["train"], *sides["heldout"]]
     columns = ["id", "source", "prompt", *(["chosen", "rejected"] if kind == "preferences" else ["response", "verify"])]
     rows = pd.DataFrame([pair for pair in pairs if _is_sampled(pair["id"], max_rows, len(pairs))], columns=columns)
@@ -99,13 +98,13 @@ def _shards(data: Path, max_rows: int) -> tuple[DataFrame, int]:
         raise stage_error(
             "remote_shards", str(data), "shards on S3 cannot be validated", "validate them where they lie"
         )
-    meta = json.loads((data / "meta.json").read_text(encoding="utf8"))
+    meta = read_own_json(data / "meta.json")
     total = meta["train_sequences"] + meta["validation_sequences"]
     every = -(-total // max_rows)
     found = []
     for side in ("train", "validation"):
         place = 0
-        for shard in json.loads((data / side / "index.json").read_text(encoding="utf8"))["shards"]:
+        for shard in read_own_json(data / side / "index.json")["shards"]:
             with _shard_reader(data / side, shard) as reader:
                 for at in range(-place % every, shard["samples"], every):
                     found.append({"side": side, "sequence": place + at, **_sequence(reader[at], meta)})

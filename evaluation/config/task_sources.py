@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from infra.sources import expand, files_below
+from infra.yaml import BadYaml, read_plain, read_text
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
@@ -52,17 +51,10 @@ def how_to_mirror(task: str, mirror: Path | None) -> str:
     return f"stemma mirror {task} FROM --mirror {mirror or 'DIR'}, where FROM is a file or folder with its questions"
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads lm-eval's YAML without running what its `!function` tags name."""
-
-
-_PlainLoader.add_multi_constructor("!", lambda loader, suffix, node: None)
-
-
 def _data_files(config: Path) -> list[str]:
     try:
-        content = yaml.load(config.read_text(encoding="utf-8"), Loader=_PlainLoader)
-    except (yaml.YAMLError, UnicodeDecodeError):
+        content = read_plain(read_text(config), tags=True)
+    except (BadYaml, UnicodeDecodeError):
         return []  # lm-eval tells what is wrong with it when it reads it
     kwargs = content.get("dataset_kwargs") if isinstance(content, dict) else None
     named = kwargs.get("data_files") if isinstance(kwargs, dict) else None

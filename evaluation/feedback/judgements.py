@@ -3,7 +3,6 @@ reason where it cannot be used."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,11 @@ from typing import Any, Literal, cast
 from evaluation.feedback.label_studio import judgements_of_task
 from evaluation.feedback.pairs import Export
 from infra.errors import stage_error
+from infra.json import BadJson, parse_json
 
 Choice = Literal["a", "b", "tie", "neither"]
 CHOICES = ("a", "b", "tie", "neither")
 """The better answer; tie: as good as each other; neither: both are unusable."""
-_NO_JSON = (ValueError, RecursionError)
 """What reading JSON raises: for another form, for a number of too many digits, and for lists within lists."""
 
 
@@ -100,9 +99,9 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     text = path.read_text(encoding="utf-8-sig", errors="replace")  # editors on Windows put a byte order mark before it
     if text.lstrip().startswith("["):
         try:
-            tasks = json.loads(text)
-        except _NO_JSON as error:
-            yield f"{path.name}:{getattr(error, 'lineno', 1)}", text[:200]
+            tasks = parse_json(text, path.name, nan=True, surrogates=True)
+        except BadJson as error:
+            yield error.problems[0].path, text[:200]
             return
         for number, task in enumerate(tasks, 1):
             for row in judgements_of_task(task):
@@ -112,8 +111,8 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield f"{path.name}:{number}", json.loads(line)
-            except _NO_JSON:
+                yield f"{path.name}:{number}", parse_json(line, nan=True, surrogates=True)
+            except BadJson:
                 yield f"{path.name}:{number}", line
 
 

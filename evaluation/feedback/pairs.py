@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from infra.errors import stage_error
+from infra.json import parse_json, read_json
 
 PAIRS, KEY, PREFERENCES, TIES = "pairs.jsonl", "key.json", "preferences.jsonl", "ties.jsonl"
 _SCHEMA = 1
@@ -70,9 +71,9 @@ class Export:
             expected = f"expected {PAIRS} and {KEY}, as stemma feedback export writes them"
             raise stage_error("no_export", str(folder), expected, "name the folder of an export")
         try:
-            key = json.loads((folder / KEY).read_text(encoding="utf8"))
+            key = read_json(folder / KEY)
             with (folder / PAIRS).open(encoding="utf8") as lines:
-                pairs = [AnswerPair(**json.loads(line)) for line in lines]
+                pairs = [AnswerPair(**parse_json(line)) for line in lines]
             given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
             found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
             written_for = key["export"]

@@ -23,6 +23,7 @@ from corpus.sources import source_name
 from evaluation.feedback.page import render_judging
 from evaluation.feedback.pairs import write_whole
 from infra.errors import stage_error
+from infra.json import parse_json, read_json
 
 DOCUMENTS, KEY, PAGE = "documents.jsonl", "key.json", "review.html"
 SHOWN_CHARACTERS = 4000
@@ -87,9 +88,9 @@ class Review:
             expected = f"expected {DOCUMENTS} and {KEY}, as stemma review export writes them"
             raise stage_error("no_review", str(folder), expected, "name the folder of a review")
         try:
-            key = json.loads((folder / KEY).read_text(encoding="utf8"))
+            key = read_json(folder / KEY)
             with (folder / DOCUMENTS).open(encoding="utf8") as lines:
-                shown = [Shown(**json.loads(line)) for line in lines]
+                shown = [Shown(**parse_json(line)) for line in lines]
             found, written_for = cls({one.id: one for one in shown}, key["drawn"]), key["review"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             message = f"{DOCUMENTS} or {KEY} is damaged: {type(error).__name__}: {error}"

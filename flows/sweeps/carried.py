@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from infra.errors import ConfigError, Problem
+from infra.json import parse_own_json, read_own_json
 from infra.project import default_root
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path
     if problems:
         raise ConfigError(*problems)
     if any(len(_optima(one["runs"], _key(path), _sign(one))) >= LEAST_SIZES for path, one in found.items()):
-        config = parse(json.loads(json.dumps(data)), folder)
+        config = parse(parse_own_json(json.dumps(data)), folder)
         for path, one in found.items():
             _put(data, path, carried(one, _key(path), _compute(config, _key(path))))
     return data
@@ -140,7 +141,7 @@ def _whole(path: Path) -> dict[str, Any]:
     """What stands in a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
     of_run = {"settings", "value", "parameters", "tokens"}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))
+        found: dict[str, Any] = read_own_json(path)
         is_whole = {"sweep", "measure", "maximise", "runs"} <= found.keys()
         is_whole = is_whole and all(of_run <= run.keys() for run in found["runs"])
     except (OSError, ValueError, RecursionError, TypeError, AttributeError):

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import yaml
-
 from infra.errors import stage_error
+from infra.json import parse_json
+from infra.yaml import read_plain, read_text
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 30.0
@@ -68,7 +68,7 @@ class KubeApi:
         given = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         try:
             return cls._of_kubeconfig(name, given)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
             raise stage_error(
                 "bad_kubeconfig",
@@ -82,7 +82,7 @@ class KubeApi:
         found: dict[str, dict[str, Any]] = {"contexts": {}, "clusters": {}, "users": {}}
         current = name or ""
         for path in [Path(part) for part in given.split(os.pathsep) if part and Path(part).exists()]:
-            document = yaml.safe_load(path.read_text(encoding="utf8")) or {}
+            document = read_plain(read_text(path)) or {}
             current = current or document.get("current-context") or ""
             for kind, entries in found.items():
                 for entry in document.get(kind) or ():
@@ -112,7 +112,7 @@ class KubeApi:
         """The answer's document. Raises KubeError."""
         with self._open(method, path, body, query, TIMEOUT_S) as answer:
             try:
-                return dict(json.load(answer))
+                return dict(parse_json(answer.read()))
             except (OSError, ValueError, TypeError, HTTPException) as error:  # it was cut off, or a proxy gave it
                 raise KubeError(0, f"{self.server} gave no whole answer: {type(error).__name__}: {error}") from None
 
@@ -191,7 +191,7 @@ def _executed(asked: Mapping[str, Any]) -> dict[str, Any]:
     variables = {**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(wanted)}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=_EXEC_S, check=True)
-        return dict(json.loads(answer.stdout)["status"])
+        return dict(parse_json(answer.stdout)["status"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise KubeError(0, f"the kubeconfig's program {command[0]} gave no credentials: {said}") from None
@@ -200,5 +200,5 @@ def _executed(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _said(error: urllib.error.HTTPError) -> str:
     """The message of the API's Status document, else HTTP's own."""
     with suppress(ValueError, OSError, AttributeError):
-        return str(json.load(error).get("message") or error.reason)
+        return str(parse_json(error.read()).get("message") or error.reason)
     return str(error.reason)

@@ -7,7 +7,6 @@ is known.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
+from infra.json import parse_json
 from infra.launch.kube_api import KubeApi, KubeError
 
 _AGAIN_S = 1.0
@@ -132,7 +132,7 @@ class Pods:
         for line in self._api.lines(self._path, **query):
             if self._closed.is_set():
                 break
-            change = json.loads(line)
+            change = parse_json(line, f"{self._api.server}{self._path}")
             if change["type"] == "ERROR":
                 return ""
             since = change["object"]["metadata"]["resourceVersion"]

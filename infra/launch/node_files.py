@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from infra.json import parse_own_json
+
 ORDER = "order"
 MACHINE = "STEMMA_MACHINE"
 """Tells ranks the name of their machine for people and schedulers."""
@@ -96,7 +98,7 @@ def read(path: Path, kind: type[T]) -> T | None:
     checksum, _, text = data.strip().partition(b" ")
     if not text or checksum != b"%08x" % zlib.crc32(text):
         return None
-    return kind(**json.loads(text))
+    return kind(**parse_own_json(text))
 
 
 def node_file(folder: Path, node: str) -> Path:

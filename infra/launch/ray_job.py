@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.json import parse_own_json
+
 INSTALL = "pip install -e '.[ray]' in the project's folder"
 """What brings Ray along."""
 POLL_S = 0.5
@@ -194,7 +196,7 @@ def _first_line(error: BaseException) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    request = RayRequest(**json.loads(sys.stdin.buffer.readline()))
+    request = RayRequest(**parse_own_json(sys.stdin.buffer.readline()))
     is_over = threading.Event()
 
     def end_with_input() -> None:

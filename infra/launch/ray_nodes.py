@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infra.errors import Problem, stage_error
+from infra.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from infra.launch.hosts import passed_on
 from infra.launch.machines import OneJob, Over
@@ -140,7 +140,7 @@ class RayNodes(OneJob):
 
     def _look(self) -> None:
         for line in self._events.lines():
-            event = json.loads(line)
+            event = parse_own_json(line)
             if "waiting" in event:
                 self._say("waiting", event["waiting"])
             elif "problem" in event:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError
+from infra.json import parse_own_json
 from infra.lineage.page import run_path
 from infra.lineage.relay_lock import lineage_folder
 from infra.servers.settings import mlflow_page
@@ -168,12 +169,12 @@ class Ledger:
     def set_row(self, parent_id: str, stage: str, **values: Any) -> None:
         """Adds to what the pipeline's page says about a stage."""
         row = self._one("SELECT row FROM rows WHERE parent_id = ? AND stage = ?", parent_id, stage)
-        merged = (json.loads(row[0]) if row else {}) | values
+        merged = (parse_own_json(row[0]) if row else {}) | values
         self._do("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))
 
     def rows(self, parent_id: str) -> dict[str, dict[str, Any]]:
         found = self._all("SELECT stage, row FROM rows WHERE parent_id = ?", parent_id)
-        rows = {row["stage"]: json.loads(row["row"]) for row in found}
+        rows = {row["stage"]: parse_own_json(row["row"]) for row in found}
         return dict(sorted(rows.items(), key=lambda item: item[1].get("time", 0.0)))
 
     def failed(self, name: str) -> int:
@@ -201,8 +202,8 @@ def _delivered(row: sqlite3.Row) -> DeliveredRun:
     return DeliveredRun(
         **values
         | {
-            "about": json.loads(values["about"]),
-            "sender": json.loads(values["sender"]),
+            "about": parse_own_json(values["about"]),
+            "sender": parse_own_json(values["sender"]),
             "open": bool(values["open"]),
         }
     )

@@ -5,7 +5,6 @@ Points are deleted in MLflow's tables: its API has no way to, and shows both poi
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
+from infra.json import parse_own_json
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.tracking import database_uri
 
@@ -71,7 +71,7 @@ def _read(path: Path, offset: int, kind: str) -> Iterator[Line]:
 
 def _parse(raw: bytes, end: int, kind: str) -> Line:
     try:
-        line = json.loads(raw)
+        line = parse_own_json(raw)
         if line.get("kind") == "rewind":
             return Line(0.0, 0, {}, end, int(line["place"]))
         if line.get("kind", "metric") != kind:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.json import read_own_json
 from infra.lineage.messages import Message
 from infra.lineage.relay_lock import lineage_folder, this_process
 from infra.secrets import Hider
@@ -71,7 +72,7 @@ class Outbox:
 
     def read(self, path: Path) -> Envelope:
         """Raises ValueError for a file that is no message."""
-        content = json.loads(path.read_text())
+        content = read_own_json(path)
         return Envelope(path, content["message"], content["sender"])
 
 

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from infra.files import link_or_copy
+from infra.json import parse_own_json
 from infra.lineage import page
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import PromoteModel, RegisterModel
@@ -126,7 +127,7 @@ class Registry:
         if message.tags.get("status") != "rejected":
             self._client.set_registered_model_alias(message.name, NEWEST, str(version.version))
         # MLflow's server writes this link by itself; without a server nobody does.
-        linked = json.loads(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
+        linked = parse_own_json(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
         if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
             linked.append({"name": message.name, "version": version.version})
             self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(linked)})

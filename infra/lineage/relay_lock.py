@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from infra.json import read_own_json
 from infra.process import start_ticks, started_at, this_boot
 from infra.servers.state import same_process
 
@@ -46,7 +47,7 @@ class RelayLock:
 def relay_pid(root: Path | str) -> int | None:
     """The process of the relay that works now, if any."""
     try:
-        holder = json.loads((lineage_folder(root) / "relay.lock").read_text())
+        holder = read_own_json(lineage_folder(root) / "relay.lock")
     except (FileNotFoundError, ValueError):
         return None
     return holder["pid"] if process_lives(holder) else None
@@ -59,7 +60,7 @@ def problem_path(root: Path | str) -> Path:
 def lineage_problem(root: Path | str) -> dict[str, str] | None:
     """Why the relay gave up (an `infra.errors.Problem`); None while all is well, as far as anybody tried."""
     try:
-        problem: dict[str, str] = json.loads(problem_path(root).read_text(encoding="utf8"))
+        problem: dict[str, str] = read_own_json(problem_path(root))
     except (FileNotFoundError, ValueError):
         return None
     return problem
@@ -81,7 +82,7 @@ def anyone_registered(root: Path | str) -> bool:
         return False
     for path in [path for path in folder.iterdir() if not path.name.startswith(".")]:
         try:
-            lives = process_lives(json.loads(path.read_text()))
+            lives = process_lives(read_own_json(path))
         except FileNotFoundError:
             continue
         except (ValueError, LookupError, TypeError):

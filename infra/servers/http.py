@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigError, Problem
+from infra.json import parse_own_json
 from infra.servers.credentials import AUTH, credentials
 from infra.servers.settings import settings_of
 from infra.servers.state import prefect_api_url
@@ -50,7 +51,7 @@ def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with _opener.open(request, timeout=timeout_s) as response:
-            return json.load(response)
+            return parse_own_json(response.read())
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:
             raise PermissionError(f"{url} refuses these credentials") from error

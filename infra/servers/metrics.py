@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hmac
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from infra.errors import StemmaError
+from infra.json import parse_own_json, read_own_json
 from infra.run import messages_in
 from infra.servers.callers import HEADERS, Callers
 from infra.servers.credentials import Credentials, credentials
@@ -51,8 +51,8 @@ LIVE = {
 def _ended(run: Path) -> dict[str, Any]:
     """Whose run it was, and how it ended."""
     with open(run / "journal.jsonl", encoding="utf8") as journal:
-        begun = json.loads(journal.readline())
-    document = json.loads((run / "result.json").read_text(encoding="utf8"))
+        begun = parse_own_json(journal.readline())
+    document = read_own_json(run / "result.json")
     codes = [error["code"] for error in document["errors"]]
     return {"pipeline": begun.get("pipeline", ""), "status": document["status"], "codes": codes}
 
@@ -151,9 +151,7 @@ def _changed(path: Path) -> float | None:
 def _step(journal: Path) -> str:
     """The step that is built, which a folder of its stage's name may not be called."""
     with suppress(OSError, ValueError):
-        return str(
-            json.loads((journal.parent / "job.json").read_text(encoding="utf8")).get("node") or journal.parts[-4]
-        )
+        return str(read_own_json(journal.parent / "job.json").get("node") or journal.parts[-4])
     return journal.parts[-4]
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, Problem, StageError, stage_error
+from infra.json import parse_json
 from infra.launch.launchers import VllmConfig
 from infra.process import GRACE_S, PARENT_FD, end_group, group_alive, signal_group
 from infra.project import PROJECT
@@ -201,7 +202,7 @@ class Vllm:
             if self._gone_soon():
                 raise self._ended() from None
             raise self._failed("vllm_failed", f"broke off: {error}") from None
-        return json.loads(text) if text.strip() else {}
+        return parse_json(text, f"vLLM's answer to {path}", nan=True) if text.strip() else {}
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Raises OSError where nobody answers, StageError `vllm_refused` where the answer is an error."""

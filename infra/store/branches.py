@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from infra.errors import StageError
 from infra.identity import changed_settings
+from infra.json import read_own_json
 from infra.store.manifest import Input, Manifest, folder_of, known_manifest
 from infra.store.states import CLOCK, KeptState, kept_states
 
@@ -90,7 +90,7 @@ def _state(folder: Path, digest: str) -> KeptState | None:
 def _tokens(state: KeptState, before: Manifest) -> int | None:
     if (state.folder / CLOCK).is_file():
         with suppress(ValueError, LookupError, TypeError):  # a damaged one is as one that is gone
-            return int(json.loads((state.folder / CLOCK).read_text(encoding="utf8"))["clock"]["token"])
+            return int(read_own_json(state.folder / CLOCK)["clock"]["token"])
     figures = before.result.get("figures", {})
     return int(figures["tokens"]) if figures.get("batches") == state.batch and "tokens" in figures else None
 

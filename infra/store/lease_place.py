@@ -23,6 +23,7 @@ from typing import Any
 
 from infra.errors import ConfigError, Problem, stage_error
 from infra.files import sync
+from infra.json import parse_own_json
 from infra.s3 import read_object
 from infra.s3_write import put_if
 from infra.servers.database import DATABASE, EXPECTED, SQLITE, Postgres, database, requested_database
@@ -204,7 +205,7 @@ def _place_url(layout: Layout) -> str:
 def _of_object(url: str) -> Any:
     found = read_object(url)
     try:
-        return json.loads(found[0]) if found else None
+        return parse_own_json(found[0]) if found else None
     except ValueError as error:
         raise stage_error("damaged_state", url, f"this object is damaged: {error}", _LOST_PLACE) from error
 

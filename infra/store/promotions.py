@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError, stage_error
+from infra.json import parse_own_json
 from infra.s3 import read_object
 from infra.s3_write import put_if
 from infra.store.roots import url_of
@@ -107,7 +108,7 @@ class Promotions:
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:
-            return self._by_name(json.loads(data))
+            return self._by_name(parse_own_json(data))
         except (ValueError, RecursionError) as error:
             raise damaged(self._url, str(error), _LOST) from error
 

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from infra.json import parse_own_json
 from infra.s3 import list_objects, object_at, read_object, side_by_side
 from infra.s3_write import put, remove
 
@@ -42,7 +43,7 @@ class RemoteRuns:
     def trial(self, run_id: str) -> dict[str, str] | None:
         """What `put_trial` said; None for a run that is no trial."""
         found = read_object(self._trial(run_id))
-        facts: dict[str, str] | None = json.loads(found[0]) if found else None
+        facts: dict[str, str] | None = parse_own_json(found[0]) if found else None
         return facts
 
     def going(self) -> list[dict[str, Any]]:
@@ -51,7 +52,7 @@ class RemoteRuns:
         for item in list_objects(f"{self._url}/{GOING}/"):
             if content := read_object(str(item)):
                 known = {"run_id": item.name.removesuffix(".json"), "modified": item.modified}
-                found.append({"artifacts": [], **json.loads(content[0]), **known})
+                found.append({"artifacts": [], **parse_own_json(content[0]), **known})
         return found
 
     def best(self) -> list[tuple[str, str]]:
@@ -59,7 +60,7 @@ class RemoteRuns:
         found = []
         for item in list_objects(f"{self._url}/{BEST}/"):
             if content := read_object(str(item)):
-                found.append((item.key.rsplit("/", 2)[-2], str(json.loads(content[0])["run_id"])))
+                found.append((item.key.rsplit("/", 2)[-2], str(parse_own_json(content[0])["run_id"])))
         return found
 
     def put_best(self, sweep: str, who: str, run_id: str) -> None:
@@ -81,7 +82,7 @@ class RemoteRuns:
             folder.mkdir(parents=True, exist_ok=True)
             for name in RUN_FILES:  # the result last: it stands for all of them
                 hidden = folder / f".{name}.{os.getpid()}"
-                hidden.write_text(json.loads(found[0])[name], encoding="utf8")
+                hidden.write_text(parse_own_json(found[0])[name], encoding="utf8")
                 hidden.replace(folder / name)
 
         beginning = object_at(f"{self._url}/").key

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from infra.errors import Problem, StageError, stage_error
 from infra.files import sync
+from infra.json import read_own_json
 from infra.store.layout import AUX
 from infra.store.manifest import File, Manifest
 
@@ -67,7 +68,7 @@ def kept_states(artifact: Path) -> list[KeptState]:
     """The states in an artifact's folder, the earliest first. Raises StageError `damaged_states`."""
     path = artifact / STATES
     try:
-        digests = {int(batch): str(digest) for batch, digest in json.loads(path.read_text(encoding="utf8")).items()}
+        digests = {int(batch): str(digest) for batch, digest in read_own_json(path).items()}
     except FileNotFoundError:
         return []
     except (ValueError, AttributeError) as error:

@@ -261,7 +261,7 @@ def test_an_export_of_another_form_costs_what_is_wrong_in_it_alone(export: Expor
         ("studio.json, task 3", "expected a choice of a, b, tie, neither, not None"),
         ("studio.json, task 4", "expected a JSON object"),
         ("ann.jsonl:2", "expected a JSON object"),
-        ("deep.json:1", "expected a JSON object"),
+        ("deep.json", "expected a JSON object"),
     ]
 
 

@@ -224,7 +224,7 @@ def test_where_a_model_once_was_is_no_path_that_is_opened(model: Path, tmp_path:
 def test_settings_nested_too_deep_are_refused(model: Path) -> None:
     (model / "config.json").write_text("[" * 100_000)
     (model / "model.safetensors.index.json").write_text("[" * 100_000)
-    assert {danger.message for danger in dangers(model)} == {"is nested too deep to be read"}
+    assert {danger.message for danger in dangers(model)} == {"cannot be read: expected JSON: nested too deep"}
 
 
 def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:

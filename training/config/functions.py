@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 
 from infra.errors import Problem
+from infra.json import parse_own_json
 
 FIX = "name a function of a module that is installed or lies on PYTHONPATH"
 _PATIENCE_S = 120
@@ -51,11 +51,11 @@ def missing_functions(paths: Iterable[str], key: str) -> Iterator[Problem]:
     command = [sys.executable, "-c", _LOOK, *wanted]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
-        said = [json.loads(line) for line in ended.stdout.splitlines()]
+        said = [parse_own_json(line) for line in ended.stdout.splitlines()]
         after = f"importing it ended the process with code {ended.returncode}"
     except subprocess.TimeoutExpired as error:
         lines = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        said = [json.loads(line) for line in lines.splitlines()]
+        said = [parse_own_json(line) for line in lines.splitlines()]
         after = f"importing it took longer than {_PATIENCE_S} s"
     for number, path in enumerate(wanted):
         message = said[number] if number < len(said) else after

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from infra.config import Config, as_json
+from infra.json import parse_json
 from infra.sources import absolute
 from infra.yaml import read_text
 from training.presets import MIXTURES, PRESETS, Family, Preset, known_presets
@@ -31,7 +31,7 @@ def _read_config(value: Any, info: ValidationInfo) -> Any:
     path = Path(absolute(value, info))
     path = path / "config.json" if path.is_dir() else path
     try:
-        found = json.loads(read_text(path))
+        found = parse_json(read_text(path), nan=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"expected a mapping, or a folder with config.json; {path}: {error}") from None
     if not isinstance(found, dict):

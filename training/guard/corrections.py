@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import stage_error
+from infra.json import parse_own_json
 from infra.run import json_number
 from training import ranks
 from training.guard.config import GuardConfig
@@ -182,7 +183,7 @@ class Corrections:
         text = ranks.from_first(path.read_text(encoding="utf8") if path.exists() else "")
         if not text:
             return list(self._inherited), False
-        state = json.loads(text)
+        state = parse_own_json(text)
         return [Correction.from_json(one) for one in state["made"]], state["unfinished"]
 
     def _write(self, *, unfinished: bool) -> None:

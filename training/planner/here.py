@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from infra.json import read_own_json
 from infra.launch.config import LaunchConfig
 from training.planner.devices import Device, device_called
 from training.planner.stages import this_machine
@@ -41,8 +42,9 @@ def cpu() -> Device:
     flops, kept = _probe(), Path("~/.cache/stemma/cpu.json")
     key = f"{_model()}, {len(os.sched_getaffinity(0))} cores, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '')}"
     best: dict[str, float] = {}
-    with suppress(OSError, RuntimeError, ValueError):  # without a home, or with a damaged file, it is only less sure
-        best = json.loads(kept.expanduser().read_text(encoding="utf8"))
+    # Without a home, or with a damaged file, it is only less sure.
+    with suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError):
+        best = {name: float(speed) for name, speed in read_own_json(kept.expanduser()).items()}
     if flops > best.get(key, 0.0):
         with suppress(OSError, RuntimeError):
             _write(kept.expanduser(), json.dumps({**best, key: flops}, indent=1))

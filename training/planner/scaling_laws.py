@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigError, Problem
+from infra.json import read_json
 
 PF_DAY = 8.64e19
 _CHINCHILLA_FLOPS, _CHINCHILLA_TOKENS = 5.76e23, 1.4e12
@@ -86,9 +86,9 @@ DEFAULT_LAW = "besiroglu"
 def own_law(path: Path) -> Law:
     """A law of one's own: JSON with E, A, B, alpha, beta. Raises ConfigError `bad_law`."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf8"))
+        found: Any = read_json(path)
         values = [float(found[key]) for key in ("E", "A", "B", "alpha", "beta")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         message = f"expected a JSON file with the numbers E, A, B, alpha and beta of L(N, D): {error}"
         raise ConfigError(Problem("bad_law", str(path), message, "see docs/planning.md, A law of your own")) from None
     if not all(math.isfinite(value) for value in values) or min(values[1:]) <= 0:
