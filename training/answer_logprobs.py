@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from training.hardware import Hardware
-from training.loss import chunk_size
+from training.loss import chunk_size, fp16_factor, weight_gradient
 from training.models import plain_head
 from training.shared_prompts import hidden_states
 
@@ -138,6 +138,8 @@ class _TokenLogprobs(torch.autograd.Function):
         scale = upstream[0] / ctx.temperature
         compute = weight.to(hidden.dtype)
         d_hidden, d_weight = torch.empty_like(hidden), None
+        half_factor = fp16_factor(scale, hidden.dtype)
+        scale = scale if half_factor is None else scale * half_factor
         parts = zip(d_hidden.split(chunk_size(weight)), scale.split(chunk_size(weight)), strict=True)
         for (chunk, target), (d_chunk, factor) in zip(_chunks(hidden, tokens, weight), parts, strict=True):
             if kept:
@@ -148,9 +150,11 @@ class _TokenLogprobs(torch.autograd.Function):
             d_scores = shares * -factor[:, None]
             d_logits = d_scores.scatter_add_(1, target[:, None], factor[:, None]).to(hidden.dtype)
             torch.mm(d_logits, compute, out=d_chunk)
-            of_chunk = (d_logits.T @ chunk).float()
+            of_chunk = weight_gradient(d_logits, chunk)
             d_weight = of_chunk if d_weight is None else d_weight.add_(of_chunk)
         assert d_weight is not None
+        if half_factor is not None:
+            d_hidden, d_weight = (d_hidden.float() / half_factor).half(), d_weight.div_(half_factor)
         return d_hidden, d_weight.to(weight.dtype), None, None
 
 

@@ -17,6 +17,11 @@ IGNORE = -100
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
 """A chunk's positions: at least so many, and more while its logits stay below so many numbers: 32 MB in fp32, and on a
 GPU, which computes few at once slowly, 0.5 GB (benchmarks/bench_kernels.py)."""
+_FP16_SCALE = 2.0**8
+"""Factor of the gradient by the logits in fp16, whose entries are probabilities: those of a large vocabulary would lose
+bits below 6e-5. It is taken out again in fp32."""
+_FP16_SUM = 2.0**15
+"""Bound on sums in fp16, half of the largest number."""
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,8 +35,9 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     total = powers.sum(-1, keepdim=True)
     of_label = scores.gather(-1, index) - top
     loss = ((total.log() - of_label) * kept).sum()
-    gradient = (powers * (kept / total)).to(logits.dtype)
-    return loss, gradient.scatter(-1, index, ((of_label.exp() / total - 1) * kept).to(logits.dtype))
+    scale = fp16_scale(logits.dtype)
+    gradient = (powers * (kept * scale / total)).to(logits.dtype)
+    return loss, gradient.scatter(-1, index, ((of_label.exp() / total - 1) * kept * scale).to(logits.dtype))
 
 
 def _loss_and_gradient_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +48,8 @@ def _loss_and_gradient_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor,
     powers = scores.sub_(top).exp_()
     total = powers.sum(-1, keepdim=True)
     loss = ((total.log() + top - of_label) * kept).sum()
-    gradient = powers.mul_(kept / total).scatter_add_(-1, index, -kept.float())
+    scale = fp16_scale(logits.dtype)
+    gradient = powers.mul_(kept * scale / total).scatter_add_(-1, index, -kept.float() * scale)
     return loss, gradient.to(logits.dtype)
 
 
@@ -65,8 +72,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss, d_logits = loss_and_gradient(chunk @ weight_compute.T, target)
             totals.append(loss)
             torch.mm(d_logits, weight_compute, out=d_chunk)
-            of_chunk = d_logits.T @ chunk
-            d_weight = of_chunk.float() if d_weight is None else d_weight.add_(of_chunk)
+            of_chunk = weight_gradient(d_logits, chunk)
+            d_weight = of_chunk if d_weight is None else d_weight.add_(of_chunk)
         assert d_weight is not None
         ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
         return torch.stack(totals).sum()
@@ -75,7 +82,41 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (grad,) = upstream
         d_hidden, d_weight = ctx.saved_tensors
+        if d_hidden.dtype == torch.float16:
+            grad = grad / _FP16_SCALE
+            return (d_hidden.float() * grad).half(), d_weight.mul_(grad), None, None
         return d_hidden.mul_(grad.to(d_hidden.dtype)), d_weight.mul_(grad.to(d_weight.dtype)), None, None
+
+
+def fp16_scale(dtype: torch.dtype) -> float:
+    """Factor of gradients of at most 1 by logits of this type; 1 for all but fp16."""
+    return _FP16_SCALE if dtype == torch.float16 else 1.0
+
+
+def fp16_factor(upstream: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Factor that brings the largest of the gradients (N,) by losses to `fp16_scale`, whatever the loss scale; it has
+    to be taken out of what is computed from them. None for all types but fp16."""
+    if dtype != torch.float16 or not len(upstream):
+        return None
+    return _FP16_SCALE / upstream.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * 2**16)
+
+
+def weight_gradient(d_logits: Tensor, hidden: Tensor) -> Tensor:
+    """Gradient (V, D) in fp32 of an output layer's weight, summed over the positions of a chunk.
+
+    In fp16 the product is of hidden states that are small enough for the sum, whatever the loss scale, which is unknown
+    here: the loss is divided by the number of tokens, and scaled, after the sum.
+
+    Args:
+        d_logits: (chunk, V). In fp16 at most `fp16_scale` in magnitude.
+        hidden: (chunk, D), of the same type.
+    """
+    if hidden.dtype != torch.float16 or not len(hidden):
+        return (d_logits.T @ hidden).float()
+    bound = hidden.abs().amax().float() * (len(hidden) * _FP16_SCALE / _FP16_SUM)
+    # A power of two, since that changes no bits.
+    factor = torch.exp2(-torch.log2(bound.clamp(min=1)).ceil())
+    return (d_logits.T @ (hidden * factor).half()).float() / factor
 
 
 def chunk_size(weight: Tensor) -> int:

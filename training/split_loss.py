@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
-from training.loss import IGNORE, chunk_size
+from training.loss import IGNORE, chunk_size, fp16_factor, weight_gradient
 
 
 def split_losses(hidden: Tensor, weight: DTensor, labels: Tensor) -> Tensor:
@@ -53,6 +53,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
         (grad,) = upstream
         compute, size = weight.to(hidden.dtype), chunk_size(weight)
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        half_factor = fp16_factor(grad, hidden.dtype)
+        grad = grad if half_factor is None else grad * half_factor
         parts = zip(d_hidden.split(size), normalisers.split(size), grad.split(size), strict=True)
         for (chunk, target), (d_chunk, normaliser, scale) in zip(_chunks(hidden, weight, labels), parts, strict=True):
             own, at = _own(target, ctx.first, len(weight))
@@ -60,8 +62,10 @@ class _SplitCrossEntropy(torch.autograd.Function):
             d_scores.scatter_add_(1, at[:, None], -own[:, None])
             d_logits = d_scores.mul_((scale * (target != IGNORE))[:, None]).to(hidden.dtype)
             torch.mm(d_logits, compute, out=d_chunk)
-            d_weight += d_logits.T @ chunk
+            d_weight += weight_gradient(d_logits, chunk)
         distributed.all_reduce(d_hidden, group=ctx.group)
+        if half_factor is not None:
+            d_hidden, d_weight = (d_hidden.float() / half_factor).half(), d_weight.div_(half_factor)
         return d_hidden, d_weight.to(weight.dtype), None, None, None
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -32,6 +36,7 @@ from training.ppo import (
     value_loss,
     whiten,
 )
+from training.split_loss import split_losses
 
 t = torch.tensor
 RANDOM = np.random.default_rng(5)
@@ -51,6 +56,46 @@ def test_chunked_loss_and_its_gradients_are_those_of_torch(compiled: bool) -> No
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """A mesh of one rank, by which a weight may be a DTensor."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 2.0**16])
+def test_losses_in_fp16_have_the_gradients_of_fp64_at_every_loss_scale(loss_scale: float, alone: DeviceMesh) -> None:
+    """The risk: hidden states of one sign, summed over the 16,384 positions of a chunk, exceed the range of fp16, and a
+    sum that is infinite before it is divided by their number is infinite at every loss scale."""
+    count, random = 16_384, torch.Generator().manual_seed(3)
+    states = torch.randn(count, 32, generator=random)
+    states[:, 0] = 12
+    labels = torch.randint(0, 2, (count,), generator=random)
+    labels[::5] = IGNORE
+    hidden = states.half().requires_grad_()
+    weight = (torch.randn(512, 32, generator=random) * 0.05).half().float().requires_grad_()
+    exact = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    expected = cross_entropy(exact[0] @ exact[1].T, labels, ignore_index=IGNORE)
+    wanted = torch.autograd.grad(expected, exact)
+    labelled, split = labels != IGNORE, DTensor.from_local(weight, alone, [Shard(0)])
+    losses = {
+        "pretraining": chunked_cross_entropy(hidden, weight, labels) / labelled.sum(),
+        "answers": -token_logprobs(hidden[labelled], weight, labels[labelled]).mean(),
+        "tensor parallelism": split_losses(hidden, split, labels).sum() / labelled.sum(),
+    }
+    for name, loss in losses.items():
+        assert float(loss) == pytest.approx(float(expected), rel=1e-3), name
+        # A loss scale of 1 leaves gradients of hidden states to the least numbers that fp16 knows.
+        for ours, theirs, close in zip(
+            torch.autograd.grad(loss * loss_scale, (hidden, weight)),
+            wanted,
+            (5e-2 if loss_scale == 1 else 2e-3, 2e-3),
+            strict=True,
+        ):
+            assert (ours.double() / loss_scale - theirs).norm() < close * theirs.norm(), name
 
 
 @pytest.mark.parametrize("tokens", [900, 2500])
