@@ -159,10 +159,14 @@ class MetricsLogger(Callback):
         self._corrections = corrections
         self._run = run
         self._said = 0.0
-        self._learning_rate = 0.0
+        self._rates: dict[str, float] = {}
 
     def batch_start(self, state: TrainState) -> None:
-        self._learning_rate = float(state.optimizer.param_groups[0]["lr"])
+        # The first group of each optimizer: matrices, where they have a rate of their own.
+        self._rates = {
+            "train/lr_muon" if "muon" in group else "train/lr": float(group["lr"])
+            for group in reversed(state.optimizer.param_groups)
+        }
 
     def batch_end(self, state: TrainState) -> None:
         batch, now = state.clock.batch, time.monotonic()
@@ -173,7 +177,7 @@ class MetricsLogger(Callback):
             self._run.metrics({"guard/skipped": 1.0, **corrected}, batch)
             return
         loss = state.losses["total"]
-        values = {"train/loss": loss, "train/lr": self._learning_rate, "train/grad_norm": self._clip.norm}
+        values = {"train/loss": loss, **self._rates, "train/grad_norm": self._clip.norm}
         values |= {f"train/grad_norm_{name}": norm for name, norm in self._clip.norms.items()}
         if self._activations.norm is not None:
             values["train/activation_norm"] = self._activations.norm

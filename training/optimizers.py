@@ -69,7 +69,7 @@ def optimizer_of(
     if config.kind == "lion":
         return Lion(stepped_groups, config.learning_rate, config.betas)
     if config.kind == "adafactor":
-        return torch.optim.Adafactor(stepped_groups, lr=config.learning_rate)
+        return Adafactor(stepped_groups, lr=config.learning_rate)
     adamw: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "fused": True}
     if config.muon is None:
         return torch.optim.AdamW(stepped_groups, **adamw)
@@ -83,6 +83,32 @@ def optimizer_of(
             "iterations": config.muon.iterations,
         }
     return Muon(_by_holders(groups, experts), adamw, compute)
+
+
+class Adafactor(torch.optim.Adafactor):
+    """torch's, whose relative step is the learning rate of the schedule in every batch.
+
+    torch takes min(rate, 1/√step), the default of Shazeer & Stern 2018 where no schedule is given: a rate of 1e-2 would
+    fall from batch 10,000 on, whatever the schedule. transformers' Adafactor has no such bound with
+    `relative_step=False`, as T5 was trained.
+    """
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        rates = [float(group["lr"]) for group in self.param_groups]
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = _Unbounded(rate)
+        try:
+            return super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+class _Unbounded(float):
+    """A number that `min` leaves as it is, whatever it is compared with."""
+
+    def __gt__(self, other: float) -> bool:
+        return False
 
 
 class Lion(torch.optim.Optimizer):

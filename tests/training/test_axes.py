@@ -65,6 +65,28 @@ def test_adafactor_steps_as_that_of_transformers() -> None:
         assert torch.allclose(weight, reference, atol=1e-5), name
 
 
+def test_adafactor_steps_by_the_schedule_alone_in_long_trainings() -> None:
+    """The risk: torch bounds the rate by 1/√step, so that the schedule's 1e-2 is halved at batch 40,000 of it."""
+    model, other = _model(), _model()
+    ours = optimizer_of(model, OptimizerConfig(kind="adafactor", learning_rate=1e-2, weight_decay=0.0))
+    theirs = Adafactor(other.parameters(), lr=1e-2, scale_parameter=True, relative_step=False, warmup_init=False)
+    _stepped(model, ours, 1)
+    _stepped(other, theirs, 1)
+    begun = [weight.detach().clone() for weight in other.parameters()]
+    for optimizer in (ours, theirs):
+        for state in optimizer.state.values():
+            state["step"] += 40_000
+    for group in ours.param_groups:
+        group["lr"] = 2e-2  # as a schedule sets it
+    for group in theirs.param_groups:
+        group["lr"] = 2e-2
+    _stepped(model, ours, 1)
+    _stepped(other, theirs, 1)
+    for (name, weight), reference, first in zip(model.named_parameters(), other.parameters(), begun, strict=True):
+        assert (weight - reference).norm() < 0.01 * (reference - first).norm(), name
+    assert {type(group["lr"]) for group in ours.param_groups} == {float}, "what is logged and kept"
+
+
 @pytest.mark.parametrize(("kind", "rate"), [("lion", 1e-3), ("adafactor", 2e-2)])
 def test_a_stopped_training_goes_on_to_the_same_weights(
     kind: str, rate: float, shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, run: Run, journal: Any

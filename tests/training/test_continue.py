@@ -152,6 +152,9 @@ def test_a_training_goes_on_by_another_optimizer_and_back(
         optimizer=rates,
         continues={"step": "muon"},
     )
+    logged = [line.get("values", {}) for line in read_journal(tmp_path / "muon" / "journal.jsonl")]
+    rates_of = [(one["train/lr"], one["train/lr_muon"]) for one in logged if "train/loss" in one]
+    assert rates_of == [(pytest.approx(1.0e-3), pytest.approx(0.02))] * 3
     before, between, after = map(weights, (first, by_muon, back))
     assert all(not torch.equal(before[name], between[name]) for name in before)
     assert all(not torch.equal(between[name], after[name]) for name in before)
