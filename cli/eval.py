@@ -14,7 +14,7 @@ import click
 
 from cli.chat import writing_model
 from cli.completion import artifacts
-from cli.options import names, root_of, root_option
+from cli.options import SEED, names, root_of, root_option
 from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -46,7 +46,7 @@ MIRROR = click.option(
 )
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many items of each task and failure class.")
 @MIRROR
-@click.option("--seed", type=int, default=1234, show_default=True, help="Draws the few-shot examples.")
+@click.option("--seed", type=SEED, default=1234, show_default=True, help="Draws the few-shot examples.")
 @click.option(
     "--batch-size",
     type=click.IntRange(1),

@@ -11,7 +11,7 @@ import click
 
 from cli.chat import writing_model
 from cli.completion import artifacts
-from cli.options import CONFIG, reach_server, root_of, root_option, say_local
+from cli.options import CONFIG, SEED, reach_server, root_of, root_option, say_local
 from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -42,7 +42,7 @@ def command() -> None:
 @click.option("--pairs", "count", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.7, show_default=True, help="0 is greedy.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--seed", type=int, default=17, show_default=True, help="Draws prompts, answers and their order.")
+@click.option("--seed", type=SEED, default=17, show_default=True, help="Draws prompts, answers and their order.")
 @root_option
 @as_json
 def export(

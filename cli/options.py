@@ -29,6 +29,10 @@ def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+SEED = click.IntRange(0, 2**31 - 1)
+"""Seeds, as in a config (`infra.config.Seed`)."""
+
+
 def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a dotted config key, e.g. sft.seed=3."

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cli.completion import artifacts
-from cli.options import root_of, root_option
+from cli.options import SEED, root_of, root_option
 from cli.output import as_json, print_table
 
 
@@ -27,7 +27,7 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
 @click.option("--documents", "count", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--by-source", is_flag=True, help="As many of each source, so that small ones are seen too.")
-@click.option("--seed", type=int, default=17, show_default=True, help="Draws the documents.")
+@click.option("--seed", type=SEED, default=17, show_default=True, help="Draws the documents.")
 @root_option
 @as_json
 def export(

@@ -17,6 +17,7 @@ from evaluation.language_model import LoadedModel, sample_continuations
 from evaluation.probes import read_prompts
 from evaluation.statistics import difference_of_paired_proportions, wilson
 from evaluation.toxicity_scorers import read_words
+from infra.config import derived_seed
 from infra.errors import stage_error
 from infra.run import Run
 
@@ -67,7 +68,8 @@ def measure_adversarial(
                 break
             run.progress(query, config.queries, "queries")
             asked = [change(one) if query > 1 else one.start for one in open_ones]
-            sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, seed * 10_007 + query)
+            drawn_by = derived_seed(seed, query)
+            sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, drawn_by)
             for one, text, found in zip(
                 open_ones, asked, sample_continuations(lm, asked, config.samples, sampling, run), strict=True
             ):

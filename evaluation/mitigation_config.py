@@ -18,7 +18,7 @@ from evaluation.config import (
     ToxicityConfig,
     ToxicityScorer,
 )
-from infra.config import Config, StageConfig
+from infra.config import Config, Seed, StageConfig
 from infra.errors import Problem
 from infra.sources import Source, SourcePath
 
@@ -75,7 +75,7 @@ class MitigationsConfig(StageConfig):
     """Only the first so many items of each task."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals."""
-    seed: int = 17
+    seed: Seed = 17
     """Draws the samples and the bootstrap."""
 
     @field_validator("tried")

@@ -20,7 +20,21 @@ _EXACT = 2**53  # above it, not every whole number has a float
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-"""Of random numbers: so small that every library takes it, also with a rank or a round added."""
+"""Seed of random numbers: within the range of every library, with a rank or a round added too. For anything else
+that depends on it, see `derived_seed`."""
+
+
+def derived_seed(seed: int, *keys: int) -> int:
+    """Return a seed below 2**32, which every library takes, for one use of another seed.
+
+    Args:
+        seed: Any number from 0.
+        keys: Numbers from 0 that name the use, as the batch or the query. Other keys and other seeds give independent
+            seeds, where products and sums may meet (`2 * 10_007 + 1` is `1 * 10_007 + 10_008`) or leave the range.
+    """
+    import numpy as np  # only stages draw random numbers, and commands that read a config start faster without
+
+    return int(np.random.SeedSequence(seed, spawn_key=keys).generate_state(1)[0])
 
 
 class Config(BaseModel):

@@ -362,7 +362,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=5,
+            version=6,
             config=SafetyConfig,
             section=True,
             function="evaluation.safety:safety",

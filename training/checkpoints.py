@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from evaluation.random_state import seed_all
+from infra.config import derived_seed
 from infra.errors import Cancelled, Problem, StageError, stage_error
 from infra.run import Run
 from training import ranks
@@ -178,7 +179,7 @@ class Resumption(Callback):
             return
         if not self._from.load_random_state():
             # Another number of ranks: no state fits, but dropout must not begin again with its first draws.
-            seed_all((state.seed + 1_000_003 * state.clock.batch) % 2**31)
+            seed_all(derived_seed(state.seed, state.clock.batch))
         if done:
             self._from = None
 

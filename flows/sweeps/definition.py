@@ -174,7 +174,7 @@ def define(wishes: Wishes) -> Sweep:
         base,
         wishes.space,
         arms,
-        tuple(first + more for more in range(wishes.seeds)),
+        tuple((first + more) % 2**31 for more in range(wishes.seeds)),
         seed_keys,
         step,
         figure,

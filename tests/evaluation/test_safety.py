@@ -485,6 +485,7 @@ def test_a_search_over_changed_prompts_is_held_against_as_many_plain_tries(
             },
             "bias": None,
             "memorisation": None,
+            "seed": 2**31 - 1,
             "adversarial": {
                 "prompts": str(tmp_path / "prompts.txt"), "words": str(tmp_path / "words.txt"),
                 "queries": 6, "samples": 2,
