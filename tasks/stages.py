@@ -172,7 +172,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "pretrain",
             about="The base model, trained from scratch.",
-            version=6,
+            version=7,
             config=PretrainConfig,
             section=True,
             function="training.pretrain:train",
@@ -217,7 +217,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "sft",
             about="The base model, tuned to follow instructions.",
-            version=5,
+            version=6,
             config=SftConfig,
             section=True,
             function="training.sft:train",
@@ -230,7 +230,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "reward_model",
             about="A model that scores answers, from preference pairs.",
-            version=4,
+            version=5,
             config=RewardModelConfig,
             section=True,
             function="training.reward_model:train",
@@ -243,7 +243,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preference_tuning",
             about="A model, aligned on preference pairs themselves by DPO, IPO, KTO or ORPO.",
-            version=3,
+            version=4,
             config=PreferenceTuningConfig,
             function="training.preference_tuning:train",
             measured_by="measure_preference_tuning",
@@ -260,7 +260,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "rlhf",
             about="The instruction-tuned model, aligned by PPO, RLOO, GRPO or RAFT against rewards.",
-            version=6,
+            version=7,
             config=RlhfConfig,
             section=True,
             function="training.rlhf:train",

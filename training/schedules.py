@@ -42,14 +42,17 @@ class Schedule:
     def lr_multiplier(self, batch: int) -> float:
         """What the peak is multiplied by at batch 0, 1, …
 
-        Warm-up rises in equal steps to 1 at batch `warmup` - 1. cosine and linear fall to `final_share` at the end;
+        Warm-up rises in equal steps to 1 at batch `warmup` - 1. cosine and linear fall towards `final_share`;
         inverse_sqrt is sqrt(warmup / batch) (Vaswani et al. 2017, section 5.3), no lower than `final_share`; wsd stays
         at 1 and falls over the last `decay` batches as 1 - sqrt (Hägele et al. 2024, section 3).
+
+        A fall begins at 1 with its first batch, and would be at `final_share` in the batch after the last, so that no
+        batch is computed at a rate of 0 (as in transformers, torchtitan and nanochat).
         """
         if batch < self.warmup:
             return (batch + 1) / self.warmup
         final = self.config.final_share
-        done = min(1.0, (batch - self.warmup + 1) / max(1, self.total - self.warmup))
+        done = min(1.0, (batch - self.warmup) / max(1, self.total - self.warmup))
         match self.config.decay:
             case "constant":
                 return 1.0
@@ -60,7 +63,7 @@ class Schedule:
             case "linear":
                 return final + (1 - final) * (1 - done)
             case "wsd":
-                fallen = min(1.0, max(0, batch + 1 - (self.total - self.decay)) / self.decay)
+                fallen = min(1.0, max(0, batch - (self.total - self.decay)) / self.decay)
                 return final + (1 - final) * (1 - math.sqrt(fallen))
 
 

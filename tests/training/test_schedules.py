@@ -25,10 +25,10 @@ def _shares(**config: Any) -> list[float]:
 
 
 def _theirs(make: Callable[..., Any], **settings: Any) -> list[float]:
-    """transformers' factors; theirs are one batch behind, and so never reach the peak's batch or the end."""
+    """transformers' factors; their warm-up begins with a batch at 0, and so is one batch behind."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer, num_warmup_steps=WARMUP, num_training_steps=TOTAL, **settings)
-    return [scheduler.lr_lambdas[0](batch + 1) for batch in range(TOTAL)]
+    return [scheduler.lr_lambdas[0](batch + (batch < WARMUP)) for batch in range(TOTAL)]
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,17 @@ def test_cosine_and_linear_are_those_of_transformers(decay: str, theirs: Callabl
     assert _shares(decay=decay, final_share=0.0) == pytest.approx(_theirs(theirs), abs=1e-12)
 
 
-def test_a_schedule_ends_at_its_final_share() -> None:
-    for decay in ("cosine", "linear", "wsd"):
-        assert _shares(decay=decay, final_share=0.1)[-1] == pytest.approx(0.1)
-    assert set(_shares(decay="constant")[WARMUP - 1 :]) == {1.0}
+@pytest.mark.parametrize("decay", ["cosine", "linear", "wsd", "inverse_sqrt", "constant"])
+@pytest.mark.parametrize("final", [0.0, 0.1])
+@pytest.mark.parametrize("total", [1, 2, 3, 20, 100])
+def test_every_batch_learns_and_the_final_share_is_that_after_the_last(decay: str, final: float, total: int) -> None:
+    given = {"decay": decay, "final_share": final, "warmup": "10 %", "decay_length": "10 %"}
+    schedule = Schedule.of(ScheduleConfig.model_validate(given), total, 1, 1)
+    shares = [schedule.lr_multiplier(batch) for batch in range(total + 1)]
+    assert all(share > 0 for share in shares[:-1])
+    if decay in ("cosine", "linear", "wsd") and schedule.warmup < total:
+        assert all(share > final for share in shares[schedule.warmup : -1])
+        assert shares[-1] == pytest.approx(final, abs=1e-12)
 
 
 def test_inverse_square_root_is_the_transformer_paper_s() -> None:
@@ -57,14 +64,14 @@ def test_inverse_square_root_is_the_transformer_paper_s() -> None:
 def test_warmup_stable_decay_falls_as_one_minus_the_root() -> None:
     shares = _shares(decay="wsd", decay_length="20 %", final_share=0.0)
     expected = _theirs(get_wsd_schedule, num_decay_steps=20, decay_type="1-sqrt", min_lr_ratio=0.0)
-    assert shares[: TOTAL - 1] == pytest.approx(expected[: TOTAL - 1], abs=1e-12)
-    assert shares[WARMUP - 1 : 80] == [1.0] * (81 - WARMUP)
+    assert shares == pytest.approx(expected, abs=1e-12)
+    assert shares[WARMUP - 1 : 81] == [1.0] * (82 - WARMUP)
 
 
-def test_warmup_stable_decay_ends_at_zero_unless_told_otherwise() -> None:
-    assert _shares(decay="wsd")[-1] == 0.0
-    assert _shares(decay="wsd", final_share=0.2)[-1] == pytest.approx(0.2)
-    assert _shares(decay="cosine")[-1] == pytest.approx(0.1)
+def test_warmup_stable_decay_falls_to_zero_unless_told_otherwise() -> None:
+    assert ScheduleConfig(decay="wsd").final_share == 0
+    assert ScheduleConfig(decay="wsd", final_share=0.2).final_share == 0.2
+    assert ScheduleConfig(decay="cosine").final_share == 0.1
     for given in ({}, {"final_share": 0.1}):
         config = ScheduleConfig(decay="wsd", **given)
         assert ScheduleConfig.model_validate_json(config.model_dump_json()) == config

@@ -87,8 +87,8 @@ class ScheduleConfig(Config):
     warmup: LengthOrShare = "1 %"
     """Length of the linear warm-up, or its percentage of training; 1 % in Mosaic LLMs (Part 1)."""
     final_share: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end as a share of the peak; 0.1 in GPT-3, appendix B. With wsd 0 where it is left out: it
-    falls to zero (Hägele et al. 2024, section 3)."""
+    """Share of the peak that the learning rate falls to, and would have in the batch after the last; 0.1 in GPT-3,
+    appendix B. With wsd 0 where it is left out: it falls to zero (Hägele et al. 2024, section 3)."""
     decay_length: LengthOrShare = "10 %"
     """Length of wsd's fall at the end; 10 % in MiniCPM (Hu et al. 2024, section 4.2)."""
 
