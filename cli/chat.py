@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.completion import artifacts
-from cli.options import SEED, root_of, root_option
+from cli.options import SEED, FiniteRange, root_of, root_option
 from cli.output import as_json, print_warnings
 from infra.json import read_own_json
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("model", shell_complete=artifacts)
 @click.option("--prompt", help="Ask this, print the answer, and end.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=17, show_default=True)
 @root_option
 @as_json

@@ -11,7 +11,7 @@ import click
 
 from cli.chat import writing_model
 from cli.completion import artifacts
-from cli.options import CONFIG, SEED, reach_server, root_of, root_option, say_local
+from cli.options import CONFIG, SEED, FiniteRange, reach_server, root_of, root_option, say_local
 from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -40,7 +40,7 @@ def command() -> None:
     help="JSON lines with a prompt each; by default the held-out side of the newest instructions.",
 )
 @click.option("--pairs", "count", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.7, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=FiniteRange(0), default=0.7, show_default=True, help="0 is greedy.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--seed", type=SEED, default=17, show_default=True, help="Draws prompts, answers and their order.")
 @root_option
@@ -123,7 +123,7 @@ def import_(
 @CONFIG
 @click.option("--model", default="rlhf", show_default=True, help="The step whose newest model answers.")
 @click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
-@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=0.7, show_default=True)
+@click.option("--temperature", type=FiniteRange(0, min_open=True), default=0.7, show_default=True)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--cron", help='Begin a round by itself at these times, UTC, e.g. "0 6 * * 1"; none begins now.')
 @root_option

@@ -64,13 +64,14 @@ def command(
             key = known.password if known else secrets.token_hex(16)
             click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
             _become_vllm(*next(iter(found.items())), settings.host, free, key)
-        import uvicorn
-
+        from infra.servers.asgi_server import Server
+        from training.answer_queue import AnswerQueue
         from training.serving import app
 
-        served = app(found, settings.callers(free), known)
+        answers = AnswerQueue()
+        served = app(found, settings.callers(free), known, answers)
         click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
-        uvicorn.run(served, host=settings.host, port=free, log_level="warning")
+        Server(served, settings.host, free, on_end=answers.end).run()
     document = {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}
     return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 

@@ -37,6 +37,10 @@ NUMBERS_AT_ONCE = 1 << 25
 """Logits in such a pass, and random numbers that are kept for its steps: 128 MB."""
 
 
+COLDEST = 1e-9
+"""A lower temperature takes the likeliest token too: divided by it, logits of float32 are all equal or infinite."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How continuations are drawn; temperature 0 takes the likeliest token. bias: what is added to the logit of a token
@@ -47,6 +51,10 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 17
     bias: Mapping[tuple[int, ...], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
 
 
 @torch.inference_mode()

@@ -38,7 +38,8 @@ def answer(
     temperature: float = 0.7,
     seed: int = 17,
 ) -> Generator[str, None, Spoken]:
-    """Yields the assistant's answer in pieces of text, until `<|end|>` or the limit; returns how it ended.
+    """Yields the assistant's answer in pieces of text, one a token and some empty, until `<|end|>` or the limit;
+    returns how it ended.
 
     messages: {"role": "system" | "user" | "assistant", "content": …}, the system first, the last from the user; the
     oldest text is dropped when it is more than the model has positions for. max_new_tokens: at most half of these
@@ -96,8 +97,10 @@ def _spoken(
             break
         spoken.append(token)
         text = str(tokenizer.decode(spoken, skip_special_tokens=True))
-        # A character may need more than one token: wait until it is whole.
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+        # A character may need more than one token: wait until it is whole. A caller may end the answer meanwhile.
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield ""
+        else:
             yield text[len(said) :]
             said = text
     rest = str(tokenizer.decode(spoken, skip_special_tokens=True))[len(said) :]

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from evaluation.decoding import Decoder, slots_in_memory
-from evaluation.generation import Sampling, generate
+from evaluation.generation import COLDEST, Sampling, generate
 from training.families import FAMILIES
 from training.hardware import Hardware
 from training.new_tokens import unused_ids
@@ -199,8 +199,8 @@ def draws_of(numbers: Sequence[int], steps: int, seed: int) -> Tensor:
 
 def choose(logits: Tensor, temperature: float, draws: Tensor | None = None) -> Tensor:
     """One token id for each row of logits (B, V): the likeliest, or the one within whose part of the distribution
-    function the row's draw (B,) falls."""
-    if draws is None:
+    function the row's draw (B,) falls. A temperature below COLDEST takes the likeliest too."""
+    if draws is None or temperature < COLDEST:
         return logits.argmax(-1)
     below = (logits / temperature).softmax(-1).double().cumsum(-1)
     # Never on the last sum itself, behind which no token is.

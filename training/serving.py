@@ -1,38 +1,39 @@
 """An OpenAI-compatible endpoint over models of ours, with a page to talk to two of them side by side.
 
 GET /v1/models, POST /v1/chat/completions and POST /v1/completions as in OpenAI's API reference, whole or streamed;
-GET / is the page. It answers few people at a time: for many there is vLLM.
+GET / is the page. It answers few people at a time: for many there is vLLM. Requests past its queue get 503.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from evaluation.page.parts import TEMPLATES
 from infra.errors import StemmaError
+from infra.servers.asgi_server import BoundedBody
 from infra.servers.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials
+from training.answer_queue import Answer, AnswerQueue, Talk, Unavailable
 from training.chat_session import Spoken, answer, continuation, loaded
 
-AT_ONCE = 4
-"""Answers that are written at the same time; others wait."""
-Talk = Generator[str, None, Spoken]
+MOST_BODY_BYTES = 4_000_000
+"""Largest request: a million tokens of text, more than a model of ours reads."""
+RETRY_AFTER_S = 5
 
 
 class _Part(BaseModel):
@@ -94,17 +95,21 @@ class _Refused(Exception):
         self.error["code"] = code
 
 
-def app(models: Mapping[str, Path], callers: Callers, credentials: Credentials | None) -> App:
+def app(
+    models: Mapping[str, Path], callers: Callers, credentials: Credentials | None, answers: AnswerQueue | None = None
+) -> App:
     """The ASGI app. models: folder of each name, the first being the one that a request without a name means.
 
     callers: whose requests are taken. credentials: asked for as user and password, or the password as an API key.
+    answers: where answers wait for their turn; its `end` ends them all.
     """
     for folder in models.values():
         loaded(folder)  # what is wrong with a model is said now
-    turns = threading.BoundedSemaphore(AT_ONCE)
+    queue = answers or AnswerQueue()
     began = int(time.time())
 
-    def models_list(_: Request) -> Response:
+    # All are coroutines: the threads that Starlette gives to plain functions are few.
+    async def models_list(_: Request) -> Response:
         listed = [{"id": name, "object": "model", "created": began, "owned_by": "stemma"} for name in models]
         return JSONResponse({"object": "list", "data": listed})
 
@@ -116,14 +121,23 @@ def app(models: Mapping[str, Path], callers: Callers, credentials: Credentials |
             except _Refused as refused:
                 return JSONResponse({"error": refused.error}, refused.status)
             head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-            talk = _in_turn(turns, asked.talk(models[model]))
+            try:
+                answer = queue.begin(asked.talk(models[model]))
+            except Unavailable as error:
+                return _unavailable(error)
             if asked.stream:
                 head["object"] = f"{name}.chunk" if kind is _Chat else name
-                return StreamingResponse(_events(talk, head, shape), media_type="text/event-stream")
+                return _Streamed(answer, _events(answer, head, shape))
             try:
-                text, spoken = await run_in_threadpool(_whole, talk)
-            except StemmaError as error:
-                return JSONResponse({"error": _told(error)}, 400)
+                text, spoken = await _whole(answer, request)
+            except Unavailable as error:
+                return _unavailable(error)
+            except ClientDisconnect:
+                raise
+            except Exception as error:
+                return JSONResponse({"error": _told(error)}, 400 if isinstance(error, StemmaError) else 500)
+            finally:
+                answer.stop()
             choice = {"index": 0, **shape(text, False), "finish_reason": _reason(spoken), "logprobs": None}
             usage = {"prompt_tokens": spoken.prompt_tokens, "completion_tokens": spoken.tokens}
             usage["total_tokens"] = sum(usage.values())
@@ -134,7 +148,7 @@ def app(models: Mapping[str, Path], callers: Callers, credentials: Credentials |
     page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
     css = (TEMPLATES / "report.css").read_text(encoding="utf8")
 
-    def chat_page(_: Request) -> Response:
+    async def chat_page(_: Request) -> Response:
         nonce = secrets.token_urlsafe(16)
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'"
         names = list(models)
@@ -149,7 +163,8 @@ def app(models: Mapping[str, Path], callers: Callers, credentials: Credentials |
         Route("/v1/chat/completions", endpoint(_Chat, "chatcmpl", _of_chat, "chat.completion"), methods=["POST"]),
         Route("/v1/completions", endpoint(_Completion, "cmpl", _of_text, "text_completion"), methods=["POST"]),
     ]
-    return OwnCallersOnly(_Guarded(Starlette(routes=routes), credentials), callers)
+    bounded = BoundedBody(Starlette(routes=routes), MOST_BODY_BYTES)
+    return OwnCallersOnly(_Guarded(bounded, credentials), callers)
 
 
 class _Guarded:
@@ -191,33 +206,59 @@ def _named(name: str | None, models: Mapping[str, Path]) -> str:
     return name
 
 
-def _in_turn(turns: threading.BoundedSemaphore, talk: Talk) -> Talk:
-    with turns:
-        return (yield from talk)
+class _Streamed(StreamingResponse):
+    """A streamed answer, which ends with its client."""
 
+    def __init__(self, answer: Answer, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._answer = answer
 
-def _whole(talk: Talk) -> tuple[str, Spoken]:
-    pieces = []
-    while True:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            pieces.append(next(talk))
-        except StopIteration as end:
-            return "".join(pieces), end.value
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.stop()
 
 
-def _events(talk: Talk, head: Mapping[str, Any], shape: Callable[[str, bool], dict[str, Any]]) -> Iterator[str]:
-    """Server-sent events: a chunk a piece, one with the reason why it ended, [DONE]."""
+async def _whole(answer: Answer, request: Request) -> tuple[str, Spoken]:
+    """The whole text and how it ended. Raises ClientDisconnect once the client has left."""
+
+    async def read() -> tuple[str, Spoken]:
+        text = "".join([piece async for piece in answer.pieces()])
+        assert answer.spoken is not None
+        return text, answer.spoken
+
+    reading, leaving = asyncio.create_task(read()), asyncio.create_task(_until_left(request))
     try:
-        while True:
-            try:
-                change, reason = shape(next(talk), True), None
-            except StopIteration as end:
-                change, reason = shape("", True), _reason(end.value)
-            choice = {"index": 0, **change, "finish_reason": reason, "logprobs": None}
-            yield f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
-            if reason:
-                break
-    except StemmaError as error:
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            raise ClientDisconnect
+        return reading.result()
+    finally:
+        reading.cancel()
+        leaving.cancel()
+
+
+async def _until_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(
+    answer: Answer, head: Mapping[str, Any], shape: Callable[[str, bool], dict[str, Any]]
+) -> AsyncIterator[str]:
+    """Server-sent events: a chunk a piece, one with the reason why it ended, [DONE]."""
+
+    def event(change: Mapping[str, Any], reason: str | None) -> str:
+        choice = {"index": 0, **change, "finish_reason": reason, "logprobs": None}
+        return f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
+
+    try:
+        async for piece in answer.pieces():
+            yield event(shape(piece, True), None)
+        if answer.spoken is not None:
+            yield event(shape("", True), _reason(answer.spoken))
+    except Exception as error:
         yield f"data: {json.dumps({'error': _told(error)})}\n\n"
     yield "data: [DONE]\n\n"
 
@@ -234,6 +275,16 @@ def _reason(spoken: Spoken) -> str:
     return "stop" if spoken.ended else "length"
 
 
-def _told(error: StemmaError) -> dict[str, Any]:
-    first = error.problems[0]
-    return {"message": str(first), "type": "invalid_request_error", "param": first.path or None, "code": first.code}
+def _told(error: Exception) -> dict[str, Any]:
+    if isinstance(error, StemmaError):
+        first = error.problems[0]
+        kind, code = "invalid_request_error", first.code
+        return {"message": str(first), "type": kind, "param": first.path or None, "code": code}
+    if isinstance(error, Unavailable):
+        return {"message": str(error), "type": "server_error", "param": None, "code": error.code}
+    message = f"the answer could not be written: {type(error).__name__}; the server's log has more"
+    return {"message": message, "type": "server_error", "param": None, "code": "crashed"}
+
+
+def _unavailable(error: Unavailable) -> Response:
+    return JSONResponse({"error": _told(error)}, 503, {"Retry-After": str(RETRY_AFTER_S)})

@@ -14,11 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from infra.errors import StemmaError
 from infra.lineage.migrations import prepare
 from infra.lineage.tracking import artifacts_folder, database_uri, exclusive
+from infra.servers.asgi_server import BoundedBody, Server
 from infra.servers.callers import App, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.settings import Settings
@@ -54,6 +53,9 @@ if (innerWidth < 700) {
 _NO_ASSISTANT = "<style>[data-assistant-ui] {display: none !important}</style>"
 """Its button floats over the page, and it asks a model of somebody else's about the user's runs."""
 
+MOST_BODY_BYTES = 64_000_000
+"""Largest request that stores no file; MLflow's own limit of a batch of metrics is 1 MB."""
+
 CHECKED_ANEW_EVERY_S = 60
 """A password's check costs tens of milliseconds: a right one is remembered for so long."""
 
@@ -83,8 +85,13 @@ def serve(root: Path, host: str, port: int) -> None:
     with exclusive(root):
         initialize_backend_stores(database, database, "mlflow-artifacts:/")
     # MLflow's own rules take every page of this machine and leave out some paths; bodies may be files here.
-    app = OwnCallersOnly(FirstVisit(_app(guarded=known is not None)), Settings(host).callers(port, json_only=False))
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    app = BoundedBody(FirstVisit(_app(guarded=known is not None)), MOST_BODY_BYTES, takes_files)
+    Server(OwnCallersOnly(app, Settings(host).callers(port, json_only=False)), host, port).run()
+
+
+def takes_files(path: str) -> bool:
+    """True for the paths of MLflow's API that store an artifact's file."""
+    return "/mlflow-artifacts/" in path or path.endswith("/upload-artifact")
 
 
 class FirstVisit:

@@ -94,12 +94,13 @@ class OwnCallersOnly:
         if kind in ("http", "websocket"):
             refused = self._callers.refusal(scope.get("method", "WEBSOCKET"), _headers(scope))
             if refused:
-                await _refuse(refused, kind, send)
+                await refuse(refused, kind, send)
                 return
         await self._app(scope, receive, send)
 
 
-async def _refuse(refused: Refusal, kind: str, send: Send) -> None:
+async def refuse(refused: Refusal, kind: str, send: Send) -> None:
+    """Send a refusal in place of an app's response. kind: `http` or `websocket`."""
     # uvicorn lets an app answer the opening of a websocket with a response (the extension websocket.http.response).
     prefix = "websocket.http.response" if kind == "websocket" else "http.response"
     headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]

@@ -9,25 +9,30 @@ python -m infra.servers.metrics ROOT --port 9464
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hmac
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from infra.errors import StemmaError
 from infra.json import parse_own_json, read_own_json
 from infra.run import messages_in
-from infra.servers.callers import HEADERS, Callers
+from infra.servers.asgi_server import BoundedBody, Server
+from infra.servers.callers import App, OwnCallersOnly
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.http import post
 from infra.servers.services import services
@@ -199,50 +204,30 @@ def _count(url: str, which: dict[str, object]) -> int:
         return 0
 
 
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-
-
 def serve(root: Path, host: str, port: int) -> None:
     registry = CollectorRegistry()
     registry.register(StoreCollector(root))
     registry.register(QueueCollector(root))
-    app = _guarded(make_wsgi_app(registry), credentials(), Settings(host).callers(port))
-    make_server(host, port, app, server_class=_Server, handler_class=_Quiet).serve_forever()
+    Server(OwnCallersOnly(app(registry, credentials()), Settings(host).callers(port)), host, port).run()
 
 
-def _guarded(metrics: App, known: Credentials | None, callers: Callers) -> App:
-    """/health answers all of our callers, anything else only who knows the credentials."""
+def app(registry: CollectorRegistry, known: Credentials | None) -> App:
+    """/health answers all of our callers, anything else only those who know the credentials."""
+    scrapes = asyncio.Semaphore(1)
 
-    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if refused := callers.refusal(environ["REQUEST_METHOD"], _headers(environ)):
-            start(f"{refused.status.value} {refused.status.phrase}", list(HEADERS))
-            return [refused.body]
-        if environ["PATH_INFO"] == "/health":
-            start("200 OK", [("Content-Type", "text/plain")])
-            return [b"OK"]
-        given = environ.get("HTTP_AUTHORIZATION", "")
+    async def health(_: Request) -> Response:
+        return PlainTextResponse("OK")
+
+    async def metrics(request: Request) -> Response:
+        given = request.headers.get("authorization", "")
         if known and not hmac.compare_digest(given.encode(), known.header.encode()):
-            start("401 Unauthorized", [("WWW-Authenticate", 'Basic realm="stemma"'), ("Content-Type", "text/plain")])
-            return [b"credentials were expected"]
-        return metrics(environ, start)
+            asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
+            return PlainTextResponse("credentials were expected", 401, asking)
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        async with scrapes:  # each reads the whole store: callers wait for one another, and not in a thread
+            return Response(await asyncio.to_thread(encode, registry), headers={"Content-Type": content_type})
 
-    return app
-
-
-def _headers(environ: Mapping[str, Any]) -> dict[str, str]:
-    """WSGI has `HTTP_SEC_FETCH_SITE` for Sec-Fetch-Site, and says of a body's absence that it has no length."""
-    found = {key[5:]: value for key, value in environ.items() if key.startswith("HTTP_")}
-    found |= {key: environ[key] for key in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(key)}
-    return {name.lower().replace("_", "-"): value for name, value in found.items()}
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """A scrape every few seconds is no news."""
+    return BoundedBody(Starlette(routes=[Route("/health", health), Route("/{path:path}", metrics)]), 0)
 
 
 if __name__ == "__main__":

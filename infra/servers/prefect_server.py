@@ -26,6 +26,7 @@ import runpy
 import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -33,6 +34,7 @@ from typing import Any
 
 import prefect
 import prefect.server.models.block_registration as blocks
+import uvicorn
 from prefect.logging import get_logger
 from prefect.server.api import server
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
@@ -43,8 +45,12 @@ from sqlalchemy import make_url
 
 from infra.empty_databases import keep, take
 from infra.secrets import HidingStream
+from infra.servers.asgi_server import LIMITS, BoundedBody
 from infra.servers.callers import OwnCallersOnly
 from infra.servers.settings import Settings
+
+MOST_BODY_BYTES = 64_000_000
+"""Prefect's client sends logs in batches of 4 MB; artifacts of ours are smaller."""
 
 _create_db = PrefectDBInterface.create_db
 _begin = AioSqliteConfiguration.begin_transaction
@@ -120,7 +126,8 @@ def _file_of(url: str) -> Path | None:
 
 
 def _guard(host: str, port: int) -> None:
-    """Puts the rules of `Callers` before the app that is served, outside of its own CORS and its API.
+    """Puts the rules of `Callers` before the app that is served, outside of its own CORS and its API, and bounds what
+    its requests may take.
 
     Prefect asks for its app again to send notices, without a network and by a name of its own: that one has no rules.
     """
@@ -128,9 +135,10 @@ def _guard(host: str, port: int) -> None:
 
     def guarded(*, final: bool = False, **options: Any) -> Any:
         app = create_app(final=final, **options)
-        return OwnCallersOnly(app, callers) if final else app
+        return OwnCallersOnly(BoundedBody(app, MOST_BODY_BYTES), callers) if final else app
 
     server.create_app = guarded  # type: ignore[assignment]
+    uvicorn.run = partial(uvicorn.run, **LIMITS)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,15 @@ def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
     assert all(5 not in new and 6 not in new for new in theirs)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-39, 1e-9])
+def test_the_coldest_draws_are_the_likeliest(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits over such a temperature were infinite, and their softmax no number."""
+    model, asked = network("llama"), prompts(3)
+    likeliest = generate(model, asked, Sampling(4, 0.0), STOPS)
+    cold = Sampling(4, temperature, 0.9, seed=5)
+    assert generate(model, asked, cold, STOPS) == by_transformers(monkeypatch, model, asked, cold, STOPS) == likeliest
+
+
 def test_a_hook_that_measures_leaves_the_layers_and_one_that_may_change_them_does_not() -> None:
     model, asked = network("qwen3"), prompts(6)
     decoder = Decoder(model, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -14,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from playwright.sync_api import expect, sync_playwright
 
+from infra.servers.asgi_server import Server
 from infra.servers.credentials import Credentials
+from infra.servers.http import answers
 from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.command import environment, stemma
 from tests.processes import wait_until
+from tests.raw_http import ask as raw_ask
+from training.answer_queue import AT_ONCE, WAITING
 from training.chat_session import answer, continuation
 from training.serving import app
 
@@ -35,7 +39,7 @@ KNOWN = Credentials("ada", "a long password")
 def url(base_dir: Path) -> Iterator[str]:
     port = any_free_port()
     served = app({"base": base_dir, "other": base_dir}, Settings().callers(port), KNOWN)
-    server = uvicorn.Server(uvicorn.Config(served, host="127.0.0.1", port=port, log_level="warning"))
+    server = Server(served, "127.0.0.1", port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
@@ -162,6 +166,122 @@ def test_models_whose_folders_have_one_name_are_all_served(base_dir: Path, tmp_p
         server.terminate()
         server.wait()
     assert said.startswith("first/model, second/model: ")
+
+
+@pytest.fixture(scope="module")
+def endless_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
+    """A small model with room for answers that take minutes, and that no token ends."""
+    from training.config import ModelConfig
+    from training.export import export
+    from training.models import build, hf_config
+
+    config = ModelConfig(family="llama", layers=1, width=32, heads=2, positions=1_000_000)
+    folder = tmp_path_factory.mktemp("endless") / "model"
+    export(build(hf_config(config, 320, {"eos_token_id": None, "pad_token_id": 1}), seed=3), tokenizer_dir, folder)
+    return folder
+
+
+def opened(port: int, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a completion was asked for."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+    text = json.dumps({"prompt": "a", "temperature": 0, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
+    client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + text)
+    return client
+
+
+def rest(client: socket.socket) -> str:
+    read = b""
+    with client:
+        while part := client.recv(65_536):
+            read += part
+    return read.decode()
+
+
+def test_light_requests_do_not_wait_for_answers_and_a_signal_ends_them_all(endless_dir: Path) -> None:
+    """60 answers that waited held up the list of models, and a SIGTERM waited for streams without end."""
+    port = any_free_port()
+    command = [sys.executable, "-m", "cli.main", "serve", str(endless_dir), "--port", str(port)]
+    server = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/v1/models"), timeout_s=120)
+        endless = {"max_tokens": 500_000, "stream": True}
+        streams = [opened(port, endless) for _ in range(AT_ONCE)]
+        for stream in streams:
+            assert b"text/event-stream" in stream.recv(1000)
+        waiting = [opened(port, endless | {"stream": number % 2 == 0}) for number in range(WAITING)]
+        wait_until(lambda: json.loads(ask(f"http://127.0.0.1:{port}/v1/completions", endless)[1])["error"])
+        full = rest(opened(port, endless))
+        assert " 503 " in full and "retry-after: 5" in full and '"overloaded"' in full
+        assert ask(f"http://127.0.0.1:{port}/v1/models")[0] == ask(f"http://127.0.0.1:{port}/")[0] == 200
+        # Those that leave make room, one by one.
+        streams.pop().close()
+        waiting.pop().close()
+        wait_until(lambda: b"text/event-stream" in opened(port, endless).recv(1000))
+        server.terminate()
+        assert server.wait(timeout=60) == 130
+        assert all('"server_ending"' in rest(client) for client in [*streams, *waiting])
+    finally:
+        server.kill()
+        _, said = server.communicate()
+    assert "Traceback" not in said
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"temperature": 1e-300}, {"temperature": 5e-324}, {"temperature": 1e-39}, {"temperature": 1e-9},
+    {"temperature": -0.0}, {"temperature": 2}, {"seed": 10**400}, {"seed": -(2**70)}, {"max_tokens": 10**300},
+    {"prompt": ""}, {"prompt": "\0"}, {"prompt": "é" * 100_000}, {"top_p": 1.0},
+]  # fmt: skip
+REFUSED = [
+    '{"prompt": "a", "temperature": NaN}', '{"prompt": "a", "temperature": Infinity}',
+    '{"prompt": "a", "temperature": 1e999}', '{"prompt": "a", "temperature": -1e-300}',
+    '{"prompt": "a", "seed": 1e300}', '{"prompt": "a", "seed": NaN}', '{"prompt": "a", "top_p": 1e-300}',
+    '{"prompt": "a", "max_tokens": 0}', '{"prompt": "a", "max_tokens": 1e400}', '{"prompt": "\\ud800"}',
+    '{"prompt": "a", "seed": ' + "9" * 5000 + "}", "[" * 100_000, "", "\0", '{"prompt": ' + "[" * 50_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", EXTREMES, ids=lambda asked: json.dumps(asked)[:30])
+def test_extreme_values_are_answered(url: str, asked: dict[str, Any]) -> None:
+    """A temperature of 1e-300 gave HTTP 500."""
+    status, text = ask(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 2, **asked})
+    assert status == 200, text
+    chat = {key: value for key, value in asked.items() if key != "prompt"}
+    messages = [{"role": "user", "content": asked.get("prompt", "a")}]
+    status, text = ask(f"{url}/v1/chat/completions", {"max_tokens": 2, **chat, "messages": messages})
+    assert status == 200, text
+
+
+@pytest.mark.parametrize("body", REFUSED, ids=lambda body: body[:30])
+def test_values_without_a_meaning_are_refused(url: str, body: str) -> None:
+    port = int(url.rpartition(":")[2])
+    headers = {"Authorization": KNOWN.header, "Content-Type": "application/json"}
+    answer = raw_ask(f"http://127.0.0.1:{port}", "POST", "/v1/completions", headers, body.encode())
+    assert answer.status == 400 and json.loads(answer.body)["error"]["message"]
+    assert len(answer.body) < 1000
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-1"])
+def test_chat_takes_finite_temperatures(base_dir: Path, given: str) -> None:
+    answer = stemma("chat", base_dir, "--prompt", "a", "--temperature", given)
+    assert answer.code == 2 and "temperature" in answer.document["errors"][0]["message"]
+
+
+def test_a_body_of_700_mb_is_refused_by_its_head(url: str) -> None:
+    headers = {"Authorization": KNOWN.header, "Content-Type": "application/json", "Content-Length": "700000000"}
+    assert raw_ask(url, "POST", "/v1/completions", headers).status == 413
+
+
+def test_clients_that_leave_half_way_leave_no_traceback(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: {KNOWN.header}\r\n"
+    head += "Content-Type: application/json\r\n"
+    for rest_of_head in ("Content-Length: 100\r\n\r\nhalf", "Transfer-Encoding: chunked\r\n\r\n5\r\nha"):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as client:
+            client.sendall((head + rest_of_head).encode())
+        assert ask(f"{url}/v1/models")[0] == 200
+    # Its answer comes after what became of the two before it.
+    assert ask(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+    assert not [record for record in caplog.records if record.name == "uvicorn.error"]
 
 
 REASON = {"message": "benchmarks_sft.cloze_accuracy is 0.3, expected at least 0.6"}

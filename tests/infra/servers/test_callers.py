@@ -108,8 +108,16 @@ def test_prefects_sockets_open_for_no_foreign_page(prefect_url: str, path: str) 
     assert ask(prefect_url, "GET", path, prefect | {"Origin": f"http://{address_of(prefect_url)}"}).status == 101
 
 
+def half_sent(url: str) -> socket.socket:
+    """A connection with a request whose body does not come."""
+    client = socket.create_connection(("127.0.0.1", int(url.split("/")[2].rpartition(":")[2])), timeout=60)
+    client.sendall(b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                   b"Content-Length: 100\r\n\r\n{")  # fmt: skip
+    return client
+
+
 @pytest.mark.cluster
-def test_the_metrics_and_mlflow_refuse_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_and_mlflow_refuse_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_url: str) -> None:
     monkeypatch.setenv("STEMMA_NAMES", "stemma.lab")
     specs = [server_spec(name, tmp_path, any_free_port(), Settings()) for name in ("metrics", "mlflow")]
     urls = {spec.name: spec.url.removesuffix("/metrics") for spec in specs}
@@ -117,6 +125,9 @@ def test_the_metrics_and_mlflow_refuse_too(tmp_path: Path, monkeypatch: pytest.M
     try:
         for url in urls.values():
             wait_until(lambda health=f"{url}/health": answers(health), timeout_s=120)
+        # Nothing is waited for without end. Some are answered without their body, which then has to come.
+        halves = [half_sent(url) for url in (*urls.values(), prefect_url)]
+        for url in urls.values():
             for path in ("/metrics", "/health"):
                 assert ask(url, "GET", path).status == 200
                 assert ask(url, "GET", path, {"Host": "evil.example"}).status == 421
@@ -133,6 +144,13 @@ def test_the_metrics_and_mlflow_refuse_too(tmp_path: Path, monkeypatch: pytest.M
         place = "/api/2.0/mlflow-artifacts/artifacts/note.txt"
         assert ask(mlflow, "PUT", place, {"Content-Type": "text/plain"}, b"a note").status == 200
         assert post(mlflow, create, made).status == 200
+        bomb = {**JSON, "Content-Length": "700000000"}
+        for url, path in ((mlflow, create), (prefect_url, "/flows/"), (urls["metrics"], "/metrics")):
+            assert ask(url, "POST", path, bomb).status == 413
+        for client in halves:
+            while client.recv(65_536):
+                pass
+            client.close()
     finally:
         for server in servers:
             server.kill()
