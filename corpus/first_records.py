@@ -47,7 +47,7 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
 def _empty_folders(source: FileSelection | HuggingFaceDocuments, key: str) -> Iterator[Problem]:
     for number, path in enumerate(source.paths if isinstance(source, FileSelection) else ()):
         folder = Path(path)
-        if path.startswith(SCHEME) or not folder.is_dir() or any(files_below(folder)):
+        if path.startswith(SCHEME) or not folder.is_dir() or any(files_below(folder, follow_links=True)):
             continue
         yield Problem(
             "empty_source",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.config import RemoteShardsConfig
+from infra.contained import names_outside
 from infra.errors import Problem, StageError, stage_error
 from infra.json import read_own_json
 from infra.run import Result, Run
@@ -73,9 +74,17 @@ def _wrong(place: str, folder: Path, sizes: Mapping[str, int]) -> Iterator[Probl
 
 
 def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
-    """Of each file that is fetched, by its name; compressed where the shards are. Raises StageError `no_hashes`."""
+    """Of each file that is fetched, by its name; compressed where the shards are.
+
+    Raises StageError `no_hashes`, and `unsafe_file` for a name by which it would be written outside of its folder.
+    """
     found = {}
-    for shard in shards:
+    for number, shard in enumerate(shards):
+        for part in ("raw_data", "zip_data"):
+            if shard[part] and names_outside(str(shard[part]["basename"])):
+                where = f"index.json: shards.{number}.{part}.basename"
+                message = f"names {str(shard[part]['basename'])[:80]}, which leads out of the folder of the shards"
+                raise stage_error("unsafe_file", where, message, "write the shards again")
         file = shard["zip_data"] or shard["raw_data"]
         algorithm = next((name for name in _HASHES if name in file["hashes"]), None)
         if algorithm is None:

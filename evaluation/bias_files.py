@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.contained import contained_glob
 from infra.errors import stage_error
 from infra.json import parse_json, read_json
 
@@ -68,7 +69,7 @@ def read_winobias(path: Path) -> list[Coreference]:
 
     Raises StageError naming what is missing, or the line that is no such sentence.
     """
-    files = sorted(path.glob("pro_stereotyped_type[12].txt.*")) if path.is_dir() else []
+    files = contained_glob(path, "pro_stereotyped_type[12].txt.*", str(path)) if path.is_dir() else []
     if not files:
         raise bad_set(path, "expected a folder with WinoBias' files, e.g. pro_stereotyped_type1.txt.test")
     lines = {
@@ -131,7 +132,7 @@ def read_winogender(path: Path) -> list[Coreference]:
 
 def read_bbq(path: Path) -> list[BbqQuestion]:
     """A JSON-lines file of github.com/nyu-mll/BBQ, or a folder with one a category."""
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    files = contained_glob(path, "*.jsonl", str(path)) if path.is_dir() else [path]
     if not files:
         raise bad_set(path, "expected BBQ's files, e.g. Age.jsonl")
     found = []

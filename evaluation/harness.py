@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
-from evaluation.config import BenchmarksConfig, BenchmarkTask
+from evaluation.config import BenchmarksConfig, BenchmarkTask, lm_eval_files
 from evaluation.harness_model import ReportingHFLM
 from evaluation.language_model import LoadedModel
 from evaluation.named_tasks import load_named, shots_problem
@@ -209,6 +209,7 @@ def _load(
 
 def _load_from_yaml(task: BenchmarkTask) -> list[Any]:
     path = Path(str(task.path))
+    lm_eval_files(path)  # raises where the YAML leads out of its folder
     manager = TaskManager(include_path=path if path.is_dir() else path.parent, include_defaults=False)
     if task.name not in manager.task_index:
         raise ValueError(f"it defines {', '.join(manager.all_tasks) or 'no tasks'}")

@@ -17,6 +17,7 @@ from typing import Any
 
 import datasets
 
+from corpus.hub import check_dataset
 from evaluation import checker_data
 
 _FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text"})
@@ -44,7 +45,8 @@ class Splits(datasets.DatasetDict):
 def mirrored(mirror: Path | None) -> Iterator[None]:
     """Inside the block tasks read their data from `mirror`; nothing is fetched. None is a mirror that has nothing.
 
-    Loading a task whose data are missing raises DataMissing.
+    Loading a task whose data are missing raises DataMissing; one whose folder leads elsewhere StageError
+    `unsafe_file`.
     """
     checker_data.offer()
     load = datasets.load_dataset
@@ -55,6 +57,7 @@ def mirrored(mirror: Path | None) -> Iterator[None]:
         folder = (mirror or Path("tasks_mirror")) / path
         if mirror is None or not folder.is_dir():
             raise DataMissing(folder, path, name)
+        check_dataset(folder)
         try:
             found = load(str(folder.absolute()), name=name, **_plain(options))
         except (ValueError, FileNotFoundError) as error:

@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from evaluation.layouts import wikitext_pages
+from infra.contained import check_inside, homes
 from infra.errors import stage_error
 from infra.json import BadJson, parse_json
+from infra.sources import files_below
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 _SPLITS = {
@@ -108,7 +110,8 @@ def find_files(
 
     In a folder they are those whose names say a split (test.jsonl, train-00000-of-00002.parquet), in a subfolder called
     like the dataset's config first; else the one file, wherever it lies, that is called like the task or one of
-    `names`: it is the scored split. Raises StageError `missing_source` saying what was looked for.
+    `names`: it is the scored split. Raises StageError `missing_source` saying what was looked for, `unsafe_file` for a
+    link that leads out of the folder.
     """
     if source.is_file():
         return {split_in(source) or scored: [source]}
@@ -116,13 +119,14 @@ def find_files(
         raise stage_error("missing_source", str(source), "expected a file, or a folder with the task's files")
     found: dict[str, list[Path]] = {}
     for folder in ([source / config] if config and (source / config).is_dir() else []) + [source]:
+        check_inside((path for path in folder.iterdir() if path.is_symlink()), homes(source), str(source))
         for path in sorted(folder.iterdir()):
             if _is_data(path) and (split := split_in(path)):
                 found.setdefault(split, []).append(path)
         if found:
             return found
     called = {_plain(name) for name in (task, *names, *([config] if config else []))}
-    for path in sorted(source.rglob("*")):
+    for path in sorted(files_below(source)):
         if _is_data(path) and _plain(path.name.split(".")[0]) in called:
             return {split_in(path) or scored: [path]}
     wanted = " or ".join(dict.fromkeys((task, *names)))

@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from infra.contained import bad_link, homes, names_outside
 from infra.errors import stage_error
 from infra.json import BadJson, read_own_json
 
@@ -45,14 +46,12 @@ def dangers(folder: Path) -> Iterator[Danger]:
 
     Links into the blobs of the Hugging Face cache that the folder itself belongs to are as good as files.
     """
-    homes = [folder.resolve()]
-    if homes[0].parent.name == "snapshots":
-        homes.append(homes[0].parent.parent)
+    inside = homes(folder)
     for place, folders, files in os.walk(folder):
         for name in sorted([*folders, *files]):
             path = Path(place, name)
             if path.is_symlink():
-                if message := _bad_link(path, homes):
+                if message := bad_link(path, inside):
                     yield Danger(path, message)
                     continue
             elif not path.is_file() and not path.is_dir():
@@ -79,22 +78,12 @@ def check_model(folder: Path, where: str = "") -> None:
             raise stage_error(danger.code, where or str(danger.path), message, danger.fix)
 
 
-def _bad_link(path: Path, homes: list[Path]) -> str:
-    try:
-        target = path.resolve(strict=True)
-    except (OSError, RuntimeError):
-        return f"a link to {os.readlink(path)}, which is not there"
-    if any(target.is_relative_to(home) for home in homes):
-        return ""
-    return f"a link that leads out of the folder, to {os.readlink(path)}; cp -rL copies what links name"
-
-
 def _bad_names(index: Path) -> Iterator[str]:
     """Files that an index of weights or shards names and that lie elsewhere."""
     data, problems = _read(index)
     yield from problems
     for name in _named(data):
-        if _leads_out(str(name)):
+        if names_outside(str(name)):
             yield f"names {name}, which lies outside of the folder"
 
 
@@ -111,18 +100,13 @@ def _bad_settings(config: Path) -> Iterator[Danger]:
             yield Danger(config, f"an adapter of another model ({_shortened(value)}); merge it into that model first")
         elif key not in UNOPENED and _is_file_key(key):
             for name in value if isinstance(value, list) else [value]:
-                if isinstance(name, str) and _leads_out(name):
+                if isinstance(name, str) and names_outside(name):
                     yield Danger(config, f"names {name[:80]} under {key}, which lies outside of the folder")
 
 
 def _is_file_key(key: str) -> bool:
     """`vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are opened, from wherever they are."""
     return key in ("vocab", "merges") or key.rpartition("_")[2] in ("file", "files", "spm", "path", "dir", "folder")
-
-
-def _leads_out(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts or "\\" in name or "://" in name or name.startswith("~")
 
 
 def _read(path: Path) -> tuple[Any, list[str]]:

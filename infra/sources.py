@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO
 
 from pydantic import AfterValidator, ValidationInfo
 
+from infra.contained import COPY_IN, check_inside, homes
 from infra.errors import stage_error
 from infra.s3 import SCHEME, S3Object, list_objects, open_object
 
@@ -82,28 +83,59 @@ class Source:
     fix: str = "correct the path in the config"
 
 
-def expand(patterns: Iterable[str]) -> tuple[Path, ...]:
-    """The files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself. URLs are
-    left out."""
+FOLLOW = "name what the link leads to in the config, or set follow_links: true beside paths if the links are yours"
+
+
+def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_IN) -> tuple[Path, ...]:
+    """Return the files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself. URLs
+    are left out.
+
+    Args:
+        patterns: paths, folders and globs. One that is itself a link is followed.
+        follow_links: follow links in a folder, or among the matches of a glob, to files elsewhere.
+        fix: what to do about such a link, for the error.
+
+    Raises:
+        StageError: `unsafe_file` for a link that leads out of its folder, unless `follow_links`.
+    """
     found: set[Path] = set()
     for pattern in patterns:
         if pattern.startswith(SCHEME):
             continue
         path = Path(pattern)
         if path.is_dir():
-            found.update(files_below(path))
+            found.update(files_below(path, follow_links, fix))
         elif path.exists():
             found.add(path)
         else:
-            found.update([Path(name) for name in glob.glob(pattern, recursive=True)] or [path])
+            matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
+            if not follow_links:
+                check_inside(matches, homes(_glob_root(path)), pattern, fix)
+            found.update(matches or [path])
     return tuple(sorted(found))
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """All files in a folder and those in it, also where a link leads out of it to another disk. A folder that several
-    links lead to is gone through once."""
+def _glob_root(pattern: Path) -> Path:
+    """The folder in which a glob looks: all before its first wildcard."""
+    return next(one for one in pattern.parents if not glob.has_magic(str(one)))
+
+
+def files_below(folder: Path, follow_links: bool = False, fix: str = COPY_IN) -> Iterator[Path]:
+    """Yield all files in a folder and those in it; with `follow_links` also where a link leads to another disk. A
+    folder that several links lead to is gone through once.
+
+    Raises:
+        StageError: `unsafe_file` for a link that leads out of the folder, unless `follow_links`. A folder from outside
+            may hold links to private files.
+    """
     known = {os.path.realpath(folder)}
     inside = os.path.join(os.path.realpath(folder), "")
+    allowed = homes(folder)
+
+    def check(paths: Iterable[str]) -> None:
+        if not follow_links:
+            check_inside((Path(path) for path in paths if os.path.islink(path)), allowed, str(folder), fix)
+
     for place, folders, files in os.walk(folder, followlinks=True):
         left = []
         for name in sorted(folders):
@@ -112,9 +144,11 @@ def files_below(folder: Path) -> Iterator[Path]:
             # What lies within the folder is read there, and what the folder lies in is no part of it.
             is_own = os.path.islink(path) and (real.startswith(inside) or inside.startswith(os.path.join(real, "")))
             if real not in known and not is_own:
+                check([path])
                 known.add(real)
                 left.append(name)
         folders[:] = left
+        check(os.path.join(place, name) for name in files)
         yield from (child for child in (Path(place, name) for name in files) if child.is_file())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,22 @@ for _kind, _pattern, _first in (
     _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), _firsts)
 
 
+@dataclass(frozen=True)
+class Function:
+    """The Python function that lm-eval's tag `!function` names."""
+
+    name: str
+
+
 class _TaggedLoader(_Loader):
-    """Reads null for values with a tag that is not YAML's own, such as lm-eval's `!function`."""
+    """Reads null for values with a tag that is not YAML's own, but lm-eval's `!function`."""
 
 
-_TaggedLoader.yaml_constructors = {**_Loader.yaml_constructors, None: lambda loader, node: None}
+_TaggedLoader.yaml_constructors = {
+    **_Loader.yaml_constructors,
+    "!function": lambda loader, node: Function(str(node.value)),
+    None: lambda loader, node: None,
+}
 
 
 def read_plain(text: str, *, tags: bool = False) -> Any:
@@ -129,7 +141,8 @@ def read_plain(text: str, *, tags: bool = False) -> Any:
 
     Args:
         text: one YAML document.
-        tags: read null for a value with a tag that is not YAML's own, rather than refuse it.
+        tags: read null for a value with a tag that is not YAML's own, and `Function` for `!function`, rather than
+            refuse it.
 
     Raises:
         BadYaml: for anything else than plain values.
@@ -154,7 +167,7 @@ def read_plain(text: str, *, tags: bool = False) -> Any:
         raise BadYaml("nested too deep", line) from None
     except _UNREADABLE as error:
         raise BadYaml(f"a value that cannot be read: {error}", line) from None
-    _check(value)
+    check_size(value)
     return _written_out(value)
 
 
@@ -165,9 +178,9 @@ def _written_out(value: Any) -> Any:
     return [_written_out(item) for item in value] if isinstance(value, list) else value
 
 
-def _check(value: Any) -> None:
-    """Aliases cost nothing where they stand, and all of it where a value is written out: `*a` may hold itself, or a
-    thousand times a thousand others."""
+def check_size(value: Any) -> None:
+    """Check that what was read from YAML is finite. Aliases cost nothing where they stand, and all of it where a value
+    is written out: `*a` may hold itself, or a thousand times a thousand others. Raises BadYaml."""
     left = [iter([(value, 0)])]
     count = 0
     while left:

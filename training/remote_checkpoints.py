@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import xxhash
 
+from infra.contained import names_outside
 from infra.errors import Problem, StageError
 from infra.files import sync
 from infra.json import parse_own_json
@@ -148,6 +149,8 @@ def _read_manifest(one: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
         raise _damaged(f"{MANIFEST} is not as it was written")
     files = {name: (int(size), str(digest)) for name, (size, digest) in parse_own_json(text).items()}
     for name, (size, _) in files.items():
+        if names_outside(name):
+            raise _damaged(f"{MANIFEST} names {name[:80]}, which leads out of the checkpoint")
         if name not in one.objects:
             raise _damaged(f"{name} is missing")
         if one.objects[name].size != size:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from infra.config import Config, Seed, outside_identity
-from infra.sources import Place, Source, SourceDataset, SourceLocation, expand, expand_objects
+from infra.sources import FOLLOW, Place, Source, SourceDataset, SourceLocation, expand, expand_objects
 
 T = TypeVar("T")
 
@@ -53,13 +53,18 @@ class FileSelection(Config):
     Credentials, region and server of S3 come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)."""
     encoding: Encoding = "utf-8"
     """Encoding of text and JSON files, e.g. latin-1."""
+    follow_links: bool = outside_identity(False)
+    """Whether links in these folders, or among the matches of a glob, may lead elsewhere, as to another disk. false:
+    such a link stops the stage, since data from others may hold a link to a private file. A path that is itself a link
+    is always followed."""
 
     def places(self) -> tuple[Place, ...]:
-        """The files and objects that there are now. Raises StageError as `infra.sources.expand_objects` does."""
-        return (*expand(self.paths), *expand_objects(self.paths))
+        """The files and objects that there are now. Raises StageError as `infra.sources.expand` and `expand_objects`
+        do."""
+        return (*expand(self.paths, self.follow_links, FOLLOW), *expand_objects(self.paths))
 
     def source(self, key: str) -> Source:
-        return Source(key, paths=expand(self.paths), objects=expand_objects(self.paths))
+        return Source(key, paths=expand(self.paths, self.follow_links, FOLLOW), objects=expand_objects(self.paths))
 
 
 class SourceDescription(Config):

@@ -14,9 +14,9 @@ import orjson
 
 from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import AUTO, decode, python_name, whole_characters
-from corpus.readers.lines import Span, TooLong, lines_of
 from corpus.readers.record import MISSING, Record, field_fix, field_names, longest_text, pick, text_fields
-from corpus.readers.streams import PROBE_BYTES, in_utf8_lines, is_wide, opened, refuse_binary
+from corpus.readers.streams import PROBE_BYTES, in_utf8_lines, is_wide, refuse_binary
+from infra.bounded import RECORD_BYTES, Span, TooLong, lines_of, opened
 from infra.errors import stage_error
 from infra.sources import Place
 
@@ -29,7 +29,7 @@ class TornList(Exception):
     """The text is no list, ends within it, or goes on behind it."""
 
 
-def elements_of(texts: Iterable[str], max_characters: int) -> Iterator[str | TooLong]:
+def elements_of(texts: Iterable[str], max_characters: int, limit_key: str = "") -> Iterator[str | TooLong]:
     """The text of each item of the list that `texts` make up; a longer one than `max_characters` is passed over.
 
     Only brackets, commas and strings are looked at: an item may be wrong JSON in any other way. Raises TornList.
@@ -74,7 +74,7 @@ def elements_of(texts: Iterable[str], max_characters: int) -> Iterator[str | Too
                 size += at - 1 - begun
                 element = "".join(parts).strip(" \t\r\n")
                 if size > max_characters:
-                    yield TooLong(max_characters)
+                    yield TooLong(max_characters, limit_key)
                 elif element or not (is_first and mark == "]"):
                     yield element
                 parts, size, is_first, begun = [], 0, False, at
@@ -87,8 +87,8 @@ def elements_of(texts: Iterable[str], max_characters: int) -> Iterator[str | Too
         raise TornList("it ends within the list")
 
 
-LIST_AT_ONCE_BYTES = 64_000_000
-MAX_ITEM_BYTES = 80_000_000
+LIST_AT_ONCE_BYTES = 16_000_000
+"""The largest list that is parsed at once: each of its bytes may become a value of 20 and more."""
 READ_BYTES = 1 << 20
 _UTF8 = codecs.getincrementaldecoder("utf-8-sig")
 
@@ -100,17 +100,19 @@ def read_records(
     key: str,
     field_keys: tuple[str, ...],
     span: Span | None = None,
-    max_line_bytes: int | None = None,
+    max_line_bytes: int = RECORD_BYTES,
+    limit_key: str = "",
 ) -> Iterator[Record | Rejected]:
     """All objects of a file, each with a string in all of `fields` (dotted names).
 
     key: the dotted config key of the source; field_keys: the keys in it that name the fields; for messages.
-    span: the part of the file to read; all of it by default.
+    span: the part of the file to read; all of it by default. max_line_bytes: the longest record; a longer one is put
+    aside. limit_key: the config key that sets it.
     Raises StageError: `missing_source`, `binary_source`, `corrupt_file`; `wrong_encoding` for a list whose configured
     encoding does not fit; `wrong_field` where already the first object lacks a field.
     """
     looked = span is not None and span.start > 0
-    for item in _items(place, encoding, span, max_line_bytes):
+    for item in _items(place, encoding, span, max_line_bytes, limit_key):
         if isinstance(item, Record):
             values = [pick(item.value, field) for field in fields]
             if not looked and MISSING in values:
@@ -156,15 +158,17 @@ def _fault(field: str, value: object) -> str:
     return f"the field {field} is not a string: it is {_json_type(value)}"
 
 
-def _items(place: Place, encoding: str, span: Span | None, max_line_bytes: int | None) -> Iterator[Record | Rejected]:
+def _items(
+    place: Place, encoding: str, span: Span | None, max_bytes: int, limit_key: str
+) -> Iterator[Record | Rejected]:
     with opened(place) as raw:
         refuse_binary(raw, place, encoding)
         stream, encoding = in_utf8_lines(raw, encoding)
         if not (span and span.start) and _opens_list(stream):
-            yield from _list(place, stream, encoding, max_line_bytes or MAX_ITEM_BYTES)
+            yield from _list(place, stream, encoding, max_bytes, limit_key)
             return
         is_empty = True
-        for number, line in lines_of(stream, span, max_line_bytes):
+        for number, line in lines_of(stream, span, max_bytes, limit_key):
             if isinstance(line, TooLong):
                 is_empty = False
                 yield Rejected(str(place), number, str(line))
@@ -216,7 +220,9 @@ def _whole(value: Any) -> Any:
     return {_whole(key): _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int) -> Iterator[Record | Rejected]:
+def _list(
+    place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int, limit_key: str
+) -> Iterator[Record | Rejected]:
     """The objects of one JSON list: read at once where it is small and whole, else one by one."""
     content = stream.read(LIST_AT_ONCE_BYTES)
     fault: Exception | None = None
@@ -242,7 +248,7 @@ def _list(place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int
     # Its items are written out as UTF-8 again where they are read in an encoding of their own.
     inside = encoding if _may_be_utf8(encoding) else "utf-8"
     try:
-        for element in elements_of(_texts(content, stream, encoding), max_bytes):
+        for element in elements_of(_texts(content, stream, encoding), max_bytes, limit_key):
             number += 1
             if isinstance(element, TooLong):
                 yield Rejected(str(place), number, str(element))

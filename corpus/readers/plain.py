@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, likely_encoding
 from corpus.readers.json_lines import wrong_encoding
-from corpus.readers.lines import Span, TooLong, lines_of
 from corpus.readers.record import Text, too_long
-from corpus.readers.streams import in_utf8_lines, opened, refuse_binary
+from corpus.readers.streams import in_utf8_lines, refuse_binary
+from infra.bounded import Span, TooLong, lines_of, opened
 from infra.sources import Place
 
 

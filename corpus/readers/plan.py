@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 
 from corpus.readers.config import TextOptions
 from corpus.readers.json_lines import is_list
-from corpus.readers.lines import Span
-from corpus.readers.streams import compression, opened, wide_encoding
+from corpus.readers.streams import wide_encoding
 from corpus.readers.table_process import group_bytes
+from infra.bounded import Span, compression, opened
 from infra.errors import StageError
 from infra.sources import Place, by_name, open_place, size_of
 

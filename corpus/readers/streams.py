@@ -1,26 +1,19 @@
-"""The bytes of a file or object, decompressed, in an encoding that splits into lines."""
+"""The bytes of a file or object in an encoding that splits into lines."""
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import io
-import lzma
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from infra.bounded import BUFFER_BYTES
 from infra.errors import stage_error
-from infra.sources import Place, open_place
+from infra.sources import Place
 
-BUFFER_BYTES = 1 << 17
 PROBE_BYTES = 8192
 # In texts NULs are rare accidents; in binary files every tenth byte or so is one.
 MAX_NUL_SHARE = 0.001
 MIN_WIDE_CHARACTERS = 8
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -28,32 +21,6 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-
-
-@contextmanager
-def opened(place: Place) -> Iterator[io.BufferedReader]:
-    """The bytes of a file or object; gzip, zstd, bzip2 and xz are decompressed, by their first bytes.
-
-    Raises StageError: `missing_source`; `corrupt_file` for an archive that is truncated or damaged.
-    """
-    with open_place(place) as file:
-        kind = compression(file)
-        try:
-            yield _decompressed(file, kind)
-        except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise _corrupt(place, kind, error) from None
-        except OSError as error:
-            # pyarrow's decompressors tell all their faults as plain OSError.
-            if kind and error.errno is None:
-                raise _corrupt(place, kind, error) from None
-            raise
-
-
-def compression(file: BinaryIO) -> str:
-    """How a file is compressed, by its first bytes; "" if it is not. Leaves the position at the start."""
-    start = file.read(8)
-    file.seek(0)
-    return next((kind for mark, kind in COMPRESSED.items() if start.startswith(mark)), "")
 
 
 def encoding_mark(start: bytes) -> str:
@@ -128,57 +95,3 @@ class _Transcoder(io.RawIOBase):
         part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)
-
-
-class _Unpacked(io.RawIOBase):
-    """The streams of an xz or bzip2 file, one after the other. Python's own readers pass over whatever behind the first
-    one opens none, also a damaged one with all its text; pyarrow's stumbles over an empty one."""
-
-    def __init__(self, file: BinaryIO, kind: str) -> None:
-        self._file, self._kind = file, kind
-        self._unpacker: Any = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while True:
-            if self._unpacker is None or self._unpacker.eof:
-                rest = self._between()
-                if not rest:
-                    return 0
-                self._unpacker = lzma.LZMADecompressor() if self._kind == "xz" else bz2.BZ2Decompressor()
-            else:
-                rest = self._file.read(BUFFER_BYTES) if self._unpacker.needs_input else b""
-                if self._unpacker.needs_input and not rest:
-                    raise EOFError("it ends within a stream")
-            part = self._unpacker.decompress(rest, len(buffer))
-            if part:
-                buffer[: len(part)] = part
-                return len(part)
-
-    def _between(self) -> bytes:
-        """The beginning of the next stream, b"" behind the last; streams of xz may have zeros behind them."""
-        rest = self._unpacker.unused_data if self._unpacker else b""
-        while True:
-            rest = rest.lstrip(b"\0") if self._kind == "xz" else rest
-            if rest:
-                return rest
-            rest = self._file.read(BUFFER_BYTES)
-            if not rest:
-                return b""
-
-
-def _decompressed(file: BinaryIO, kind: str) -> io.BufferedReader:
-    if not kind:
-        return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, BUFFER_BYTES)  # type: ignore[arg-type]
-    if kind in ("xz", "bz2"):
-        return io.BufferedReader(_Unpacked(file, kind), BUFFER_BYTES)
-    import pyarrow as pa
-
-    return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), kind), BUFFER_BYTES)
-
-
-def _corrupt(place: Place, kind: str, error: Exception) -> Exception:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return stage_error("corrupt_file", str(place), f"not a whole {kind} file: {reason}", "fetch it again")

@@ -49,7 +49,14 @@ def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Reject
         case "jsonl":
             # Escapes and other fields may make a line longer than its text.
             records = read_records(
-                place, encoding, (source.text_field,), key, ("text_field",), piece.span, 4 * max_bytes
+                place,
+                encoding,
+                (source.text_field,),
+                key,
+                ("text_field",),
+                piece.span,
+                4 * max_bytes,
+                "max_document_mb",
             )
             yield from _texts_of(records, source)
         case "parquet" | "arrow" as kind:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, web_name
 from corpus.readers.record import Text, Unreadable, too_long
-from corpus.readers.streams import opened
 from corpus.readers.warc import MAGIC, Record, TornArchive, records_of
+from infra.bounded import opened
 from infra.errors import stage_error
 from infra.sources import Place
 

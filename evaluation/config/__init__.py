@@ -24,7 +24,7 @@ from evaluation.config.safety import (
     ToxicityConfig,
     ToxicityScorer,
 )
-from evaluation.config.task_sources import DATA_DIR, mirrored_files
+from evaluation.config.task_sources import DATA_DIR, lm_eval_files, mirrored_files
 
 __all__ = [
     "ADVERSARIAL_WORDS",
@@ -52,5 +52,6 @@ __all__ = [
     "TaskByName",
     "ToxicityConfig",
     "ToxicityScorer",
+    "lm_eval_files",
     "mirrored_files",
 ]

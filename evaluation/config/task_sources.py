@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import glob
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from infra.contained import check_inside, homes, names_outside
+from infra.errors import stage_error
 from infra.sources import expand, files_below
-from infra.yaml import BadYaml, read_plain, read_text
+from infra.yaml import BadYaml, Function, read_plain, read_text
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
@@ -15,15 +21,74 @@ MIRROR_RECORD = "mirror.json"
 
 
 def lm_eval_files(path: Path) -> tuple[Path, ...]:
-    """The files an lm-eval task reads: its YAML files, the Python they include, and local data files, sorted."""
+    """Return the files an lm-eval task reads: its YAML files, the Python they include, and local data files, sorted.
+
+    Raises:
+        StageError: `unsafe_file` for a YAML that names data, another YAML or Python outside of the folder, and for a
+            link that leads there; `bad_index` for a YAML whose aliases or nesting have no end.
+    """
     folder = path if path.is_dir() else path.parent
-    pattern = "**/*" if path.is_dir() else "*"
     if not path.exists():
         return (path,)
-    files = {child for child in folder.glob(pattern) if child.suffix in {".yaml", ".yml", ".py"} and child.is_file()}
+    below = files_below(folder) if path.is_dir() else (child for child in folder.iterdir() if child.is_file())
+    files = {child for child in below if child.suffix in {".yaml", ".yml", ".py"}}
+    check_inside(files, homes(folder), str(folder))
     for config in sorted(child for child in files if child.suffix != ".py"):
-        files.update(expand(str(config.parent / name) for name in _data_files(config)))
+        files.update(expand(str(named) for named in _named_files(folder, config)))
     return tuple(sorted(files))
+
+
+def _named_files(folder: Path, config: Path) -> Iterator[Path]:
+    """The data files that a YAML names. Raises StageError for a file, of whatever kind, that is not in the folder."""
+    content = _read(config)
+    if not isinstance(content, dict):
+        return
+    inside = homes(folder)
+
+    def within(name: str, key: str) -> Path:
+        named = config.parent / name
+        real = Path(os.path.realpath(named if not glob.has_magic(name) else _before_wildcard(named)))
+        if "\0" in name or name.startswith("~") or not any(real.is_relative_to(home) for home in inside):
+            message = f"names {name[:80]}, which is not in {folder}"
+            fix = "move it there, or name a folder that holds both as path"
+            raise stage_error("unsafe_file", f"{config}: {key}", message, fix)
+        return named
+
+    include = content.get("include")
+    for name in include if isinstance(include, list) else [include]:
+        if isinstance(name, str):
+            within(name, "include")
+    dataset = content.get("dataset_path")
+    if isinstance(dataset, str) and names_outside(dataset):
+        within(dataset, "dataset_path")
+    for key, function in _functions(content):
+        within(f"{function.rpartition('.')[0].replace('.', '/')}.py", key)
+    kwargs = content.get("dataset_kwargs")
+    for option in ("data_files", "data_dir"):
+        named = kwargs.get(option) if isinstance(kwargs, dict) else None
+        values = named.values() if isinstance(named, dict) else [named]
+        for value in values:
+            for name in value if isinstance(value, list) else [value]:
+                if isinstance(name, str):
+                    place = within(name, f"dataset_kwargs.{option}")
+                    yield from [place] if option == "data_files" else []
+
+
+def _before_wildcard(pattern: Path) -> Path:
+    return next(one for one in pattern.parents if not glob.has_magic(str(one)))
+
+
+def _functions(content: Any) -> Iterator[tuple[str, str]]:
+    """Every key whose value is a function in Python beside the YAML, `!function utils.score`, with that name."""
+    waiting = [("", content)]
+    while waiting:
+        key, here = waiting.pop()
+        if isinstance(here, Function):
+            yield key, here.name
+        elif isinstance(here, dict):
+            waiting += [(str(name), value) for name, value in here.items()]
+        elif isinstance(here, list):
+            waiting += [(key, value) for value in here]
 
 
 def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
@@ -34,7 +99,8 @@ def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
     from evaluation.lm_tasks import dataset_of
 
     if (found := dataset_of(task)) is None:
-        return tuple(_data_below(mirror)) or (mirror,)
+        # A folder of the mirror may be a link into the hub's cache; `evaluation.mirror` checks each before it is read.
+        return tuple(_data_below(mirror, follow_links=True)) or (mirror,)
     definition, dataset, config = found
     folder = mirror / dataset
     if config and (folder / MIRROR_RECORD).is_file() and not (folder / config).is_dir():
@@ -42,8 +108,8 @@ def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
     return definition, *(_data_below(folder) or [folder])
 
 
-def _data_below(folder: Path) -> list[Path]:
-    return sorted(path for path in files_below(folder) if path.suffix in MIRRORED)
+def _data_below(folder: Path, follow_links: bool = False) -> list[Path]:
+    return sorted(path for path in files_below(folder, follow_links) if path.suffix in MIRRORED)
 
 
 def how_to_mirror(task: str, mirror: Path | None) -> str:
@@ -51,14 +117,12 @@ def how_to_mirror(task: str, mirror: Path | None) -> str:
     return f"stemma mirror {task} FROM --mirror {mirror or 'DIR'}, where FROM is a file or folder with its questions"
 
 
-def _data_files(config: Path) -> list[str]:
+def _read(config: Path) -> Any:
+    """The content of a YAML. Raises StageError `bad_index` for one that cannot be read: lm-eval could read other names
+    in it than are checked here."""
     try:
-        content = read_plain(read_text(config), tags=True)
-    except (BadYaml, UnicodeDecodeError):
-        return []  # lm-eval tells what is wrong with it when it reads it
-    kwargs = content.get("dataset_kwargs") if isinstance(content, dict) else None
-    named = kwargs.get("data_files") if isinstance(kwargs, dict) else None
-    values = named.values() if isinstance(named, dict) else [named]
-    return [
-        name for value in values for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)
-    ]
+        return read_plain(read_text(config), tags=True)
+    except (BadYaml, UnicodeDecodeError) as error:
+        line = f":{error.line}" if isinstance(error, BadYaml) and error.line else ""
+        message = f"expected a task of lm-eval: {error}"
+        raise stage_error("bad_index", f"{config}{line}", message, "correct it, or move it elsewhere") from None

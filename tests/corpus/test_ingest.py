@@ -93,7 +93,8 @@ def test_corrupt_lines_are_put_aside_with_file_line_and_reason(build, write, lin
 
 
 def test_a_folder_is_read_with_the_folders_that_its_links_lead_to_each_once(build, tmp_path):
-    """Text on another disk was left out without a word."""
+    """Text on another disk was left out without a word. Now it is read if the config asks for it, and stops the stage
+    otherwise: a folder from others may hold a link to a private file."""
     for path in ("corpus/a.txt", "corpus/inner/b.txt", "disk/shard/c.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"It is {path}.")
@@ -107,12 +108,16 @@ def test_a_folder_is_read_with_the_folders_that_its_links_lead_to_each_once(buil
         (tmp_path / "corpus" / link).symlink_to(target)
     (tmp_path / "disk" / "back").symlink_to("../corpus")
     (tmp_path / "disk" / "shard" / "round").symlink_to("..")
-    out = build(ingest, files(str(tmp_path / "corpus")))
+    with pytest.raises(StageError, match=r"corpus/one is a link that leads out of .*follow_links: true"):
+        build(ingest, files(str(tmp_path / "corpus")))
+    out = build(ingest, files(str(tmp_path / "corpus"), follow_links=True))
     found = [document.text for document in read_documents(out)]
     assert found == ["It is corpus/a.txt.", "It is corpus/inner/b.txt.", "It is disk/shard/c.txt."]
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "disk").symlink_to("../disk")
-    assert first_record_problems(files(str(tmp_path / "links"))) == []
+    assert first_record_problems(files(str(tmp_path / "links"), follow_links=True)) == []
+    [problem] = first_record_problems(files(str(tmp_path / "links")))
+    assert problem.code == "unsafe_file"
 
 
 def test_a_line_that_is_not_in_the_encoding_of_the_config_is_put_aside(build, write, lines_of):
