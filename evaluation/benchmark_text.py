@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from evaluation.config import BenchmarkTask, BenchmarkTextConfig, BiasConfig, ToxicityConfig
 from evaluation.probes import read_pairs, read_prompts
 from evaluation.task_file import as_file_task, check_rows
+from infra.bounded import file_lines
 from infra.errors import stage_error
 from infra.json import parse_json
 from infra.run import Result, Run
@@ -65,8 +66,7 @@ def _items(config: BenchmarkTextConfig, run: Run) -> Iterator[Item]:
 def _task_items(task: BenchmarkTask) -> Iterator[Item]:
     named = as_file_task(task)
     check_rows(named)
-    with Path(str(named.path)).open(encoding="utf8") as lines:
-        rows = [parse_json(line) for line in lines if line.strip()]
+    rows = [parse_json(line) for _, line in file_lines(Path(str(named.path))) if line.strip()]
     for number, row in enumerate(rows):
         yield Item(task.name, str(number), item_texts(named, row))
 

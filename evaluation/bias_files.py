@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.bounded import file_lines, read_text
 from infra.contained import contained_glob
 from infra.errors import stage_error
-from infra.json import parse_json, read_json
+from infra.json import parse_json
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _plain(group: str) -> str:
 def read_stereoset(path: Path) -> list[StereoItem]:
     """`dev.json` of github.com/moinnadeem/StereoSet: intrasentence and intersentence items."""
     try:
-        data = read_json(path)["data"]
+        data = parse_json(read_text(path, encoding="utf-8"))["data"]
         items = [(kind, row) for kind in ("intrasentence", "intersentence") for row in data.get(kind, [])]
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise bad_set(
@@ -211,7 +212,7 @@ def read_stereoset(path: Path) -> list[StereoItem]:
 def _lines(path: Path) -> list[str]:
     try:
         # Not splitlines: JSON strings may hold other line separators.
-        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        return read_text(path, encoding="utf-8").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise bad_set(path, f"cannot be read: {error}") from error
 
@@ -219,8 +220,8 @@ def _lines(path: Path) -> list[str]:
 def read_table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
     """The rows of a file of values by their column. Raises StageError if it cannot be read."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file, delimiter=delimiter)
+        lines = (line for _, line in file_lines(path))
+        yield from csv.DictReader(lines, delimiter=delimiter)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise bad_set(path, f"cannot be read: {error}") from error
 

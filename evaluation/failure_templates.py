@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from jinja2 import StrictUndefined, Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import Field, ValidationError, model_validator
 
 from infra.config import Config
-from infra.errors import Problem, StageError
+from infra.errors import Problem, StageError, stage_error
+from infra.templates import TemplateFault, fill
 from infra.yaml import BadYaml, read_plain, read_text
 
 Kind = Literal["minimum_functionality", "invariance", "direction"]
 DRAWS_A_CASE = 50
 """Fillings that are tried for each case that is wanted: some are excluded by `where`, some render to the same text."""
-
-_ONES = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)  # fmt: skip
-_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+FILLED_AT_ONCE = 64
 
 
 class Numbers(Config):
@@ -121,16 +114,17 @@ def read_failure_class(path: Path) -> FailureClass:
         ]
         raise StageError(*problems) from error
     except (OSError, UnicodeDecodeError, BadYaml) as error:
-        where = f"{path}:{error.line}" if isinstance(error, BadYaml) and error.line else str(path)
-        message = f"expected a YAML file of a failure class: {error}"
-        raise StageError(Problem("bad_failure_class", where, message)) from error
+        line = f":{error.line}" if isinstance(error, BadYaml) and error.line else ""
+        message = f"expected a YAML file of a failure class: {str(error).splitlines()[0]}"
+        raise stage_error("bad_failure_class", f"{path}{line}", message) from error
 
 
 def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | None = None) -> list[Case]:
     """Up to `count` different cases of each test; the same under the same seed.
 
     limit: at most so many of the class: the first of each test, then the second of each. Raises StageError
-    `bad_failure_class` naming the test whose template cannot be filled, or is never.
+    `bad_failure_class` naming the test whose template cannot be filled, is never, or takes too much memory or time:
+    templates are rendered in a process with bounds (`infra.templates`).
     """
     drawn = [_draw(failure_class, test, count, seed) for test in failure_class.tests]
     turns = sorted((turn, number) for number, cases in enumerate(drawn) for turn in range(len(cases)))
@@ -143,15 +137,17 @@ def _draw(failure_class: FailureClass, test: TemplatedTest, count: int, seed: in
     where = f"{failure_class.name}: {test.name}"
     found: dict[Case, None] = {}
     try:
-        fits = _TEMPLATES.compile_expression(test.where, undefined_to_none=False) if test.where else None
-        for _ in range(DRAWS_A_CASE * count):
-            filling = {name: _one_of(values, drawn) for name, values in failure_class.fill.items()}
-            if fits is None or fits(**filling):
-                found.setdefault(_filled(failure_class.name, test, filling))
-            if len(found) == count:
-                break
-    except (TemplateError, TypeError, ValueError, ArithmeticError, IndexError, KeyError) as error:
-        raise StageError(Problem("bad_failure_class", where, f"the template cannot be filled: {error}")) from error
+        for begin in range(0, DRAWS_A_CASE * count, FILLED_AT_ONCE):
+            fillings = [
+                {name: _one_of(values, drawn) for name, values in failure_class.fill.items()}
+                for _ in range(min(FILLED_AT_ONCE, DRAWS_A_CASE * count - begin))
+            ]
+            for case in _filled(failure_class.name, test, fillings):
+                found.setdefault(case)
+                if len(found) == count:  # what is drawn behind it may be none, and is not looked at
+                    return list(found)
+    except TemplateFault as error:
+        raise stage_error("bad_failure_class", where, f"the template cannot be filled: {error}") from error
     if not found:
         raise StageError(Problem("bad_failure_class", where, f"no filling fulfils `where: {test.where}`"))
     return list(found)
@@ -161,37 +157,16 @@ def _one_of(values: Numbers | Sequence[Any], drawn: random.Random) -> Any:
     return drawn.randint(*values.numbers) if isinstance(values, Numbers) else drawn.choice(values)
 
 
-def _filled(failure_class: str, test: TemplatedTest, filling: Mapping[str, Any]) -> Case:
-    def text(template: str) -> str:
-        return _compiled(template).render(filling)
-
-    if test.right is not None:
-        choices, answer = (text(test.right), *map(text, test.wrong)), 0
-    else:
-        choices = tuple(map(text, test.choices))
-        answer = test.choices.index(test.answer) if test.answer is not None else 0
-    if len(set(choices)) != len(choices):
-        raise ValueError(f"two of the answers are the same: {list(choices)}")
-    changed = text(test.changed) if test.changed is not None else None
-    return Case(failure_class, test.name, test.kind, text(test.prompt), changed, choices, answer, test.expect)
-
-
-@lru_cache(maxsize=256)
-def _compiled(template: str) -> Template:
-    return _TEMPLATES.from_string(template)
-
-
-def in_words(number: int) -> str:
-    """`twenty-one` for 21, `minus two` for -2. Raises ValueError beyond 99."""
-    if number < 0:
-        return f"minus {in_words(-number)}"
-    if number > 99:
-        raise ValueError(f"numbers are written in words up to 99, not {number}")
-    if number < 20:
-        return _ONES[number]
-    tens, ones = divmod(number, 10)
-    return _TENS[tens] + (f"-{_ONES[ones]}" if ones else "")
-
-
-_TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
-_TEMPLATES.filters["words"] = in_words
+def _filled(failure_class: str, test: TemplatedTest, fillings: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
+    """The cases of the fillings that fulfil `where`. Raises TemplateFault."""
+    answers = (test.right, *test.wrong) if test.right is not None else test.choices
+    changed = (test.changed,) if test.changed is not None else ()
+    answer = test.choices.index(test.answer) if test.right is None and test.answer is not None else 0
+    for texts in fill(test.where or None, (test.prompt, *changed, *answers), fillings):
+        if texts is None:
+            continue
+        choices = tuple(texts[1 + len(changed) :])
+        if len(set(choices)) != len(choices):
+            raise TemplateFault(f"two of the answers are the same: {list(choices)}")
+        after = texts[1] if changed else None
+        yield Case(failure_class, test.name, test.kind, texts[0], after, choices, answer, test.expect)

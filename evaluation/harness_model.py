@@ -3,17 +3,38 @@ answers at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from transformers import tokenization_utils_base
 
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from evaluation.choice_rows import Request, rows_of
 from evaluation.choice_scoring import ChoiceScorer, TokenCache
 from evaluation.harness_generation import TOGETHER, StopText, decoder_for, end_ids, is_plain, likeliest
+from infra import templates
+from infra.errors import stage_error
 from infra.run import Run
+
+
+def _render(render: Callable[..., Any], **arguments: Any) -> tuple[list[str], list[Any]]:
+    """What `render` of transformers renders, in this process for templates of ours alone."""
+    if arguments["chat_template"] in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
+        rendered, indices = render(**arguments)
+        return list(rendered), list(indices)
+    try:
+        return templates.chat(**arguments), []
+    except templates.TemplateFault as fault:
+        if fault.is_own:
+            raise TemplateError(str(fault)) from None
+        raise stage_error(
+            "bad_template", "chat_template", f"the model's chat template cannot be rendered: {fault}", "leave it out"
+        ) from None
 
 
 class ReportingHFLM(HFLM):
@@ -29,6 +50,18 @@ class ReportingHFLM(HFLM):
         self._run, self._done, self._requests = run, 0, 0
         self._scorer = ChoiceScorer(self.model, self.device, self.softmax_dtype) if share else None
         self._tokens = TokenCache(self)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As lm-eval does, with the template rendered in a process with bounds: it came with the model.
+
+        Raises StageError `bad_template` for one that takes too much memory or time.
+        """
+        render = tokenization_utils_base.render_jinja_template
+        tokenization_utils_base.render_jinja_template = partial(_render, render)
+        try:
+            return str(super().apply_chat_template(chat_history, add_generation_prompt))
+        finally:
+            tokenization_utils_base.render_jinja_template = render
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._done, self._requests = 0, len(requests)

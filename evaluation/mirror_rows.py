@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet
-
+from corpus.readers.table_batches import Bad, Table
+from corpus.readers.table_process import table_rows
 from evaluation.layouts import wikitext_pages
+from infra.bounded import RECORD_BYTES, Expansion, read_expanded
 from infra.contained import check_inside, homes
 from infra.errors import stage_error
 from infra.json import BadJson, parse_json
@@ -38,7 +36,8 @@ _QUOTED = re.compile('"(?:[^"]|"")*"')
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines, JSON (a list), CSV, TSV, Parquet or WikiText's raw text; .gz too.
 
-    Raises StageError: `missing_source`, `corrupt_file` naming file and line, `empty_source`.
+    Raises StageError: `missing_source`, `corrupt_file` naming file and line, `empty_source`, and `too_big` for a file
+    that holds far more than its size on disk (`infra.bounded`).
     """
     if not path.is_file():
         raise stage_error("missing_source", str(path), "no such file")
@@ -46,18 +45,29 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if kind not in SUFFIXES:
         raise stage_error("corrupt_file", str(path), f"expected a file that ends in {', '.join(SUFFIXES)} or .gz")
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist() if kind == ".parquet" else _from_text(path, kind)
-    except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException, csv.Error) as error:
+        rows = _from_parquet(path) if kind == ".parquet" else _from_text(path, kind)
+    except (OSError, RecursionError, ValueError, csv.Error) as error:
         raise stage_error("corrupt_file", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
     if not rows:
         raise stage_error("empty_source", str(path), "expected at least one row, found none")
     return rows
 
 
+def _from_parquet(path: Path) -> list[dict[str, Any]]:
+    expansion, rows = Expansion(path), []
+    for item in table_rows(Table("parquet", path, (), "", RECORD_BYTES)):
+        if isinstance(item, Bad):
+            if item.row == 0:
+                break
+            raise stage_error("corrupt_file", f"{path}, row {item.row:,}", item.reason)
+        expansion.add(item.batch.nbytes, item.batch.num_rows * item.batch.num_columns)
+        rows += item.batch.to_pylist()
+    return rows
+
+
 def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        # As Python's text mode does.
-        text = file.read().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    # As Python's text mode does.
+    text = read_expanded(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     if kind in (".csv", ".tsv"):
         return _table(path, text, "\t" if kind == ".tsv" else ",")
     if kind == ".txt":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from corpus.readers.encodings import whole_characters
 from evaluation.config import DATA_DIR, BiasConfig, ToxicityConfig
+from infra.bounded import read_text
 from infra.errors import stage_error
 from infra.json import parse_json
 
@@ -24,7 +25,7 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     """
     path = Path(config.prompts) if config.prompts else DATA_DIR / "toxicity_prompts.jsonl"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise stage_error("bad_prompts", str(path), f"expected text in UTF-8: {error}") from error
     if path.suffix == ".json":

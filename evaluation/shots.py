@@ -14,6 +14,7 @@ from typing import Any
 
 from evaluation.config import BenchmarkTask
 from evaluation.task_file import check_rows
+from infra.bounded import file_lines
 from infra.errors import StageError, stage_error
 from infra.json import parse_json
 
@@ -62,8 +63,7 @@ def _scored(aside: frozenset[int]) -> Callable[[Any], Any]:
 
 
 def _rows(path: str) -> list[dict[str, Any]]:
-    with Path(path).open(encoding="utf8") as lines:
-        return [parse_json(line) for line in lines if line.strip()]
+    return [parse_json(line) for _, line in file_lines(Path(path)) if line.strip()]
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.config import DATA_DIR, BenchmarkTask
+from infra.bounded import file_lines
 from infra.errors import stage_error
 from infra.json import BadJson, parse_json
 
@@ -25,21 +26,20 @@ def check_rows(task: BenchmarkTask) -> None:
     """Raises StageError naming file, line and field of the first row that does not fit the task's kind."""
     path = Path(str(task.path))
     items = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            items += 1
-            try:
-                row = parse_json(line, expected="a JSON object on each line")
-            except BadJson as error:
-                raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
-            if not isinstance(row, dict):
-                raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
-            if wrong := _what_is_missing(task, row):
-                fix = f"name the fields of your file in benchmarks.tasks ({task.kind} task {task.name})"
-                fields = ", ".join(map(str, row)) or "no fields"
-                raise stage_error("bad_task", f"{path}:{number}", f"expected {wrong}; it has {fields}", fix)
+    for number, line in file_lines(path):
+        if not line.strip():
+            continue
+        items += 1
+        try:
+            row = parse_json(line, expected="a JSON object on each line")
+        except BadJson as error:
+            raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
+        if not isinstance(row, dict):
+            raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
+        if wrong := _what_is_missing(task, row):
+            fix = f"name the fields of your file in benchmarks.tasks ({task.kind} task {task.name})"
+            fields = ", ".join(map(str, row)) or "no fields"
+            raise stage_error("bad_task", f"{path}:{number}", f"expected {wrong}; it has {fields}", fix)
     if not items:
         raise stage_error("empty_source", str(path), "expected at least one item, found none")
 

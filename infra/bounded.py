@@ -159,29 +159,37 @@ def read_text(path: Path, max_bytes: int = FILE_BYTES, encoding: str = "utf-8-si
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_expanded(place: Place) -> bytes:
-    """Return all bytes of a file, decompressed.
+class Expansion:
+    """What a compressed file holds, counted while it is read as a whole, against its size on disk."""
 
-    Raises:
-        StageError: `too_big` for more than `FILE_BYTES`, and for an archive that holds more than `EXPANSION` times its
-            size in bytes, or more values (of JSON or of a table) than it has bytes; and what `opened` raises.
-    """
+    def __init__(self, place: Place) -> None:
+        self._place, self._size = place, size_of(place)
+        self._most_bytes = min(FILE_BYTES, max(SMALL_BYTES, EXPANSION * self._size))
+        self._most_values = max(SMALL_VALUES, self._size)
+        self._bytes, self._values = 0, 0
+
+    def add(self, held: int, values: int) -> None:
+        """Count bytes, and values of JSON or of a table. Raises StageError `too_big` for more than `FILE_BYTES`, for
+        more than `EXPANSION` times the size on disk, and for more values than bytes on disk."""
+        self._bytes += held
+        self._values += values
+        if self._bytes > self._most_bytes or self._values > self._most_values:
+            is_bytes = self._bytes > self._most_bytes
+            over = f"{self._most_bytes / 1e6:,.0f} MB" if is_bytes else f"{self._most_values:,} values"
+            most = f"{FILE_BYTES / 1e6:,.0f} MB that is compressed {EXPANSION} times at most"
+            message = f"expected a file of at most {most}: {self._size / 1e6:,.1f} MB on disk hold over {over}"
+            raise stage_error("too_big", str(self._place), message, "decompress it, and look at what it holds")
+
+
+def read_expanded(place: Place) -> bytes:
+    """Return all bytes of a file, decompressed. Raises StageError as `opened` and `Expansion.add` do."""
     if isinstance(place, Path):
         _refuse_device(place)
-    size = size_of(place)
-    most_bytes = min(FILE_BYTES, max(SMALL_BYTES, EXPANSION * size))
-    most_values = max(SMALL_VALUES, size)
-    parts, held, values = [], 0, 0
+    expansion, parts = Expansion(place), []
     with opened(place) as stream:
         while part := stream.read(SKIP_BYTES):
             parts.append(part)
-            held += len(part)
-            values += sum(map(part.count, (b",", b"[", b"{", b"\n", b"\t")))
-            if held > most_bytes or values > most_values:
-                over = f"{most_bytes / 1e6:,.0f} MB" if held > most_bytes else f"{most_values:,} values"
-                message = f"expected a file of at most {FILE_BYTES / 1e6:,.0f} MB, and no archive that grows more than"
-                message += f" {EXPANSION} times: {size / 1e6:,.1f} MB on disk hold over {over}"
-                raise stage_error("too_big", str(place), message, "decompress it, and look at what it holds")
+            expansion.add(len(part), sum(map(part.count, (b",", b"[", b"{", b"\n", b"\t"))))
     return b"".join(parts)
 
 

@@ -351,7 +351,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=3,
+            version=4,
             config=BenchmarksConfig,
             section=True,
             function="evaluation.benchmarks:benchmarks",

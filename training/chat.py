@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import ASSISTANT, END, USER
+from infra.bounded import file_lines
 from infra.errors import stage_error
 from infra.json import BadJson, parse_json
 from training.loss import IGNORE
@@ -175,21 +176,20 @@ def read_rows(
         raise stage_error(
             "missing_file", str(path), "expected JSON lines, the file is not there", "build its stage again"
         )
-    with path.open(encoding="utf8") as file:
-        for number, line in enumerate(file, 1):
-            if len(rows) == limit:
-                break
-            if not line.strip():
-                continue
-            try:
-                row = parse_json(line, expected="a JSON object on each line", surrogates=surrogates)
-            except BadJson as error:
-                raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
-            if not isinstance(row, dict):
-                raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
-            if missing := [key for key in keys if not isinstance(row.get(key), str)]:
-                raise stage_error("bad_row", f"{path}:{number}", f"expected text under {', '.join(missing)}")
-            rows.append(row)
+    for number, line in file_lines(path):
+        if len(rows) == limit:
+            break
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line, expected="a JSON object on each line", surrogates=surrogates)
+        except BadJson as error:
+            raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
+        if not isinstance(row, dict):
+            raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
+        if missing := [key for key in keys if not isinstance(row.get(key), str)]:
+            raise stage_error("bad_row", f"{path}:{number}", f"expected text under {', '.join(missing)}")
+        rows.append(row)
     if not rows:
         raise stage_error("no_rows", str(path), "expected at least one pair, the file is empty", "give more pairs")
     return rows

@@ -29,7 +29,7 @@ BUFFER_BYTES = 1 << 20
 class Table:
     """What to read.
 
-    fields: the dotted columns, the first of them the text; others may be missing.
+    fields: the dotted columns, the first of them the text; others may be missing. (): all columns, of any kind.
     key: the dotted config key of the source, for messages.
     max_bytes: of a text; a row may have four times as many.
     groups: the row groups of a Parquet file from the first to before the second; all by default.
@@ -193,7 +193,7 @@ def _packed(batch: Any) -> Any:
 def _columns(schema: Any, table: Table) -> list[str]:
     """Those of the fields that are columns. Raises StageError: `wrong_field` if the first is none, or holds no text;
     `corrupt_file` for one that stands twice."""
-    for field in table.fields:
+    for field in table.fields or schema.names:
         name = field if field in schema.names else field.partition(".")[0]
         if schema.names.count(name) > 1:
             raise stage_error(
@@ -202,6 +202,8 @@ def _columns(schema: Any, table: Table) -> list[str]:
                 f"expected one column {name}, it has {schema.names.count(name)} of that name",
                 "write it with names that differ",
             )
+    if not table.fields:
+        return list(schema.names)
     found = {field: kind for field in table.fields if (kind := _type(schema, field)) is not None}
     if table.fields[0] not in found:
         raise stage_error(

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from evaluation.feedback.label_studio import judgements_of_task
 from evaluation.feedback.pairs import Export
+from infra.bounded import read_text
 from infra.errors import stage_error
 from infra.json import BadJson, parse_json
 
@@ -96,7 +97,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     """
     if not path.is_file():
         raise stage_error("missing_file", str(path), "expected a file of judgements, there is none", "name another")
-    text = path.read_text(encoding="utf-8-sig", errors="replace")  # editors on Windows put a byte order mark before it
+    text = read_text(path, errors="replace")  # editors on Windows put a byte order mark before it
     if text.lstrip().startswith("["):
         try:
             tasks = parse_json(text, path.name, nan=True, surrogates=True)

@@ -11,9 +11,10 @@ import pytest
 from evaluation.benchmarks import benchmarks
 from evaluation.config import FAILURE_CLASSES, FAILURE_CLASSES_DIR, BenchmarksConfig, FailureClassesConfig
 from evaluation.failure_classes import answer_given, failed_by_likelihood, measure_failures
-from evaluation.failure_templates import Case, draw_cases, in_words, read_failure_class
+from evaluation.failure_templates import Case, draw_cases, read_failure_class
 from infra.errors import StageError
 from infra.run import Run
+from infra.template_process import in_words
 
 MINE = """
 name: mine
