@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long test-newer lint bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu lock clean
+.PHONY: help demo test test-long test-newer lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -38,6 +38,9 @@ lint: $(READY) ## style, types, one-way imports
 	@"$(BIN)/ruff" format --check .
 	@"$(BIN)/mypy"
 	@"$(BIN)/lint-imports"
+
+pin-images: ## print the images of the compose file by digest, as lines for .env; needs docker and the registries
+	@infra/pin-images.sh
 
 bench: $(READY) ## every benchmark; figures go to benchmarks/RESULTS.md by hand
 	@for script in benchmarks/bench_*.py; do "$(BIN)/python" "$$script"; done

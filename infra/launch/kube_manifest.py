@@ -120,7 +120,11 @@ def container_of(launch: LaunchConfig, **its_own: Any) -> dict[str, Any]:
         "image": asked.image,
         "workingDir": str(PROJECT),
         "envFrom": [{"secretRef": {"name": name}} for name in asked.secrets],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": asked.read_only_root,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "volumeMounts": [{"name": volume["name"], "mountPath": path} for path, volume in _mounts(launch).items()],
         **its_own,
     }
@@ -140,7 +144,8 @@ def resources(cores: int | None, memory_gb: float | None, gpus: Mapping[str, int
     return {"requests": requests, "limits": limits}
 
 
-# The image's own user, see infra/Dockerfile.
+# The image's own user and where its caches go, see infra/Dockerfile.
+_HOME = "/home/stemma"
 _USER: dict[str, Any] = {
     "runAsNonRoot": True,
     "runAsUser": 10001,
@@ -180,8 +185,9 @@ def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
         path: {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
         for number, (path, claim) in claims
     }
+    writable = {"/tmp": {"name": "tmp", "emptyDir": {}}, _HOME: {"name": "home", "emptyDir": {}}}
     # Loaders and NCCL hand over in shared memory; the default of 64 MiB is too small.
-    return {**shared, "/dev/shm": {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}}
+    return {**writable, **shared, "/dev/shm": {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}}
 
 
 def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:

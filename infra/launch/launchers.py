@@ -96,6 +96,9 @@ class KubernetesConfig(Config):
     """Labels of Job and pods, such as kueue.x-k8s.io/queue-name: lab."""
     pod: dict[str, Any] = Field(default_factory=dict)
     """Further fields of a pod's spec, such as imagePullSecrets, runtimeClassName or securityContext."""
+    read_only_root: bool = True
+    """Whether the image is read-only in pods, but for /tmp, /home/stemma and the claims. False for an image of another
+    home folder, or one that writes elsewhere."""
     runs: KubernetesRunsConfig | None = None
     """The pods of whole runs, for any `launch.cluster`. By default runs are processes of Stemma's own workers."""
 

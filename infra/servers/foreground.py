@@ -25,10 +25,11 @@ FLOW_RUN = "flow-run"
 def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
     """What to run, set up as `up` would. Raises ConfigError for an open address without credentials."""
     settings = chosen(settings_of(root), host)
-    make_servers_folder(root)
-    settings.write(root)
+    if name != "metrics":  # it reads the store, and its database role reads leases alone
+        make_servers_folder(root)
+        settings.write(root)
     if name in DEFAULT_PORTS:
-        if settings.postgres:
+        if settings.postgres and name != "metrics":
             settings.postgres.prepare()
         return server_spec(name, root, port or DEFAULT_PORTS[name], settings)
     if name == "relay":

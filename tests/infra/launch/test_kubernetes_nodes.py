@@ -107,6 +107,10 @@ def test_a_job_asks_for_all_that_the_config_says() -> None:
     assert pod["terminationGracePeriodSeconds"] > launch.grace_s
     assert pod["runtimeClassName"] == "nvidia" and pod["priorityClassName"] == "high"
     assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    empty = {mount["mountPath"] for mount in container["volumeMounts"] if "emptyDir" in mounted[mount["name"]]}
+    assert empty == {"/tmp", "/home/stemma", "/dev/shm"}
 
 
 def test_the_job_of_a_config_is_printed(tmp_path: Path) -> None:
