@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from corpus.config import ShardConfig, TokenizerConfig
+from corpus.config import InstructionsConfig, ShardConfig, TokenizerConfig
+from corpus.readers.config import FileInstructions
 from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
 from flows.plan import Row, plan
@@ -28,6 +29,7 @@ from training.planner.devices import DEVICES
 from training.planner.here import device_at_hand
 from training.planner.stages import StageNeeds, device_of, needs, of_model, problem
 from training.planner.ways_out import launch_that_fits
+from training.sandbox import find as find_sandbox
 
 
 def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:
@@ -113,7 +115,19 @@ def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> l
     if launch.device == "gpu" and not has_gpu():
         message = "expected a CUDA GPU, found none"
         found.append(Problem("no_gpu", "launch.device", message, "set launch.device to auto or cpu"))
+    if any(_runs_answers(nodes, name) for name in built):
+        try:
+            find_sandbox(launch.sandbox)
+        except StageError as error:
+            found += error.problems
     return found
+
+
+def _runs_answers(nodes: Graph, name: str) -> bool:
+    """Whether the step reads prompts whose answers are code that is run."""
+    read = [nodes[up].config for up in nodes[name].inputs.values() if up in nodes]
+    sources = [source for one in read if isinstance(one, InstructionsConfig) for source in one.read]
+    return any(isinstance(source, FileInstructions) and source.verify == "tests" for source in sources)
 
 
 def _refuse_place(place: str) -> None:

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs the system packages that some tests look for (a browser, a database, a scheduler), where we may; without them those
+# Installs the system packages that some tests look for (a browser, a database, a scheduler, a sandbox), where we may; without them those
 # tests skip.
 set -uo pipefail
 packages=()
 command -v chromium > /dev/null || packages+=(chromium)
 compgen -G "/usr/lib/postgresql/*/bin/pg_ctl" > /dev/null || command -v pg_ctl > /dev/null || packages+=(postgresql)
 command -v slurmctld > /dev/null || packages+=(slurm-wlm munge)
+command -v bwrap > /dev/null || packages+=(bubblewrap)
 [ ${#packages[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
   echo "not installed, so some tests will skip: ${packages[*]}" >&2

@@ -25,6 +25,7 @@ from infra.json import parse_own_json
 from infra.process import PARENT_FD, die_with_parent, signal_group
 from infra.project import PROJECT
 from training.reward_functions import KEY, Answered, RewardFunction, call, reward_function
+from training.sandbox import Kind, Wanted, find
 from training.unit_tests import TIMEOUT_S, passes
 
 UNIT_TESTS = "unit tests"
@@ -40,12 +41,14 @@ class Graders:
     with this process, or when one of them takes longer than `timeout_s` seconds for an answer.
 
     A reward does not depend on how many they are, since every answer is graded by itself in those processes; functions
-    are called here with all answers at once.
+    are called here with all answers at once. Unit tests run in a sandbox (`launch.sandbox`) either way; functions are
+    the user's and run with the user's rights.
     """
 
-    def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S, sandbox: Wanted = "auto") -> None:
         self._count = processes
         self._timeout_s = timeout_s
+        self._wanted = sandbox
         self._graders: list[_Grader] = []
         self._functions: dict[str, RewardFunction] = {}
 
@@ -59,14 +62,20 @@ class Graders:
         return call(path, self._functions[path], answered)
 
     def tests(self, answers: Sequence[str], references: Sequence[str]) -> list[float]:
-        """1 for each answer that passes the tests in its reference, else 0."""
+        """1 for each answer that passes the tests in its reference, else 0. Raises StageError where there is no
+        sandbox to run it in."""
         asked = [Answered("", answer, reference) for answer, reference in zip(answers, references, strict=True)]
         if self._count:
             return self._shared_out(UNIT_TESTS, asked)
-        return [float(passes(one.answer, one.response, self._timeout_s)) for one in asked]
+        return [float(passes(one.answer, one.response, self.sandbox, self._timeout_s)) for one in asked]
+
+    @property
+    def sandbox(self) -> Kind:
+        """The sandbox of unit tests. Raises StageError where this machine has none."""
+        return find(self._wanted)
 
     def close(self) -> None:
-        """Ends the processes and what they started."""
+        """Ends the processes, and what they started that is still in their groups."""
         for one in self._graders:
             one.end()
         self._graders = []
@@ -110,7 +119,10 @@ class Graders:
         if waiting:
             one.answer = waiting.popleft()
             one.allow(self._timeout_s + GRACE_S if path == UNIT_TESTS else IMPORT_S)
-            one.send({"path": path, "answered": asked[one.answer], "timeout_s": self._timeout_s})
+            question = {"path": path, "answered": asked[one.answer], "timeout_s": self._timeout_s}
+            if path == UNIT_TESTS:
+                question["sandbox"] = self.sandbox
+            one.send(question)
 
     def _stop_late(self, busy: Sequence[_Grader], path: str, asked: Sequence[Answered]) -> None:
         where = f"{KEY}.{path}"
@@ -202,7 +214,7 @@ def _serve() -> None:
         said: dict[str, Any] = {"reward": math.nan, "problems": []}
         try:
             if path == UNIT_TESTS:
-                said["reward"] = float(passes(answered.answer, answered.response, question["timeout_s"]))
+                said["reward"] = float(passes(*answered[1:], question["sandbox"], question["timeout_s"]))
             else:
                 if path not in functions:
                     functions[path] = reward_function(path)

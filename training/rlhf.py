@@ -39,7 +39,7 @@ from training.rlhf_heldout import Heldout
 from training.rollouts import Rollouts
 from training.scorer import Scorer, load_other_scorer
 from training.train_state import Loader, TokenCount, TrainState
-from training.verify import rules_of
+from training.verify import announce_sandbox, rules_of
 from training.vllm_sampler import VllmSampler
 
 _TEXTS = 4096
@@ -76,7 +76,7 @@ def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Ru
     and rlhf/generating_share. stopped_early with `stop_on_divergence`.
     """
     with ExitStack() as ending:
-        graders = Graders(config.reward_processes, config.reward_timeout_s)
+        graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
         ending.callback(graders.close)
         return _trained(config, inputs, out_dir, run, graders, ending)
 
@@ -104,6 +104,7 @@ def _trained(
     model = model.to(hardware.device)
 
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
+    announce_sandbox((one.rule for one in (*prompts, *heldout)), graders, run)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
     steps = config.round_batches
@@ -155,7 +156,9 @@ def _trained(
         headline = f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir)
+        found = _measured(
+            config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir, its_run
+        )
         stopped = done.batches < plan.batches
         return replace(found, headline=f"{found.headline}, {headline}") if stopped else found
 
@@ -195,7 +198,7 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
         choose_attention(network, hardware, longest)
         network.to(hardware.device)
     heldout = _short(chat, inputs["prompts"] / "heldout.jsonl", config, longest, run)
-    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir)
+    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir, run)
 
 
 def _measured(
@@ -208,10 +211,12 @@ def _measured(
     reference: PreTrainedModel,
     policy: PreTrainedModel,
     out_dir: Path,
+    run: Run,
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call."""
-    graders = Graders(config.reward_processes, config.reward_timeout_s)
+    graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
     with closing(graders):
+        announce_sandbox((one.rule for one in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
         rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
         measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)

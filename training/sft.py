@@ -29,6 +29,7 @@ from training.evaluate import Watch, measuring
 from training.export import export, renew_template
 from training.families import documents_problem, experts_problem
 from training.fit import fit, plan_of
+from training.grading import Graders
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.language_model import LanguageModel
@@ -40,7 +41,7 @@ from training.new_tokens import begin_untrained
 from training.parallel import whole_weights
 from training.sampling import sample
 from training.train_state import Loader
-from training.verify import Rule, right_answers, rules_of
+from training.verify import Rule, announce_sandbox, right_answers, rules_of
 
 _BATCH = 32
 _WATCHED_AT = (0.1, 0.3)
@@ -59,7 +60,8 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     Figures: prompts_cut, pairs_dropped (training conversations that had no room), batches, tokens, tokens_per_s and the
     guard's. On the way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out
     prompts were answered from before training to its end is in aux/training_samples.jsonl. Raises StageError where
-    lengths leave no room for a prompt, or the model's family does not keep to the mask that packing needs.
+    lengths leave no room for a prompt, no sandbox is there for unit tests, or the model's family does not keep to
+    the mask that packing needs.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
@@ -77,6 +79,8 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
     fitting = fitted(chat, rows, max_length, config.too_long).told("training", max_length, run)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
+    graders = Graders(sandbox=run.launch.sandbox)
+    announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
     begin_untrained(network, config.seed)
     if config.lora:
@@ -104,7 +108,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     watched = heldout.first(config.watched_prompts)
 
     def watch(side: _Side) -> list[dict[str, Any]]:
-        return side.told(chat, watched.rows, watched.rules)
+        return side.told(chat, watched.rows, watched.rules, graders)
 
     def measure_watched(model: LanguageModel, name: str) -> list[dict[str, Any]]:
         quiet = Run(run.work_dir, run.launch)
@@ -149,7 +153,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
-        found = _compared(heldout, before, after, chat, config, measured_dir)
+        found = _compared(heldout, before, after, chat, config, graders, measured_dir)
         return replace(found, headline=done.headline(found.headline))
 
     return Result(figures, done.headline(headline), measure_now)
@@ -178,11 +182,13 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     if problems := config.problems(max_length):
         raise StageError(*problems)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
+    graders = Graders(sandbox=run.launch.sandbox)
+    announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
     del model  # one of the two is in memory
     tuned, _ = loaded(TRAINED)
     after = heldout.measure(tuned, chat, config, hardware, max_length, run, "tuned model")
-    return _compared(heldout, before, after, chat, config, out_dir)
+    return _compared(heldout, before, after, chat, config, graders, out_dir)
 
 
 def _merged(
@@ -242,7 +248,9 @@ class _Side:
     def ended(self, chat: Chat) -> int:
         return sum(answer[-1:] == [chat.end] for answer in self.answers)
 
-    def told(self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None]) -> list[dict[str, Any]]:
+    def told(
+        self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None], graders: Graders
+    ) -> list[dict[str, Any]]:
         """The answers to the first prompts, which `rows` hold, with the loss of the reference in nats a token."""
         found = []
         for number, (row, answer) in enumerate(zip(rows, self.answers, strict=False)):
@@ -250,11 +258,13 @@ class _Side:
             loss = round(float(self.losses[number] / self.tokens[number]), 4)
             line: dict[str, Any] = {"prompt": row["prompt"], "text": text, "loss": loss}
             line |= {"history": row["history"]} if row.get("history") else {}
-            found.append(line if rule is None else {**line, "verified": rule.allows(text)})
+            if rule is not None:
+                line["verified"] = bool(right_answers([text], [rule], graders)[0])
+            found.append(line)
         return found
 
-    def right(self, chat: Chat, rules: Sequence[Rule | None]) -> NDArray[np.float64]:
-        return right_answers([chat.decode(answer) for answer in self.answers], rules)
+    def right(self, chat: Chat, rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
+        return right_answers([chat.decode(answer) for answer in self.answers], rules, graders)
 
 
 @dataclass(frozen=True)
@@ -312,10 +322,18 @@ class _Heldout:
         return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
 
 
-def _compared(heldout: _Heldout, before: _Side, after: _Side, chat: Chat, config: SftConfig, out_dir: Path) -> Result:
+def _compared(
+    heldout: _Heldout,
+    before: _Side,
+    after: _Side,
+    chat: Chat,
+    config: SftConfig,
+    graders: Graders,
+    out_dir: Path,
+) -> Result:
     """Losses of both models in nats a token, what tuning took off them, with `<|end|>` and without, and how many
     answers end and are right. Answers go to aux/samples.jsonl."""
-    right = {name: side.right(chat, heldout.rules) for name, side in (("base", before), ("sft", after))}
+    right = {name: side.right(chat, heldout.rules, graders) for name, side in (("base", before), ("sft", after))}
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout.rows, chat, before, after, right)
     improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
     text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)

@@ -13,8 +13,9 @@ from corpus.readers.config import RULE
 from corpus.references import number_in, unusable_reference
 from infra.errors import stage_error
 from infra.json import BadJson, parse_json
+from infra.run import Run
 from training.grading import Graders
-from training.unit_tests import passes
+from training.sandbox import described
 
 TESTS = "tests"
 _RULES = "exact, number, json, tests, words:LOW-HIGH or format:REGEX"
@@ -35,7 +36,7 @@ class Rule(NamedTuple):
     response: str
 
     def allows(self, answer: str) -> bool:
-        """Whether the answer is right."""
+        """Whether the answer is right by any rule but `tests`, for which `right_answers` runs it."""
         kind, _, setting = self.name.partition(":")
         match kind:
             case "exact":
@@ -47,8 +48,6 @@ class Rule(NamedTuple):
                 return _is_json_like(answer, self.response)
             case "format":
                 return re.fullmatch(setting, answer.strip()) is not None
-            case "tests":
-                return passes(answer, self.response)
             case _:
                 low, high = map(int, setting.split("-"))
                 return low <= len(answer.split()) <= high
@@ -81,12 +80,10 @@ def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]
     return found
 
 
-def right_answers(
-    answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders | None = None
-) -> NDArray[np.float64]:
+def right_answers(answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
     """1 for each answer that is right and 0 for one that is wrong; nan where no rule can tell.
 
-    graders: run what has unit tests; by default one after the other.
+    graders: run what has unit tests. Raises StageError where these have no sandbox.
     """
     asked = list(zip(answers, rules, strict=True))
     tested = [(at, answer, rule) for at, (answer, rule) in enumerate(asked) if rule is not None and rule.name == TESTS]
@@ -95,5 +92,11 @@ def right_answers(
     )
     if tested:
         places, given, those = zip(*tested, strict=True)
-        found[list(places)] = (graders or Graders()).tests(given, [rule.response for rule in those])
+        found[list(places)] = graders.tests(given, [rule.response for rule in those])
     return found
+
+
+def announce_sandbox(rules: Iterable[Rule | None], graders: Graders, run: Run) -> None:
+    """Logs the sandbox that unit tests run in, where any rule is one. Raises StageError where there is none."""
+    if any(rule is not None and rule.name == TESTS for rule in rules):
+        run.event("sandbox", described(graders.sandbox), sandbox=graders.sandbox)

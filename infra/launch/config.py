@@ -125,6 +125,10 @@ class LaunchConfig(Config):
     trainer: Literal["composer", "native"] = "composer"
     """The loop that trains: MosaicML Composer's, or a plain one of our own (training/backends/native.py) for versions
     of torch that Composer refuses. Both take each other's checkpoints, and on a CPU end with the same bits."""
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"
+    """The sandbox of code that models write (`verify: tests`). bubblewrap: by the program bwrap. namespaces: those of
+    Linux, entered without it. auto takes the first of these that holds on the machine; where none does, a stage that
+    runs such code stops. none: without a sandbox, with the rights of the user."""
     profile: int = Field(0, ge=0)
     """Steps of each training that are profiled, after its first two: a Chrome trace, a table by operator and memory
     over time go into aux/ and MLflow. The result stays the same; profiled steps are slower, and take some MB each."""

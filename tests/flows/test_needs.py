@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from corpus.config import InstructionsConfig
 from flows.config import load
 from flows.graph import graph
 from flows.needs import architecture_of, check_hardware, refuse, refuse_run, stage_needs
@@ -26,6 +27,7 @@ from training.planner.plan import request
 from training.planner.stages import StageNeeds
 from training.planner.stages import needs as stage_needs_of
 from training.planner.ways_out import launch_that_fits
+from training.sandbox import weakness
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
 QUICKSTART = CONFIG.with_name("quickstart.yaml")
@@ -325,6 +327,31 @@ def test_a_run_says_at_its_beginning_that_training_could_not_begin(
     monkeypatch.setenv("NODE_RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert not problems(nodes="2", device="gpu")
+
+
+def test_a_run_whose_answers_are_executed_needs_a_sandbox_at_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Double.", "response": "assert f(1) == 2"}\n')
+
+    def problems(verify: str, sandbox: str) -> list[tuple[str, str]]:
+        config = load(QUICKSTART, {"launch.sandbox": sandbox})
+        source = {"kind": "files", "paths": [str(rows)], "verify": verify}
+        config = config.model_copy(update={"instructions": InstructionsConfig.model_validate({"read": [source]})})
+        try:
+            refuse_run(config, graph(config), ("sft",), Store(tmp_path / "store", reading=True), ())
+        except ConfigError as error:
+            return [(one.code, one.path) for one in error.problems]
+        return []
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    weakness.cache_clear()
+    try:
+        assert problems("tests", "bubblewrap") == [("no_sandbox", "launch.sandbox")]
+        assert not problems("tests", "none") and not problems("exact", "bubblewrap")
+    finally:
+        weakness.cache_clear()
 
 
 def test_ranks_matter_to_steps_that_train_now() -> None:

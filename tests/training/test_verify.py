@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from infra.errors import StageError
 from infra.run import Run
-from training.unit_tests import passes
+from training.grading import Graders
 from training.verify import Rule, right_answers, rules_of
 
 
@@ -91,21 +90,7 @@ CODE, TESTS = "def twice(x):\n    return 2 * x\n", "assert twice(2) == 4\nassert
     ],
 )
 def test_code_is_right_if_it_and_its_tests_run_to_their_end(answer: str, is_right: bool) -> None:
-    assert Rule("tests", TESTS).allows(answer) is is_right
-
-
-def test_code_that_does_not_end_is_wrong_and_leaves_no_process_behind(tmp_path: Path) -> None:
-    """It starts one of its own first, which holds a lock on a file for as long as it lives."""
-    path = tmp_path / "lock"
-    path.touch()
-    answer = (
-        f"import fcntl, os, time\nfile = open({str(path)!r}, 'w')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
-        "os.write(file.fileno(), b'locked')\nos.fork()\nwhile True: time.sleep(9)"
-    )
-    assert not passes(answer, TESTS, timeout_s=4.0)
-    assert path.read_text() == "locked"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # waits for whoever still holds it
+    assert right_answers([answer], [Rule("tests", TESTS)], Graders()).tolist() == [is_right]
 
 
 def test_rules_without_a_use_for_their_reference_are_named() -> None:
@@ -142,7 +127,7 @@ def test_a_reference_may_stand_beside_the_response_and_what_is_none_is_put_aside
     reasons = [row["reason"] for row in _lines(tmp_path / "aux" / "quarantine.jsonl")]
     assert ["there is no assert in it" in why or "there is no test_list" in why for why in reasons] == [True, True]
     rules = rules_of(pairs[:2], "pairs")
-    assert right_answers([CODE, "def twice(x): return 0"], rules).tolist() == [1.0, 0.0]
+    assert right_answers([CODE, "def twice(x): return 0"], rules, Graders()).tolist() == [1.0, 0.0]
 
 
 def test_an_empty_reference_is_none_and_the_response_does_not_take_its_place(tmp_path: Path, run: Run) -> None:
@@ -169,9 +154,9 @@ def test_worked_answers_of_gsm8k_are_read_and_verified_by_their_last_number(
     pairs = _pairs(tmp_path)
     rules = rules_of(pairs, "pairs")
     finals = [pair["response"].rpartition("#### ")[2] for pair in pairs]
-    assert right_answers([pair["response"] for pair in pairs], rules).all()
-    assert right_answers([f"So it is ${final}.00!" for final in finals], rules).all()
-    assert not right_answers([f"{final}1" for final in finals], rules).any()
+    assert right_answers([pair["response"] for pair in pairs], rules, Graders()).all()
+    assert right_answers([f"So it is ${final}.00!" for final in finals], rules, Graders()).all()
+    assert not right_answers([f"{final}1" for final in finals], rules, Graders()).any()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
