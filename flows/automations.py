@@ -1,4 +1,4 @@
-"""What Prefect's server does by itself for every pipeline: marks runs whose process is gone, and tells people.
+"""Notices that Prefect's server sends for every pipeline.
 
 Made by `stemma up` and `stemma deploy`; making them again changes nothing unless they have changed.
 """
@@ -6,24 +6,19 @@ Made by `stemma up` and `stemma deploy`; making them again changes nothing unles
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from prefect.automations import Automation
-from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ChangeFlowRunState, SendNotification
+from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import EventTrigger, Posture
 
 from flows.notices import NOTICE, Channel, channels, save_block, switched_off
 
-MISSED_BEATS_S = 120
-"""A flow run beats every 30 s, the least that Prefect allows, for as long as its process lives. On a busy machine some
-come late, or wait until the server reads them."""
-
-LOST = "stemma: mark runs whose process is gone"
 NOTICE_NAME = "stemma: tell by "
 
-_ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Cancelling", "Paused", "Suspended")
+_REPLACED = "stemma: mark runs whose process is gone"
+"""Of older versions. It waited for a first heartbeat, which some runs never sent; `infra.servers.lost_runs` waits for
+none."""
 
 
 def ensure_automations() -> list[str]:
@@ -32,7 +27,9 @@ def ensure_automations() -> list[str]:
     A notice stays as it is while its variable is not set, and goes when the variable says `off`.
     """
     there = {found.name: found for found in _ours()}
-    for automation in (_lost_runs(), *(_notice(channel) for channel in channels())):
+    if replaced := there.pop(_REPLACED, None):
+        replaced.delete()
+    for automation in map(_notice, channels()):
         found = there.get(automation.name)
         if found is None:
             automation.create()
@@ -44,29 +41,6 @@ def ensure_automations() -> list[str]:
         if silent := there.pop(NOTICE_NAME + name, None):
             silent.delete()
     return sorted(there)
-
-
-def _lost_runs() -> Automation:
-    beats = "prefect.flow-run.heartbeat"
-    return Automation(
-        name=LOST,
-        description="A flow run that has not beaten for a while has lost its process. It can be run again.",
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            after={beats},
-            expect={beats, *(f"prefect.flow-run.{end}" for end in _ENDS)},
-            match={"prefect.resource.id": "prefect.flow-run.*"},
-            for_each={"prefect.resource.id"},
-            threshold=1,
-            within=timedelta(seconds=MISSED_BEATS_S),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                message=f"no sign of life from its process for {MISSED_BEATS_S} s; run it again",
-            )
-        ],
-    )
 
 
 def _notice(channel: Channel) -> Automation:
@@ -100,7 +74,7 @@ def _ours() -> Sequence[Automation]:
     with get_client(sync_client=True) as client:
         found: list[Any] = client.request("POST", "/automations/filter", json={}).json()
     automations = [Automation.model_validate(item) for item in found]
-    return [item for item in automations if item.name == LOST or item.name.startswith(NOTICE_NAME)]
+    return [item for item in automations if item.name == _REPLACED or item.name.startswith(NOTICE_NAME)]
 
 
 def _meaning(automation: Automation) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect import allow_failure
+from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
-from prefect.states import Cancelled as CancelledState
-from prefect.states import Completed, Failed, State
+from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.admission import keep_slots
@@ -36,6 +36,7 @@ from infra.lineage import messages
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
+from infra.servers.run_ends import end_of
 from infra.store.at_work import GoingRun
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -355,12 +356,8 @@ class PipelineRun:
         if ON_WORKER in os.environ and not self.stop.is_set():
             self.page.close(WORKER_PATIENCE_S)
         self.page.queue.close()
-        if status == "done":
-            built = sum(row.status == "built" for row in self.journal.rows.values())
-            return Completed(message=f"{built} stages built, {len(self.journal.rows) - built} reused")
-        if status == "cancelled":
-            return CancelledState(message="cancelled")
-        return Failed(message=error)
+        end = end_of(document)
+        return State(type=StateType[end.type], message=end.message)
 
     def _share_journal(self) -> None:
         if self.store.remote is None:

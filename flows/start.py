@@ -20,7 +20,7 @@ from infra.errors import Problem, StemmaError
 from infra.interrupts import NUMBERS, interrupt_received
 from infra.project import code_state
 from infra.servers.credentials import client_variables
-from infra.servers.environment import OFFLINE, QUIET
+from infra.servers.environment import HEARTBEAT, OFFLINE, QUIET
 from infra.servers.http import check_credentials
 from infra.servers.state import prefect_api_url, recorded, works_elsewhere
 from infra.store.roots import shown_root, url_of
@@ -86,7 +86,7 @@ def name_server(root: Path) -> str | None:
 
     To be called before Prefect is imported, which reads the environment then.
     """
-    os.environ.update(QUIET | OFFLINE)
+    os.environ.update(QUIET | OFFLINE | HEARTBEAT)
     # The journal's follower tells a person what happens; Prefect's own lines go to its page.
     os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
     url = prefect_api_url(root)

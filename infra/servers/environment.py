@@ -25,6 +25,10 @@ QUIET = {
 }
 """Telemetry off, in every library that has some."""
 
+HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+"""How often a flow run gives the server a sign of life, in seconds: the least that Prefect allows, and 180 by default.
+See `infra.servers.lost_runs`."""
+
 OF_ONE_RUN = "PREFECT__"
 """How the variables begin that Prefect's workers give to each run."""
 

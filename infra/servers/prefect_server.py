@@ -1,6 +1,6 @@
 """Prefect's server, which takes no request of a foreign page, and whose transactions on SQLite wait for their turn.
 
-python -m infra.servers.prefect_server --host HOST --port PORT
+python -m infra.servers.prefect_server --host HOST --port PORT [--root ROOT]
 
 Prefect begins its transactions as readers. One that reads and then writes fails at once, however long the timeout, when
 another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
@@ -16,6 +16,8 @@ to four: most of a server's start. So a new database begins as a copy of one tha
 
 Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
 could have deployments made, and so commands run. See infra/servers/callers.py.
+
+With --root, the server of that store also ends flow runs whose process is gone. See infra/servers/lost_runs.py.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ from infra.empty_databases import keep, take
 from infra.secrets import HidingStream
 from infra.servers.asgi_server import LIMITS, BoundedBody
 from infra.servers.callers import OwnCallersOnly
+from infra.servers.lost_runs import end_lost_runs
 from infra.servers.settings import Settings
+from infra.store.layout import Layout
 
 MOST_BODY_BYTES = 64_000_000
 """Prefect's client sends logs in batches of 4 MB; artifacts of ours are smaller."""
@@ -146,6 +150,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--root", type=Path)
     options = parser.parse_args()
     _guard(options.host, options.port)
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
@@ -155,5 +160,7 @@ if __name__ == "__main__":
     blocks.run_block_auto_registration = database.register_blocks
     # What it logs of a notice that did not arrive has the address in it.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
-    sys.argv = ["prefect", "server", "start", *sys.argv[1:]]
+    if options.root is not None:
+        end_lost_runs(Layout(options.root).runs)
+    sys.argv = ["prefect", "server", "start", "--host", options.host, "--port", str(options.port)]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from infra.lineage.relay_lock import relay_pid
 from infra.servers.credentials import credentials
-from infra.servers.environment import OF_ONE_RUN, prefect_home
+from infra.servers.environment import HEARTBEAT, OF_ONE_RUN, prefect_home
 from infra.servers.http import answers, not_let_in, post
 from infra.servers.settings import Settings
 from infra.servers.state import Service
@@ -27,6 +27,8 @@ TITLES = {
     "relay": "the lineage relay",
     "metrics": "the metrics for Prometheus",
 }
+
+_PREFECT_SERVER = (sys.executable, "-m", "infra.servers.prefect_server")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
     return Spec(
         "prefect",
         url,
-        (sys.executable, "-m", "infra.servers.prefect_server", "--host", settings.host, "--port", str(port)),
+        (*_PREFECT_SERVER, "--host", settings.host, "--port", str(port), "--root", str(root)),
         lambda service: answers(f"{service.url}/api/health"),
         variables,
     )
@@ -99,14 +101,14 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
     return Spec(
         "worker",
         f"{prefect_url}/work-pools/work-pool/{WORK_POOL}",
-        (sys.executable, "-m", "infra.servers.worker", WORK_POOL),
+        (sys.executable, "-m", "infra.servers.worker", WORK_POOL, str(root)),
         lambda service: _worker_polls(service, prefect_url),
-        {
+        HEARTBEAT
+        | {
             "PREFECT_HOME": str(prefect_home(root)),
             "PREFECT_API_URL": f"{prefect_url}/api",
             "PREFECT_UI_URL": page,
             "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         },
     )
 

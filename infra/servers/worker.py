@@ -1,6 +1,6 @@
 """Waits for the Prefect server of PREFECT_API_URL, then works for a pool, which it makes if there is none.
 
-python -m infra.servers.worker stemma
+python -m infra.servers.worker stemma ROOT
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from infra.servers.http import answers, misdirected
+from infra.servers.run_ends import recorded_end
+from infra.store.layout import Layout
 
 
-def main(pool: str) -> None:
+def main(pool: str, root: str) -> None:
     # Imported while the server starts: these are seconds.
     import prefect.cli.worker
     import prefect.runner._state_proposer
@@ -33,6 +36,7 @@ def main(pool: str) -> None:
     runner.run_process = FlowRuns(runner.run_process).run_process
     proposer: Any = prefect.runner._state_proposer.StateProposer
     proposer.propose_cancelled = unless_ended(proposer.propose_cancelled)
+    proposer.propose_crashed = unless_recorded(proposer.propose_crashed, Layout(Path(root)).runs)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
     prefect.cli.app()
 
@@ -50,5 +54,22 @@ def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[
     return propose
 
 
+def unless_recorded(propose_crashed: Callable[..., Awaitable[Any]], runs: Path) -> Callable[..., Awaitable[Any]]:
+    """A run that could not report its end, because the server was away, fails as a process. Prefect's worker would call
+    it crashed once the server is back; the journal has its end."""
+
+    async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> Any:
+        from prefect.client.schemas.objects import State, StateType
+
+        state = (await self._client.read_flow_run(flow_run.id)).state
+        end = recorded_end(runs, str(flow_run.id), state.timestamp) if state and not state.is_final() else None
+        if end is None:
+            return await propose_crashed(self, flow_run, *args, **options)
+        ended: State[Any] = State(type=StateType[end.type], message=end.message)
+        return (await self._client.set_flow_run_state(flow_run.id, ended, force=True)).state
+
+    return propose
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

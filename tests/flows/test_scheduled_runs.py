@@ -124,7 +124,7 @@ def house(built_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             assert answer.code == 0, answer.document["errors"]
             again = stemma("up", "--root", folder / "store", env=env)
             assert again.document["automations"] == answer.document["automations"]
-            assert len(again.document["automations"]) == 4
+            assert len(again.document["automations"]) == 3
             url = f"{answer.document['services'][0]['url']}/api"
             with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
                 yield House(folder, client, env, url, hooks, mails)

@@ -158,10 +158,12 @@ def test_the_metrics_and_mlflow_refuse_too(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.cluster
-def test_a_worker_that_calls_the_server_by_an_unknown_name_says_so_and_does_not_wait(prefect_url: str) -> None:
+def test_a_worker_that_calls_the_server_by_an_unknown_name_says_so_and_does_not_wait(
+    prefect_url: str, tmp_path: Path
+) -> None:
     # Linux takes this address for loopback, too, and the server does not.
     env = server_environ({"PREFECT_API_URL": prefect_url.replace("127.0.0.1", "0.0.0.0"), "NO_PROXY": "*"})
-    command = [sys.executable, "-m", "infra.servers.worker", "stemma"]
+    command = [sys.executable, "-m", "infra.servers.worker", "stemma", str(tmp_path)]
     worker = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert worker.returncode == 1
     assert "not known as 0.0.0.0" in worker.stderr
