@@ -291,6 +291,11 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     # Gradients of experts that only some devices hold are summed after the last backward pass.
     copies = ranks * at.tp // at.ep
     joined = net.all_reduce(apart * 4, copies, at.ep) if at.ep > 1 and copies > 1 else 0.0
+    if at.sharding == "zero1":
+        # Each device updates its rows of the weights that learn, and gathers those of the others in fp32 (as
+        # training/zero.py): after the update, where there is nothing to hide behind.
+        joined += net.all_gather(gradient * mine, ranks, inner)
+        joined += net.all_gather(apart * 4, copies, at.ep) if at.ep > 1 else 0.0
     weights = mine / shards + apart / at.expert_shards(job.device.node)
     optimizer = job.learnt * weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
     return traffic - hidden + joined, optimizer
