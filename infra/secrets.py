@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
@@ -18,13 +19,18 @@ HIDDEN = "•••"
 SHORTEST = 6
 """Shorter values are left alone: `true` or `8080` are no secrets, and hiding them would garble every line."""
 
+_SHORTEST_ENCODED = 8
+_LONGEST_BEGUN = 1 << 16
+"""Characters of a line without an end that a stream keeps."""
+
 _SECRET_WORD = re.compile(
     "PASS|PASSWD|PASSWORDS?|PASSPHRASE|PW|PWD|SECRETS?|TOKEN|KEYS?|APIKEY|PAT|CREDENTIALS?|CREDS|AUTH|OAUTH"
-    "|AUTHORIZATION|BEARER|JWT|COOKIE|WEBHOOKS?"
+    "|AUTHORIZATION|BEARER|JWT|COOKIES?|WEBHOOKS?|PASSCODES?|LOGIN|CONNSTR|DSN"
 )
 _SECRET_PARTS = re.compile(
     "PASSW(?:OR)?D|PASSPHRASE|SECRET(?!AR)|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|WEBHOOK|^STEMMA_NOTICE_"
-    "|(?:AUTH|ACCESS|API|BOT|HF|GH)TOKEN|^(?:PG|SSH|MYSQL|DB)PASS(?![A-Z])"
+    "|(?:AUTH|ACCESS|API|BOT|HF|GH)TOKEN|^(?:PG|SSH|MYSQL|DB)PASS(?![A-Z])|PASSCODE|CONN(?:ECTION)?_?STR(?:ING)?(?![A-Z])"
+    "|(?:^|_)(?:MY|OUR|APP|ACCOUNT|AES|AUTH|CLIENT|ENC|ENCRYPTION|HMAC|LICEN[CS]E|MASTER|SERVICE|SIGNING|SSH|USER)KEYS?(?![A-Z])"
 )
 """What gives a name away within a word too: `PGPASSWORD`, `MYAPIKEY`."""
 _HARMLESS = re.compile(
@@ -58,6 +64,16 @@ _RECOGNISED = (
         "an API key",
     ),
     (re.compile(r"\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|\bAIza[\w-]{35}|\b(?:npm_|pypi-)[\w-]{32,}"), "an API key"),
+    (
+        re.compile(
+            r"\b(?:gsk_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,}|hv[sbr]\.[\w-]{20,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
+            r"|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,}|do[pr]_v1_[0-9a-f]{64}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"
+            r"|glsa_\w{32,}|whsec_[A-Za-z0-9+/=]{24,}|r8_[A-Za-z0-9]{37}|xai-[A-Za-z0-9]{40,}|pplx-[A-Za-z0-9]{40,})"
+        ),
+        "an API key",
+    ),
+    (re.compile(r"\bdiscord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/([\w-]{20,})"), "a Discord webhook"),
+    (re.compile(r"(?i:\b(?:account|sharedaccess)key)=([A-Za-z0-9+/]{20,}={0,2})"), "a key of Azure"),
     (re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+/\w+/\w+"), "a Slack token"),
     (re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"), "a JSON web token"),
     (
@@ -69,14 +85,43 @@ _RECOGNISED = (
         "a private key",
     ),
 )
+_KEY = (
+    r"password|passwd|passphrase|passcode|_pwd|secret|api[_-]?key|secret[_-]?key|access[_-]?key|account[_-]?key"
+    r"|private[_-]?key|(?:access|auth|refresh|session)[_-]?token"
+)
+_NO_VALUE = r"(?!(?i:none|null|true|false|str|string|bytes|required|optional|secret|password)\b)"
 _SAID = (
     re.compile(r"(?i:authorization)[\"']?\s?[:=]\s?[\"']?(?:Basic|Bearer|Token)\s([\w.~+/=-]{8,})"),
     re.compile(r"\bBearer ([\w.~+/-]{20,}=*)"),
     # password=… as in a DSN, "api_key": "…" as in JSON.
     re.compile(
-        r"(?i:password|passwd|passphrase|_pwd|secret|api_?key|secret_?key|access_?key|(?:access|auth)_token)"
-        rf"(?:=[\"']?|[\"']\s?:\s?[\"']){_PLACEHOLDER}([^\s\"'&;,<>\\(){{}}\[\]]{{{SHORTEST},}})"
+        rf"(?i:{_KEY}|pwd)(?:=[\"']?|[\"']\s?:\s?[\"'])(?!/){_PLACEHOLDER}([^\s\"'&;,<>\\(){{}}\[\]]{{{SHORTEST},}})"
     ),
+    # password: … as in YAML, alone on its line, or a value that is no word of a sentence.
+    re.compile(
+        rf"(?m)^[ \t-]*[\"']?[\w.-]*(?i:{_KEY}|pwd)[\"']?:[ \t]+[\"']?{_NO_VALUE}{_PLACEHOLDER}"
+        rf"([^\s\"'{{\[|>&*]{{{SHORTEST},}})[\"']?[ \t]*(?:#.*)?$"
+    ),
+    re.compile(
+        rf"(?i:{_KEY}|\bpwd)[\"']?: {_PLACEHOLDER}[\"']?(?=[^\s\"',]*[0-9!@#$%^&*])"
+        rf"([^\s\"',;<>(){{}}\[\]]{{{SHORTEST},}})"
+    ),
+    # --password … of a command line, or of its list of arguments.
+    re.compile(
+        rf"--(?:[\w-]+-)?(?:pass(?:word|wd|phrase|code)?|pwd|secret|token|(?:api|access|secret|private)[-_]?key)"
+        rf"(?:[ =]|[\"'],\s?[\"'])[\"']?(?!-){_NO_VALUE}{_PLACEHOLDER}([^\s\"'<>(){{}}\[\],;`]{{{SHORTEST},}})"
+    ),
+    # curl -u user:…
+    re.compile(
+        r"\b(?:curl|wget)\b[^\n]*?[\s\"'](?:-u|-U|--user|--proxy-user)[\"',\s=]*[^\s:\"',]+:"
+        rf"{_PLACEHOLDER}([^\s\"']{{{SHORTEST - 2},}})"
+    ),
+    # X-Api-Key: … and other headers.
+    re.compile(
+        r"(?i:\b(?:x-[\w-]*(?:key|token|secret|password)|api-key|private-token|job-token|[\w-]+-subscription-key))"
+        rf"[\"']?\s?[:=]\s?[\"']?{_PLACEHOLDER}([\w.~+/=-]{{{SHORTEST},}})"
+    ),
+    re.compile(r"(?i:\b(?:set-)?cookie)[\"']?:\s?[\"']?(?=[\w.-]+=)([^\"'\n\\]{6,})"),
     # A line of a private key, of which a stream sees one after the other; not 64 digits of a hash.
     re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$"),
 )
@@ -114,15 +159,36 @@ class Hider:
 
 
 class HidingStream:
-    """A text stream that secrets do not get through; all else is the wrapped stream's business."""
+    """A text stream that secrets do not get through; all else is the wrapped stream's business.
+
+    A line is written once it is whole, or flushed: a secret may come in several pieces.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._hider = Hider()
+        self._lock = threading.RLock()
+        self._begun = ""
 
     def write(self, text: str) -> int:
-        self._stream.write(self._hider.hide(text))
+        with self._lock:
+            begun = self._begun + text
+            end = len(begun) if len(begun) > _LONGEST_BEGUN else 1 + max(begun.rfind("\n"), begun.rfind("\r"))
+            self._begun = begun[end:]
+            if end:
+                self._stream.write(self._hider.hide(begun[:end]))
         return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            begun, self._begun = self._begun, ""
+            if begun:
+                self._stream.write(self._hider.hide(begun))
+            self._stream.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._stream.close()
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -172,8 +238,17 @@ def _is_place(value: str) -> bool:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """As it is, in a URL, in JSON."""
+    """As it is, in a URL, in JSON, in base64 wherever it begins in what is encoded."""
     yield from (secret, quote(secret, safe=""), unquote(secret), json.dumps(secret)[1:-1])
+    data = secret.encode(errors="surrogatepass")
+    yield base64.b64encode(data).decode().rstrip("=")
+    for before in range(3):
+        # The characters that depend on this secret alone.
+        first, bits = -(-8 * before // 6), 8 * (before + len(data))
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            encoded = encode(bytes(before) + data).decode()[first : bits // 6]
+            if len(encoded) >= _SHORTEST_ENCODED:
+                yield encoded
 
 
 def _hidden(match: re.Match[str]) -> str:

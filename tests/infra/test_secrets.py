@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
@@ -14,6 +15,7 @@ from flows.config import parse
 from infra.errors import ConfigError, stage_error
 from infra.lineage.messages import PipelineStarted
 from infra.lineage.outbox import Outbox
+from infra.project import PROJECT as REPOSITORY
 from infra.run import Run, read_journal
 from infra.secrets import HIDDEN, Hider, HidingStream, recognised
 from tasks.sheet import failed_sheet
@@ -80,7 +82,9 @@ def test_a_stream_hides_and_is_a_stream_still(monkeypatch: pytest.MonkeyPatch) -
     ["DB_PASS", "SSH_PW", "OPENAI_KEY", "GIT_PAT", "MYSQL_PWD", "PGPASSWORD", "SSHPASS", "HF_TOKEN", "API_TOKENS",
      "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "anthropicApiKey", "db-password", "STRIPE_KEY_2", "MYAPIKEY",
      "SLACK_WEBHOOK_URL", "SESSION_COOKIE", "SERVICE_CREDS", "GOOGLE_CREDENTIALS", "REGISTRY_AUTH", "GH_JWT", "PASS",
-     "STEMMA_NOTICE_EMAIL", "GITHUBTOKEN_ACCESSTOKEN", "ENCRYPTION_KEYS", "CLIENT_SECRET"],
+     "STEMMA_NOTICE_EMAIL", "GITHUBTOKEN_ACCESSTOKEN", "ENCRYPTION_KEYS", "CLIENT_SECRET",
+     "AZURE_STORAGE_CONNECTION_STRING", "CONN_STR", "FTP_LOGIN",
+     "COOKIES", "MY_PASSCODE", "MYKEY"],
 )  # fmt: skip
 def test_a_variable_whose_name_says_so_is_a_secret(name: str) -> None:
     assert Hider({name: "hunter-22"}).hide("it is hunter-22") == f"it is {HIDDEN}"
@@ -98,6 +102,64 @@ def test_a_variable_whose_name_says_so_is_a_secret(name: str) -> None:
 )  # fmt: skip
 def test_a_variable_whose_name_only_has_such_letters_is_none(name: str, value: str) -> None:
     assert Hider({name: value}).hide(f"it is {value}.") == f"it is {value}."
+
+
+LONG = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6"
+HEX = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+WAYS = [
+    f"gsk_{LONG}", f"nvapi-{LONG}", f"hvs.{LONG}", f"ya29.{LONG}", f"dapi{HEX}", f"SG.{LONG}.{LONG}", f"GOCSPX-{LONG}",
+    f"https://discord.com/api/webhooks/123456789/{LONG}", f"AccountName=a;AccountKey={LONG}==;EndpointSuffix=b",
+    f"Endpoint=sb://a/;SharedAccessKey={LONG}=", "Server=db;Uid=ada;Pwd=hunter-22;", "Server=db;Password=hunter-22;",
+    "password: hunter-22", "  db_password: hunter", "- api_key: 'hunter-22'",
+    "ERROR login failed, password: hunter-22 (ada)",
+    '"passcode": "hunter-22"', "client --password hunter-22", "client --password=hunter-22",
+    "client --api-key hunter-22",
+    "['client', '--token', 'hunter-22']", "client --db-password hunter-22 --port 5", "curl -u ada:hunter-22 https://a",
+    "curl -s --user ada:hunter-22 https://a", "['curl', '-u', 'ada:hunter-22']", "X-Api-Key: hunter-22",
+    "{'x-api-key': 'hunter-22'}", "X-Auth-Token: hunter-22", "PRIVATE-TOKEN: hunter-22", "Cookie: session=hunter-22",
+    "Set-Cookie: id=hunter-22; Path=/", "Ocp-Apim-Subscription-Key: hunter-22",
+    "ValueError: no access for {'secret_key': 'hunter-22'}", "refresh_token=hunter-22&x=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WAYS)
+def test_a_secret_is_hidden_in_the_ways_it_occurs(text: str) -> None:
+    hidden = Hider({}).hide(text)
+    assert HIDDEN in hidden and "hunter" not in hidden and LONG not in hidden and HEX not in hidden
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "ada:"])
+def test_a_known_secret_is_hidden_in_base64(before: str) -> None:
+    encoded = base64.b64encode(f"{before}hunter-22-correct".encode()).decode()
+    hidden = Hider({"MYKEY": "hunter-22-correct"}).hide(f"sent {encoded}")
+    assert HIDDEN in hidden and encoded[8:16] not in hidden
+
+
+def test_a_stream_hides_what_comes_in_pieces() -> None:
+    under = io.StringIO()
+    stream = HidingStream(under)
+    for piece in ("a glpat-a1B2c3D", "4e5F6g7H8i9J0 b", "\nc"):
+        stream.write(piece)
+    assert under.getvalue() == f"a {HIDDEN} b\n"
+    stream.flush()
+    assert under.getvalue() == f"a {HIDDEN} b\nc"
+
+
+def test_nothing_of_the_guides_and_results_is_hidden() -> None:
+    """Digests, commits, fingerprints, commands and settings."""
+    hider = Hider({})
+    for path in [
+        REPOSITORY / "benchmarks" / "RESULTS.md",
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "configs").glob("*.yaml"),
+    ]:
+        text = path.read_text()
+        changed = [
+            (a, b)
+            for a, b in zip(text.splitlines(), hider.hide(text).splitlines(), strict=False)
+            if a != b and "user:password@" not in a
+        ]
+        assert not changed, path
 
 
 SIGNED = "https://b.s3.example/c.parquet?X-Amz-Date=20261122&X-Amz-Signature=3b1fa9c07d&X-Amz-Expires=60"
