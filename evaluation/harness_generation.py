@@ -44,8 +44,14 @@ class StopText:
         if last in self._ends:
             return True
         if last not in self._completes:
-            self._completes[last] = self._completed_by(self._tokenizer.decode([last]))
+            self._completes[last] = self._completed_by(self._text_of(last))
         return any(stop in self._tokenizer.decode(answer[-window:]) for stop, window in self._completes[last])
+
+    def _text_of(self, token: int) -> str:
+        """The text of a token within an answer; "" where it depends on the tokens around it. SentencePiece leaves out
+        the space before the first token that is decoded, so the second of two is looked at."""
+        once, twice = self._tokenizer.decode([token]), self._tokenizer.decode([token, token])
+        return twice[len(once) :] if twice.startswith(once) else ""
 
     def _completed_by(self, text: str) -> list[tuple[str, int]]:
         """The stop strings that may end in a token of this text; of most tokens none."""

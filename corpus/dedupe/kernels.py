@@ -13,8 +13,6 @@ from infra.native import kernel
 SET_LIMIT = 16_384
 """Of longer texts the smallest so many shingles stand for all: a bottom sketch (Broder, 1997), whose estimate of a
 similarity of 0.8 has a standard error of 0.3 %."""
-REPRESENTATIVES = 64
-"""Texts of one bucket, none like another, that each further one is compared with."""
 
 
 @kernel
@@ -122,6 +120,58 @@ def similarity(sets: Sets, first: int, second: int) -> float:
 
 
 @kernel
+def sign_sets(sets: Sets, factors: NDArray[np.uint32], shifts: NDArray[np.uint32], out: Hashes) -> None:
+    """MinHash of each set, hashed by bands, as `sign_texts` of the texts. factors, shifts: (H,); out: (bands, N)."""
+    bands = out.shape[0]
+    rows = factors.size // bands
+    signature = np.empty(factors.size, np.uint32)
+    for text in range(out.shape[1]):
+        signature[:] = np.uint32(0xFFFFFFFF)
+        for shingle in sets.shingles[sets.begins[text] : sets.begins[text] + sets.sizes[text]]:
+            for i in range(factors.size):
+                signature[i] = min(signature[i], np.uint32(shingle * factors[i] + shifts[i]))
+        for band in range(bands):
+            value = mix64(np.uint64(band + 1))
+            for i in range(band * rows, (band + 1) * rows):
+                value = mix64(value ^ np.uint64(signature[i]))
+            out[band, text] = value
+
+
+@kernel
+def first_of(parents: NDArray[np.int64], text: int) -> int:
+    """The first text of the group that a text is in, with its path shortened."""
+    while parents[text] != text:
+        parents[text] = parents[parents[text]]
+        text = parents[text]
+    return text
+
+
+@kernel
+def join_alike(
+    members: NDArray[np.int64],
+    buckets: NDArray[np.int64],
+    sets: Sets,
+    threshold: float,
+    parents: NDArray[np.int64],
+) -> None:
+    """Joins the texts of each bucket, members[buckets[i]:buckets[i + 1]], that are alike to groups, whose first texts
+    are in `parents` afterwards."""
+    for bucket in range(buckets.size - 1):
+        inside = members[buckets[bucket] : buckets[bucket + 1]]
+        for place in range(inside.size):
+            text = inside[place]
+            for other in inside[:place]:
+                first, second = first_of(parents, text), first_of(parents, other)
+                sizes = sets.sizes[text], sets.sizes[other]
+                if first == second or min(sizes) < threshold * max(sizes):
+                    continue
+                if similarity(sets, text, other) >= threshold:
+                    parents[max(first, second)] = min(first, second)
+    for text in range(parents.size):
+        parents[text] = first_of(parents, text)
+
+
+@kernel
 def compare_buckets(
     members: NDArray[np.int64],
     buckets: NDArray[np.int64],
@@ -131,8 +181,8 @@ def compare_buckets(
     similarities: NDArray[np.float32],
 ) -> None:
     """Compares the texts of each bucket, members[buckets[i]:buckets[i + 1]], the ones to keep first. A text that is
-    like an earlier one gets it as its original."""
-    kept = np.empty(REPRESENTATIVES, np.int64)
+    like an earlier one gets it as its original. Each text is compared with all earlier ones that are kept."""
+    kept = np.empty(max(1, np.max(np.diff(buckets))) if buckets.size > 1 else 1, np.int64)
     for bucket in range(buckets.size - 1):
         count = 0
         for text in members[buckets[bucket] : buckets[bucket + 1]]:
@@ -145,9 +195,8 @@ def compare_buckets(
                     originals[text], similarities[text] = other, found
                     break
             else:
-                if count < REPRESENTATIVES:
-                    kept[count] = text
-                    count += 1
+                kept[count] = text
+                count += 1
 
 
 @kernel

@@ -52,7 +52,7 @@ def order_of_preference(folders: Sequence[Path], keep: str) -> Indices:
 
 def find_exact(folders: Sequence[Path], order: Indices, found: Duplicates) -> None:
     hashes = np.concatenate([np.load(folder / EXACT) for folder in folders])[order]
-    members, buckets = _buckets(hashes, np.arange(hashes.size))
+    members, buckets = buckets_of(hashes, np.arange(hashes.size))
     firsts = np.repeat(members[buckets[:-1]], np.diff(buckets))
     again = members != firsts
     found.originals[order[members[again]]] = order[firsts[again]]
@@ -66,7 +66,7 @@ def mark_candidates(folders: Sequence[Path], bands: int, found: Duplicates, run:
     marks = np.zeros(found.originals.size, np.bool_)
     for band in range(bands):
         run.stop_if_cancelled()
-        members, _ = _buckets(_band(folders, band)[left], left)
+        members, _ = buckets_of(_band(folders, band)[left], left)
         marks[members] = True
     return marks
 
@@ -91,7 +91,7 @@ def find_near(
     while came_back:
         for band in range(bands):
             left = np.flatnonzero(originals < 0)
-            members, buckets = _buckets(_band(folders, band)[candidates[left]], left)
+            members, buckets = buckets_of(_band(folders, band)[candidates[left]], left)
             for piece in _pieces(buckets, sets.sizes[candidates[members]]):
                 run.stop_if_cancelled()
                 compare_buckets(members, piece, sets.of(candidates), threshold, originals, similarities)
@@ -127,7 +127,7 @@ def _band(folders: Sequence[Path], band: int) -> NDArray[np.uint64]:
     return np.concatenate([np.load(folder / BANDS, mmap_mode="r")[band] for folder in folders])
 
 
-def _buckets(hashes: NDArray[np.uint64], ids: Indices) -> tuple[Indices, Indices]:
+def buckets_of(hashes: NDArray[np.uint64], ids: Indices) -> tuple[Indices, Indices]:
     """The ids of those that share their hash with another, and where each bucket of them begins, with the end."""
     by_hash = np.argsort(hashes, kind="stable")
     ordered = hashes[by_hash]

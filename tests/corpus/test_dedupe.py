@@ -196,3 +196,16 @@ def test_what_stands_in_many_documents_is_cut_out_of_all_of_them(build, tmp_path
     assert (counts["read"], counts["kept"]) == (14, 13)
     assert (counts["boilerplate"]["units"], counts["boilerplate"]["changed"]) == (13, 13)
     assert counts["boilerplate"]["samples"][0]["documents"] == 13
+
+
+def test_a_text_whose_only_partner_is_the_sixty_fifth_of_its_bucket_is_found():
+    """Compared with the first 64 texts alone, it stayed."""
+    from corpus.dedupe.kernels import Sets, compare_buckets
+
+    count = 66
+    shingles = np.arange(10 * count, dtype=np.uint32).reshape(count, 10)
+    shingles[65] = shingles[64]
+    sets = Sets(shingles.ravel(), np.arange(count) * 10, np.full(count, 10))
+    originals, similarities = np.full(count, -1), np.zeros(count, np.float32)
+    compare_buckets(np.arange(count), np.array([0, count]), sets, 0.8, originals, similarities)
+    assert originals.tolist() == [-1] * 65 + [64]

@@ -184,3 +184,20 @@ def test_answers_to_lm_eval_end_where_its_own_backend_ends_them(model_dir: Path,
         theirs = own.generate_until(requests, disable_tqdm=True)
         assert ReportingHFLM(run, lm.model, lm.tokenizer, 2).generate_until(requests) == theirs
         assert len({len(one) for one in theirs}) > 2, "answers of one length prove little"
+
+
+def test_a_stop_string_of_a_space_is_seen_in_tokens_whose_space_sentencepiece_drops() -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from evaluation.harness_generation import StopText
+
+    vocab = {piece: number for number, piece in enumerate(["<unk>", "\u2581", "\u2581one", "\u2581two", "s"])}
+    inner = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    inner.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    assert tokenizer.decode([2]) == "one" and tokenizer.decode([2, 3]) == "one two"
+    ended = StopText(tokenizer, [" "], frozenset())
+    assert not ended(0, [2]) and not ended(0, [2, 4])
+    assert ended(0, [2, 4, 3])
