@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from corpus.decontaminate.config import MatchConfig
+from corpus.dedupe.config import NearDuplicates
 from corpus.demo.config import (
     CommentDocuments,
     CommentReplies,
@@ -67,6 +69,18 @@ class IngestConfig(StageConfig):
         return [source.source(f"ingest.read.{i}") for i, source in enumerate(self.read)]
 
 
+class NearPrompts(NearDuplicates):
+    """Prompts that are near duplicates, by MinHash and verified (Broder, 1997; Lee et al., 2022).
+
+    Word n-grams that more than 1 % of the prompts have, and more than ten, are a template's and not compared.
+    """
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Jaccard similarity of the two sets of word n-grams from which on two prompts are near duplicates."""
+    ngram: int = Field(3, ge=1, le=32)
+    """Words in an n-gram: fewer than in documents, since prompts are short."""
+
+
 InstructionSource = Annotated[
     DocstringInstructions | DocstringSignatures | DocstringLengths | CommentReplies | FileInstructions,
     Field(discriminator="kind"),
@@ -82,6 +96,10 @@ class InstructionsConfig(StageConfig):
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
     """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
+    near_prompts: NearPrompts | None = NearPrompts()
+    """Near-duplicate prompts, none of which is on the other side of the split; null compares prompts exactly."""
+    decontaminate: MatchConfig | None = MatchConfig()
+    """Drop pairs that hold a test item of the pipeline's benchmarks or safety probes; null keeps them."""
 
     def sources(self) -> list[Source]:
         return [source.source(f"instructions.read.{i}") for i, source in enumerate(self.read)]
@@ -101,6 +119,10 @@ class PreferencesConfig(StageConfig):
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
     """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
+    near_prompts: NearPrompts | None = NearPrompts()
+    """Near-duplicate prompts, none of which is on the other side of the split; null compares prompts exactly."""
+    decontaminate: MatchConfig | None = MatchConfig()
+    """Drop pairs that hold a test item of the pipeline's benchmarks or safety probes; null keeps them."""
     seed: Seed = 17
     """Decides which wrong summary stands against which true one."""
 

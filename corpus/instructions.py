@@ -19,7 +19,8 @@ from corpus.demo.config import CommentReplies, DocstringInstructions
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
 from corpus.dialogues import Turn, exchange_of_turns, turns_of
 from corpus.documents import is_heldout
-from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, records_of, write_pairs
+from corpus.pair_split import write_pairs
+from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, records_of
 from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
 from corpus.readers.json_lines import wrong_field
@@ -43,13 +44,10 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
     A pair from a file has its prompt as group, a conversation what the human said first, since collections hold one
     conversation at several lengths. What has no answer or no prompt, starts with the assistant or has a role that
     nobody knows is put aside.
-    Raises StageError as `corpus.pairs.write_pairs` and the readers do.
+    Raises StageError as `corpus.pair_split.write_pairs` and the readers do.
     """
-    read = partial(_pairs, config)
-    figures = write_pairs(
-        config.read, "instructions", read, config.heldout_share, config.max_quarantine_share, out_dir, run
-    )
-    return Result(figures, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out")
+    figures, headline = write_pairs(config, "instructions", partial(_pairs, config), inputs, out_dir, run)
+    return Result(figures, headline)
 
 
 def _pairs(

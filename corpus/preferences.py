@@ -24,7 +24,8 @@ from corpus.dialogues import (
     split_dialogues,
     turns_of,
 )
-from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, records_of, write_pairs
+from corpus.pair_split import write_pairs
+from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, records_of
 from corpus.quarantine import Rejected
 from corpus.rankings import Judged, Tally, answers_field, by_annotators, is_number, pairs_of_ranking, ranked_answers
 from corpus.readers.config import FilePreferences
@@ -41,16 +42,11 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
     A pair from a file has its prompt as group, a dialogue its first turn, since collections hold one dialogue at
     several lengths. What is no pair is put aside: equal answers, none, a conversation that starts with the assistant or
     has a role that nobody knows.
-    Raises StageError as `corpus.pairs.write_pairs` and the readers do.
+    Raises StageError as `corpus.pair_split.write_pairs` and the readers do.
     """
     seen = Tally()
-    read = partial(_pairs, config, seen)
-    figures = write_pairs(
-        config.read, "preferences", read, config.heldout_share, config.max_quarantine_share, out_dir, run
-    )
-    return Result(
-        {**figures, **seen.figures()}, f"{figures['train_pairs']:,} pairs, {figures['heldout_pairs']:,} held out"
-    )
+    figures, headline = write_pairs(config, "preferences", partial(_pairs, config, seen), inputs, out_dir, run)
+    return Result({**figures, **seen.figures()}, headline)
 
 
 def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key: str) -> Iterator[Pair | Rejected]:

@@ -20,8 +20,10 @@ from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
 from yaml import YAMLError
 
+from corpus.decontaminate.items import Item
 from evaluation.config import BenchmarksConfig, BenchmarkTask, lm_eval_files
 from evaluation.harness_model import ReportingHFLM
+from evaluation.item_texts import plain_item, question_item, raw_fields
 from evaluation.language_model import LoadedModel
 from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
@@ -80,29 +82,44 @@ def evaluate_model(
     return dict(found or {})
 
 
-def task_texts(
-    index: int, task: BenchmarkTask, run: Run, mirror: Path | None = None
-) -> Iterator[tuple[str, str, list[str]]]:
-    """(task, number, texts) of every item of a task or group in lm-eval's own YAML: its question with each answer that
-    counts as right. Raises StageError naming the task whose file lm-eval cannot read."""
+def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = None) -> Iterator[Item]:
+    """Every item of a task or group in lm-eval's own YAML. Raises StageError naming the task whose file lm-eval cannot
+    read."""
     with quiet(), own_cache(run.work_dir / "datasets"):
         tasks = TaskManager(include_defaults=False).load(_load(index, task, mirror))["tasks"]
         for name, found in sorted(tasks.items()):
             for number, row in enumerate(found.eval_docs):
-                yield name, str(number), _item_texts(found, row)
+                yield _item(name, number, found, row)
 
 
-def _item_texts(task: Any, row: Any) -> list[str]:
-    """An item as lm-eval would put it: question and target, where a target may be a choice's number or a list."""
+def _item(name: str, number: int, task: Any, row: Any) -> Item:
+    """An item, from what lm-eval makes of its record and from the record itself; a target may be a choice's number or a
+    list."""
     question, target = task.doc_to_text(row), task.doc_to_target(row)
+    choices = list(map(str, task.doc_to_choice(row))) if task.config.doc_to_choice is not None else []
+    searched = _decontamination_query(task, row)
     if isinstance(question, int):
         # As in WinoGrande: the choices are contexts, and one ending follows each.
-        return [f"{choice} {target}" for choice in task.doc_to_choice(row)]
+        texts = [f"{choice} {target}" for choice in choices]
+        return plain_item(name, number, texts, [*choices, str(target), *searched, *raw_fields(row, texts)])
     targets = target if isinstance(target, list) else [target]
-    if any(isinstance(one, int) for one in targets):
-        choices = task.doc_to_choice(row)
-        targets = [choices[one] if isinstance(one, int) else one for one in targets]
-    return [f"{question}{task.config.target_delimiter}{one}" for one in targets]
+    right = [choices[one] if isinstance(one, int) and one < len(choices) else str(one) for one in targets]
+    further = [*searched, *raw_fields(row, [question, *choices, *right])]
+    delimiter = task.config.target_delimiter
+    return question_item(name, number, question, right, choices, delimiter=delimiter, further=further)
+
+
+def _decontamination_query(task: Any, row: Any) -> list[str]:
+    """What the task's YAML names as the text to search for, in a list; empty where it names none or the prompt itself.
+
+    lm-eval's own method of this name raises SyntaxError for a template.
+    """
+    query = task.config.doc_to_decontamination_query
+    if not task.config.should_decontaminate or query in (None, task.config.doc_to_text):
+        return []
+    if callable(query):
+        return [str(query(row))]
+    return [str(row[query]) if query in task.features else lm_eval.utils.apply_template(query, row)]
 
 
 def _set_fewshot(task: Any, config: BenchmarksConfig, own_shots: bool = True) -> None:

@@ -80,7 +80,8 @@ def _wiring_of(data: Any) -> list[Problem]:
 def _likely_nodes(data: Mapping[str, Any]) -> dict[str, Stage]:
     """What the sections would give, were they right, and more: nothing that may be there is to be called unknown."""
     present = [name for name, stage in STAGES.items() if stage.section and name in data]
-    present += ["benchmark_text"] if "decontaminate" in present else []
+    clears = {"decontaminate", "instructions", "preferences"}.intersection(present)
+    present += ["benchmark_text"] if clears else []
     nodes = {name: STAGES[name] for name in present if name not in ("validate", "benchmarks", "safety", "report")}
     if "validate" in present:
         kinds = ("", "_clean", "_instructions", "_preferences", "_shards")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from corpus.config import DataKind, ValidateConfig
+from corpus.config import DataKind, InstructionsConfig, PreferencesConfig, ValidateConfig
 from corpus.mix.config import MixConfig
 from evaluation.config import (
     BenchmarksConfig,
@@ -63,9 +63,25 @@ def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
 
 
 def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
-    """The section benchmark_text with the benchmarks and probes that the pipeline will run, of named steps too."""
+    """The section benchmark_text with the benchmarks and probes that the pipeline will run, of named steps too; without
+    the section where instructions or preferences are cleared of them. None where there is nothing to clear."""
     section = config.of(BenchmarkTextConfig)
-    return section.filled(config.all_of(BenchmarksConfig), config.all_of(SafetyConfig)) if section else None
+    filled = (section or BenchmarkTextConfig()).filled(config.all_of(BenchmarksConfig), config.all_of(SafetyConfig))
+    if section:
+        return filled
+    pairs: list[InstructionsConfig | PreferencesConfig] = [
+        *config.all_of(InstructionsConfig),
+        *config.all_of(PreferencesConfig),
+    ]
+    has_items = filled.tasks or filled.prompts or filled.pairs
+    return filled if has_items and any(one.decontaminate for one in pairs) else None
+
+
+def _cleared(section: StageConfig | None, items: str) -> dict[str, str]:
+    """The input with the test items that a stage's pairs are cleared of."""
+    if isinstance(section, InstructionsConfig | PreferencesConfig) and section.decontaminate:
+        return {"benchmark_text": items}
+    return {}
 
 
 def usual_nodes(config: PipelineConfig) -> Graph:
@@ -110,12 +126,12 @@ def usual_nodes(config: PipelineConfig) -> Graph:
     of_shards = check(shards, "shards", **copies)
     add("corpus_report", **{name: name for name in CORPUS_STEPS})
     base = add("pretrain", shards="shard", tokenizer="tokenizer", requires=[of_shards]) or add("base_model")
-    add("instructions")
+    add("instructions", **_cleared(sections["instructions"], items))
     of_instructions = check("instructions", "instructions")
     tuning, aligning = config.of(SftConfig), config.of(RlhfConfig)
     text = {"shards": shards} if tuning and tuning.text_share else {}
     tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions], **text)
-    add("preferences")
+    add("preferences", **_cleared(sections["preferences"], items))
     of_preferences = check("preferences", "preferences")
     add("reward_model", model=tuned, preferences="preferences", requires=[of_preferences])
     text = {"shards": shards} if aligning and aligning.text_coef else {}
@@ -153,10 +169,11 @@ def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
             nodes[name] = usual[name]
             return
         step = config.steps[name]
-        for up in step.upstream():
+        cleared = _cleared(step.config, "benchmark_text") if "benchmark_text" in usual else {}
+        for up in (*step.upstream(), *cleared.values()):
             add(up)
         section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
-        inputs, requires = step.inputs, step.requires
+        inputs, requires = {**cleared, **step.inputs}, step.requires
         if first := step.continued():
             inputs = {**nodes[first].inputs, **inputs, STATE: first}
             requires = tuple(dict.fromkeys((*nodes[first].requires, *requires)))

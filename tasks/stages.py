@@ -93,7 +93,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "dedupe",
             about="Documents, each there once.",
-            version=2,
+            version=3,
             config=DedupeConfig,
             section=True,
             function="corpus.dedupe.stage:dedupe",
@@ -102,8 +102,8 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "benchmark_text",
-            about="The text of every test item that the models will be asked; there by itself where decontaminate is.",
-            version=1,
+            about="The text of every test item that the models will be asked; there where data are cleared of it.",
+            version=2,
             config=BenchmarkTextConfig,
             section=True,
             function="evaluation.benchmark_text:benchmark_text",
@@ -112,7 +112,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "decontaminate",
             about="Documents that hold no test item of the benchmarks.",
-            version=2,
+            version=3,
             config=DecontaminateConfig,
             section=True,
             function="corpus.decontaminate.stage:decontaminate",
@@ -199,19 +199,21 @@ STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=2,
+            version=3,
             config=InstructionsConfig,
             section=True,
             function="corpus.instructions:instructions",
+            inputs=(may_have("benchmark_text", "test_items"),),
             makes="instructions",
         ),
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=4,
+            version=5,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",
+            inputs=(may_have("benchmark_text", "test_items"),),
             makes="preferences",
         ),
         Stage(

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.decontaminate.config import DecontaminateConfig
+from corpus.decontaminate.config import MatchConfig
+from corpus.decontaminate.kernels import Index
 from corpus.words import Hashes, character_table, hash_ngrams, hash_words
 from infra.json import read_own_json_lines
 
+SHARED_BY_ITEMS = 10
+"""An n-gram of more items of one task is of the task's template and no sign of an item; items about one passage count
+as one."""
+PART_WORDS = 8
+"""Parts of an item with fewer words, such as a choice, are common phrases, whatever `min_words` is."""
+PASSAGE_WORDS = 50
+"""Parts of at least this many words that several items share are a passage that they ask about."""
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
+class Answer(NamedTuple):
+    """A question and a right answer to it: together they give the item away where the answer begins at most `within`
+    words after the question."""
+
+    question: str
+    answer: str
+    within: int
+
+
 class Item(NamedTuple):
-    """One test item of benchmark_text; `texts` would each give it away."""
+    """One test item, a line of items.jsonl.
+
+    texts: each gives the item away; one of fewer than `min_words` words counts where it stands alone. The first one is
+        shown in reports.
+    parts: each gives the item away from `min_words` and PART_WORDS words on: the question alone, choices, what a dump
+        may have in a row.
+    answers: for questions of fewer than `min_words` words, found in records of any form.
+    """
 
     task: str
     item: str
     texts: list[str]
+    parts: Sequence[str] = ()
+    answers: Sequence[Answer] = ()
 
-
-class Index(NamedTuple):
-    """What is looked for.
-
-    lengths: (L,) how many words the n-grams have, and the items that are shorter and matched whole. grams: (G,) the
-    hashes of all of these, ascending. alone: (A,) the hashes of whole items that count only where they stand alone,
-    ascending; longest_alone: the most words that one has.
-    """
-
-    lengths: NDArray[np.int64]
-    grams: Hashes
-    alone: Hashes
-    longest_alone: int
+    def as_line(self) -> str:
+        return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
 
 
 class Owners(NamedTuple):
-    """Whose the hashes of an Index are: items[begins[i]:begins[i + 1]] for hash i, those of `alone` after `grams`."""
+    """The items of the hashes of an Index: items[begins[i]:begins[i + 1]] for hash i, those of `alone` after `grams`
+    and those of `answers` last."""
 
     begins: NDArray[np.int64]
     items: NDArray[np.int64]
@@ -47,52 +66,95 @@ class Owners(NamedTuple):
     def of(self, found: int) -> NDArray[np.int64]:
         return self.items[self.begins[found] : self.begins[found + 1]]
 
+    def followed_by(self, other: Owners) -> Owners:
+        begins = np.concatenate([self.begins[:-1], other.begins + self.items.size])
+        return Owners(begins, np.concatenate([self.items, other.items]))
+
 
 def read_items(folder: Path) -> list[Item]:
-    return [Item(**row) for row in read_own_json_lines(folder / "items.jsonl")]
+    return [_item(**row) for row in read_own_json_lines(folder / "items.jsonl")]
 
 
-def make_index(items: list[Item], config: DecontaminateConfig) -> tuple[Index, Owners]:
-    """The n-grams of all items, of each text as it is and without its punctuation, so that "read-only" is found as
-    "read only" and as "readonly"."""
-    whole, alone = Pairs(), Pairs()
-    lengths, longest_alone = set(), 0
+def _item(task: str, item: str, texts: list[str], parts: Sequence[str] = (), answers: Iterable[list] = ()) -> Item:
+    return Item(task, item, texts, list(parts), [Answer(*answer) for answer in answers])
+
+
+def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[Index, Owners]:
+    """The n-grams of all items but for those of templates, see SHARED_BY_ITEMS."""
+    whole, alone, questions = Grams(), Grams(), Answers()
     for number, item in enumerate(items):
-        for text in item.texts:
-            for one in {text, _PUNCTUATION.sub("", text)}:
-                words = hashes_of(one)
-                size = min(words.size, config.ngram)
-                if words.size >= config.min_words:
-                    whole.add(words, size, number)
-                    lengths.add(size)
-                elif words.size:
-                    alone.add(words, size, number)
-                    longest_alone = max(longest_alone, size)
-    grams, owners = whole.grouped()
-    others, other_owners = alone.grouped()
-    begins = np.concatenate([owners.begins[:-1], other_owners.begins + owners.items.size])
-    return (
-        Index(np.array(sorted(lengths), np.int64), grams, others, longest_alone),
-        Owners(begins, np.concatenate([owners.items, other_owners.items])),
+        for text in dict.fromkeys(form for raw in item.texts for form in forms_of(raw)):
+            words = hashes_of(text)
+            (whole if words.size >= config.min_words else alone).add(words, min(words.size, config.ngram), number)
+        for text in dict.fromkeys(form for raw in item.parts for form in forms_of(raw)):
+            words = hashes_of(text)
+            if words.size >= max(config.min_words, PART_WORDS):
+                whole.add(words, min(words.size, config.ngram), number)
+        for answer in item.answers:
+            for question, right in zip(forms_of(answer.question), forms_of(answer.answer), strict=True):
+                questions.add(hashes_of(question), hashes_of(right), answer.within, number, config.min_words)
+    tasks = {task: number for number, task in enumerate(dict.fromkeys(item.task for item in items))}
+    task_of = np.array([tasks[item.task] for item in items], np.int64)
+    passage_of = _passages(items)
+    grams, owners = whole.grouped(task_of, passage_of)
+    others, other_owners = alone.grouped(task_of, passage_of)
+    asked, answer_owners = questions.grouped(task_of, passage_of)
+    index = Index(whole.lengths(), grams, others, int(alone.lengths().max(initial=0)), **asked)
+    return index, owners.followed_by(other_owners).followed_by(answer_owners)
+
+
+def _passages(items: Sequence[Item]) -> NDArray[np.int64]:
+    """The passage of each item, (N,): the number of the first item that shares a long part with it."""
+    first_with: dict[tuple[str, str], int] = {}
+    return np.array(
+        [
+            min(
+                (
+                    first_with.setdefault((item.task, part), number)
+                    for part in item.parts
+                    if len(part.split()) >= PASSAGE_WORDS
+                ),
+                default=number,
+            )
+            for number, item in enumerate(items)
+        ],
+        np.int64,
     )
 
 
-class Pairs:
-    """Pairs of the hash of an n-gram and the number of the item that has it."""
+def forms_of(text: str) -> tuple[str, ...]:
+    """A text as it is, without its punctuation, so that "read-only" is found as "read only" and as "readonly", and as
+    JSON and HTML write it: their escapes are other words."""
+    escaped = html.escape(text)
+    return text, _PUNCTUATION.sub("", text), json.dumps(text)[1:-1], escaped, escaped.replace("&#x27;", "&#39;")
+
+
+class Grams:
+    """Hashes of n-grams, each with the number of an item that has it."""
 
     def __init__(self) -> None:
         self._grams = [np.zeros(0, np.uint64)]
         self._items = [np.zeros(0, np.int64)]
+        self._lengths: set[int] = set()
 
     def add(self, words: Hashes, size: int, item: int) -> None:
         """The n-grams of `size` words of a text with these words."""
+        if not words.size:
+            return
         grams = np.empty(words.size, np.uint64)
         self._grams.append(grams[: hash_ngrams(words, words.size, size, grams)])
         self._items.append(np.full(self._grams[-1].size, item))
+        self._lengths.add(size)
 
-    def grouped(self) -> tuple[Hashes, Owners]:
-        """The hashes, ascending, and the items of each."""
+    def lengths(self) -> NDArray[np.int64]:
+        return np.array(sorted(self._lengths), np.int64)
+
+    def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[Hashes, Owners]:
+        """The hashes, ascending, and the items of each, without those of templates. task_of, passage_of: of each
+        item."""
         grams, items = np.concatenate(self._grams), np.concatenate(self._items)
+        keep = ~_is_template(grams, task_of[items], passage_of[items])
+        grams, items = grams[keep], items[keep]
         order = np.lexsort((items, grams))
         grams, items = grams[order], items[order]
         fresh = np.ones(grams.size, np.bool_)
@@ -102,9 +164,60 @@ class Pairs:
         return hashes, Owners(np.append(begins, owned.size).astype(np.int64), owned)
 
 
+class Answers:
+    """Short questions with their right answers, each with the number of its item."""
+
+    def __init__(self) -> None:
+        self._rows: set[tuple[int, int, int, int, int]] = set()
+        self._longest = 0
+
+    def add(self, question: Hashes, answer: Hashes, within: int, item: int, min_words: int) -> None:
+        """Adds them where the question alone has too few words, and both together have enough."""
+        if answer.size and 0 < question.size < min_words <= question.size + answer.size:
+            self._longest = max(self._longest, question.size)
+            self._rows.add((_hash_of_all(question), _hash_of_all(answer), answer.size, within, item))
+
+    def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[dict[str, Any], Owners]:
+        """The fields of an Index that are about questions, and the item of each answer. task_of, passage_of: of each
+        item."""
+        rows = sorted(self._rows)
+        asked, answers = (np.array([row[place] for row in rows], np.uint64) for place in (0, 1))
+        sizes, within, items = (np.array([row[place] for row in rows], np.int64) for place in (2, 3, 4))
+        keep = ~_is_template(asked, task_of[items], passage_of[items])
+        questions, begins = np.unique(asked[keep], return_index=True)
+        fields = {
+            "questions": questions,
+            "longest_question": self._longest,
+            "answer_begins": np.append(begins, keep.sum()).astype(np.int64),
+            "answers": answers[keep],
+            "answer_words": sizes[keep],
+            "within": within[keep],
+        }
+        return fields, Owners(np.arange(int(keep.sum()) + 1), items[keep])
+
+
+def _is_template(grams: Hashes, tasks: NDArray[np.int64], passages: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which n-grams more than SHARED_BY_ITEMS passages of their task have. All arguments (N,)."""
+    order = np.lexsort((passages, tasks, grams))
+    ordered = np.stack([grams.view(np.int64), tasks, passages])[:, order]
+    changes = ordered[:, 1:] != ordered[:, :-1]
+    is_new_gram = np.append(True, changes[:2].any(0))[: grams.size]
+    is_new_passage = np.append(True, changes.any(0))[: grams.size]
+    number = np.cumsum(is_new_gram) - 1
+    found = np.zeros(grams.size, np.bool_)
+    found[order] = np.bincount(number, is_new_passage)[number] > SHARED_BY_ITEMS
+    return found
+
+
 def hashes_of(text: str) -> Hashes:
     """The hashes of a text's words."""
     data = np.frombuffer(text.encode(), np.uint8)
     words = np.empty(data.size, np.uint64)
     starts, ends = np.empty(data.size, np.int64), np.empty(data.size, np.int64)
     return words[: hash_words(data, 0, data.size, character_table(), words, starts, ends)]
+
+
+def _hash_of_all(words: Hashes) -> int:
+    gram = np.empty(words.size, np.uint64)
+    hash_ngrams(words, words.size, words.size, gram)
+    return int(gram[0])

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from corpus.words import Bytes, Hashes, hash_ngrams, hash_words
+from corpus.words import Bytes, Hashes, character_table, hash_ngrams, hash_words, text_buffers
 from infra.native import kernel
 
 FILTER_BITS = 16
 """Bits of the filter for each hash that is looked for: one in sixteen others passes it."""
+
+
+class Index(NamedTuple):
+    """The hashes that are looked for.
+
+    lengths: (L,) how many words the n-grams have, and the texts that are shorter and matched whole. grams: (G,) the
+    hashes of all of these, ascending. alone: (A,) the hashes of whole texts that count only where they stand alone,
+    ascending; longest_alone: the most words that one has.
+    questions: (Q,) the hashes of short questions, ascending; longest_question: the most words that one has.
+    answers: (P,) hashes of right answers, those of question i from answer_begins[i] to answer_begins[i + 1], each of
+    answer_words words and beginning at most `within` words after the question.
+    """
+
+    lengths: NDArray[np.int64]
+    grams: Hashes
+    alone: Hashes
+    longest_alone: int
+    questions: Hashes
+    longest_question: int
+    answer_begins: NDArray[np.int64]
+    answers: Hashes
+    answer_words: NDArray[np.int64]
+    within: NDArray[np.int64]
 
 
 def make_filter(hashes: Hashes) -> NDArray[np.uint8]:
@@ -63,54 +89,106 @@ def _bits(size: int) -> int:
 
 
 @kernel
+def _is_set_off(data: Bytes, begin: int, end: int) -> bool:
+    """Whether anything but spaces and an apostrophe is between two words, as before the value of a field."""
+    for byte in data[begin:end]:  # noqa: SIM110 - numba compiles no any()
+        if byte not in (32, 39):
+            return True
+    return False
+
+
+@kernel
+def _find_after(words: Hashes, first: int, last: int, size: int, wanted: np.uint64, scratch: Hashes) -> int:
+    """The first place from `first` up to `last` at which `size` words have this hash together, -1 where none has."""
+    for place in range(first, last + 1):
+        hash_ngrams(words[place : place + size], size, size, scratch)
+        if scratch[0] == wanted:
+            return place
+    return -1
+
+
+@kernel
 def find_items(
     data: Bytes,
     begins: NDArray[np.int64],
     table: NDArray[np.int32],
-    lengths: NDArray[np.int64],
-    grams: Hashes,
+    index: Index,
     gram_flags: NDArray[np.uint8],
-    alone: Hashes,
     alone_flags: NDArray[np.uint8],
-    longest_alone: int,
+    question_flags: NDArray[np.uint8],
 ) -> NDArray[np.int64]:
     """Every place at which a test item shows: rows (H, 4) of text, number of the hash, first byte, end; in bytes from
-    the text's beginning. The numbers of `alone` come after those of `grams`."""
+    the text's beginning. The numbers of `alone` come after those of `grams`, those of `answers` last."""
     longest = max(1, np.max(np.diff(begins)))
     words, hashes = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
     starts, ends = np.empty(longest, np.int64), np.empty(longest, np.int64)
     gram_shift, alone_shift = np.uint64(64 - _bits(gram_flags.size)), np.uint64(64 - _bits(alone_flags.size))
+    question_shift = np.uint64(64 - _bits(question_flags.size))
+    first_alone = index.grams.size
+    first_answer = first_alone + index.alone.size
     hits = np.empty((1024, 4), np.int64)
     filled = 0
     for text in range(begins.size - 1):
         begin = begins[text]
         count = hash_words(data, begin, begins[text + 1], table, words, starts, ends)
-        for length in lengths:
+        for length in index.lengths:
             if length > count:
                 continue
             for i in range(hash_ngrams(words, count, length, hashes)):
                 if gram_flags[hashes[i] >> gram_shift] == 0:
                     continue
-                found = _find(grams, hashes[i])
+                found = _find(index.grams, hashes[i])
                 if found >= 0:
                     hits = _with_room(hits, filled)
                     hits[filled, 0], hits[filled, 1] = text, found
                     hits[filled, 2], hits[filled, 3] = starts[i] - begin, ends[i + length - 1] - begin
                     filled += 1
-        for first in range(count if alone.size else 0):
+        for first in range(count if index.alone.size else 0):
             if first > 0 and not _ends_sentence(data, ends[first - 1], starts[first]):
                 continue
-            for last in range(first, min(count, first + longest_alone)):
+            for last in range(first, min(count, first + index.longest_alone)):
                 if last + 1 < count and not _ends_sentence(data, ends[last], starts[last + 1]):
                     continue
                 size = last + 1 - first
                 hash_ngrams(words[first : last + 1], size, size, hashes)
                 if alone_flags[hashes[0] >> alone_shift] == 0:
                     continue
-                found = _find(alone, hashes[0])
+                found = _find(index.alone, hashes[0])
                 if found >= 0:
                     hits = _with_room(hits, filled)
-                    hits[filled, 0], hits[filled, 1] = text, grams.size + found
+                    hits[filled, 0], hits[filled, 1] = text, first_alone + found
                     hits[filled, 2], hits[filled, 3] = starts[first] - begin, ends[last] - begin
                     filled += 1
+        for first in range(count if index.questions.size else 0):
+            if first > 0 and not _is_set_off(data, ends[first - 1], starts[first]):
+                continue
+            for end in range(first + 1, min(count, first + index.longest_question) + 1):
+                hash_ngrams(words[first:end], end - first, end - first, hashes)
+                if question_flags[hashes[0] >> question_shift] == 0:
+                    continue
+                question = _find(index.questions, hashes[0])
+                if question < 0:
+                    continue
+                for answer in range(index.answer_begins[question], index.answer_begins[question + 1]):
+                    size = index.answer_words[answer]
+                    last = min(end + index.within[answer], count - size)
+                    found = _find_after(words, end, last, size, index.answers[answer], hashes)
+                    if found >= 0:
+                        hits = _with_room(hits, filled)
+                        hits[filled, 0], hits[filled, 1] = text, first_answer + answer
+                        hits[filled, 2], hits[filled, 3] = starts[first] - begin, ends[found + size - 1] - begin
+                        filled += 1
     return hits[:filled]
+
+
+class Searcher:
+    """A search for the hashes of an index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._flags = [make_filter(hashes) for hashes in (index.grams, index.alone, index.questions)]
+
+    def __call__(self, texts: pa.ChunkedArray) -> NDArray[np.int64]:
+        """Every place at which a test item shows in a column of texts, see `find_items`."""
+        hits: NDArray[np.int64] = find_items(*text_buffers(texts), character_table(), self._index, *self._flags)
+        return hits

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import Item, make_index, read_items
+from corpus.decontaminate.items import make_index, read_items
+from corpus.decontaminate.report import not_searched, write_contamination
 from corpus.decontaminate.write import HITS, RULE, FindItems, FoundPart, WriteClean
 from corpus.documents import concatenate, document_parts
 from corpus.dropped import SCHEMA as DROPPED
@@ -25,10 +24,7 @@ from corpus.passes import Passes, write_json
 from corpus.selection import link_selections
 from corpus.sources import SourceCounts, read_sources, write_sources
 from infra.errors import stage_error
-from infra.partitions import Summary
 from infra.run import Result, Run
-
-SAMPLES_OF_A_TASK = 5
 
 
 def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -66,8 +62,9 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     concatenate((folder / "dropped.parquet" for folder in folders), aux / "dropped.parquet", DROPPED)
     concatenate((folder / "hits.parquet" for folder in folders), aux / "hits.parquet", HITS)
     vanished = tell_of_vanished("decontaminate", given, counts, aux / "dropped.parquet", run)
-    tasks = _by_task(items, written)
-    write_json(aux / "contamination.json", {"tasks": tasks, "samples": _samples(aux / "hits.parquet", items)})
+    hit = sum((Counter(summary["items"]) for summary in written), Counter[str]())
+    holding = sum((Counter(summary["tasks"]) for summary in written), Counter[str]())
+    tasks = write_contamination(aux, items, owners, {int(number): times for number, times in hit.items()}, holding)
     dropped, cut = (sum(summary[name] for summary in written) for name in ("dropped", "cut"))
     report = {
         "read": total,
@@ -91,7 +88,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     }
     changed = f"{dropped:,} dropped" + (f", {cut:,} cut" if cut else "")
     headline = f"{report['items_hit']:,} of {report['items']:,} test items were in the text; {changed} of {total:,}"
-    headline += warning(vanished)
+    headline += not_searched(tasks) + warning(vanished)
     return Result(figures, headline)
 
 
@@ -102,31 +99,6 @@ def _common(found: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
         grams = np.unique(np.load(hits)[:, :2], axis=0)[:, 1]
         documents += np.bincount(grams, minlength=hashes)
     return documents > (most or 0)
-
-
-def _by_task(items: Sequence[Item], written: Sequence[Summary]) -> dict[str, dict[str, int]]:
-    """Task → its items, those of them that were hit, and the documents in which any was."""
-    hit = sum((Counter(summary["items"]) for summary in written), Counter[str]())
-    documents = sum((Counter(summary["tasks"]) for summary in written), Counter[str]())
-    hit_items = Counter(items[int(number)].task for number in hit)
-    return {
-        task: {"items": count, "items_hit": hit_items[task], "documents_hit": documents[task]}
-        for task, count in sorted(Counter(item.task for item in items).items())
-    }
-
-
-def _samples(hits: Path, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Some hits of each task, with the item's text beside the document's."""
-    texts = {(item.task, item.item): item.texts[0] for item in items}
-    taken: Counter[str] = Counter()
-    samples = []
-    with pq.ParquetFile(hits) as file:
-        for batch in file.iter_batches(1000):
-            for row in batch.to_pylist():
-                if taken[row["task"]] < SAMPLES_OF_A_TASK:
-                    taken[row["task"]] += 1
-                    samples.append({**row, "item_text": texts[row["task"], row["item"]]})
-    return samples
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from corpus.cuts import Cut, without
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import Index, Item, Owners
-from corpus.decontaminate.kernels import find_items, make_filter
+from corpus.decontaminate.items import Item, Owners
+from corpus.decontaminate.kernels import Index, Searcher
 from corpus.dropped import dropped_rows
 from corpus.selection import read_table, write_selection
 from corpus.sources import count_table
-from corpus.words import character_table, text_buffers
 from infra.partitions import Summary
 
 RULE, PAPER = "test_item", "GPT-3, Brown et al., 2020, appendix C"
@@ -39,28 +38,18 @@ AROUND_BYTES = 120
 
 @dataclass(frozen=True)
 class FindItems:
-    """Writes hits.npy, see `find_items`."""
+    """Writes hits.npy, see `corpus.decontaminate.kernels.find_items`."""
 
     index: Path
 
     def __call__(self, part: Path, out: Path) -> Summary:
         texts = read_table(part, ["text"])["text"]
-        data, begins = text_buffers(texts)
         with np.load(self.index) as arrays:
-            index = Index(arrays["lengths"], arrays["grams"], arrays["alone"], int(arrays["longest_alone"]))
-        hits = find_items(
-            data,
-            begins,
-            character_table(),
-            index.lengths,
-            index.grams,
-            make_filter(index.grams),
-            index.alone,
-            make_filter(index.alone),
-            index.longest_alone,
-        )
+            fields = {name: arrays[name] for name in Index._fields}
+        counts = {name: int(fields[name]) for name in ("longest_alone", "longest_question")}
+        hits = Searcher(Index(**{**fields, **counts}))(texts)
         np.save(out / "hits.npy", hits)
-        return {"documents": len(texts), "bytes": int(begins[-1] - begins[0])}
+        return {"documents": len(texts), "bytes": texts.nbytes}
 
 
 @dataclass(frozen=True)
@@ -92,15 +81,11 @@ class WriteClean:
         rows: list[dict[str, Any]] = []
         by_item, by_task, cuts = Counter[str](), Counter[str](), 0
         gone, values = [], []
-        for text, (number, mine) in zip(texts, _by_text(hits), strict=True):
-            shown = _items_shown(mine, owners)
+        for text, (number, mine) in zip(texts, by_text(hits), strict=True):
+            shown = items_shown(mine, owners)
             by_item.update(map(str, shown))
             by_task.update({self.items[one].task for one in shown})
-            document = {"id": table["id"][number].as_py(), "source": table["source"][number].as_py()}
-            for one, (begin, end) in list(shown.items())[:ITEMS_OF_A_DOCUMENT]:
-                found = self.items[one]
-                where = {"task": found.task, "item": found.item, "text": _around(text, begin, end)}
-                rows.append({**document, **where, "begin": begin, "end": end})
+            rows += rows_of_hits(table["id"][number].as_py(), table["source"][number].as_py(), text, shown, self.items)
             places = places_to_cut(text, mine[:, 2:].tolist(), self.config) if self.config.action == "cut" else []
             left = cuts_between(text, kept_pieces(text, places, self.config.min_piece_characters)) if places else []
             if left:
@@ -128,12 +113,31 @@ class WriteClean:
         }
 
 
-def _by_text(hits: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def rows_of_hits(
+    document: str, source: str, text: str, shown: Mapping[int, tuple[int, int]], items: Sequence[Item]
+) -> list[dict[str, Any]]:
+    """Rows of hits.parquet for the items that show in a document."""
+    return [
+        {
+            "id": document,
+            "source": source,
+            "task": items[number].task,
+            "item": items[number].item,
+            "text": _around(text, begin, end),
+            "begin": begin,
+            "end": end,
+        }
+        for number, (begin, end) in list(shown.items())[:ITEMS_OF_A_DOCUMENT]
+    ]
+
+
+def by_text(hits: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The number of each text that has hits, with its hits."""
     numbers, begins = np.unique(hits[:, 0], return_index=True)
     yield from zip(numbers.tolist(), np.split(hits, begins[1:]), strict=False)
 
 
-def _items_shown(hits: NDArray[np.int64], owners: Owners) -> dict[int, tuple[int, int]]:
+def items_shown(hits: NDArray[np.int64], owners: Owners) -> dict[int, tuple[int, int]]:
     """The items that show in a text, with the first place of each."""
     shown: dict[int, tuple[int, int]] = {}
     for _, gram, begin, end in hits[np.argsort(hits[:, 2], kind="stable")].tolist():

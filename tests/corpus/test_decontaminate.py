@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
 import re
@@ -182,6 +183,74 @@ def test_items_are_those_of_the_benchmarks_and_probes_that_the_config_runs(build
     assert {row["task"] for row in lines_of(build(benchmark_text, only_tasks) / "items.jsonl")} == {"cloze"}
 
 
+LAYOUTS = {
+    "question alone": lambda question, choices, right: question,
+    "with its answer": lambda question, choices, right: f"{question} {right}",
+    "template": lambda question, choices, right: f"Question: {question}\nAnswer: {right}",
+    "lettered": lambda question, choices, right: "\n".join(
+        [question, *(f"{letter}) {choice}" for letter, choice in zip("ABCD", choices, strict=True))]
+    ),
+    "JSON": lambda question, choices, right: json.dumps(
+        {"id": 3, "question": question, "choices": {"text": choices, "label": list("ABCD")}}
+    ),
+    "CSV": lambda question, choices, right: f'3,"{question}",{",".join(choices)},1',
+    "HTML": lambda question, choices, right: (
+        f"<h3>{html.escape(question)}</h3><ul><li>{'</li><li>'.join(choices)}</li></ul>"
+    ),
+}
+QUIZ = [
+    # Eight to twelve words, and fewer: with the template's "Question" and "Answer" these were never found.
+    ("What do the people who live on Saturn's rings eat?", ["ice", "rocks", "nothing at all", "dust"], 2),
+    ("Where do Mary's lions sleep?", ["on top of the hill", "in trees", "at sea", "nowhere"], 0),
+    ("The quick solution of salt is", ["made of water and of salt", "dry", "an acid", "a gas"], 0),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", ["raw", "template", "listed"])
+def test_items_are_found_in_the_layouts_that_copies_have(build, write, tmp_path, form, layout):
+    rows = []
+    for question, choices, gold in QUIZ:
+        listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", choices, strict=True))
+        query = {
+            "raw": question,
+            "template": f"Question: {question}\nAnswer:",
+            "listed": f"Question: {question}\nChoices:\n{listed}\nAnswer:",
+        }[form]
+        rows.append({"query": query, "choices": list("ABCD") if form == "listed" else choices, "gold": gold})
+    path = write("quiz.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    task = BenchmarkTask(name="quiz", kind="multiple_choice", path=path)
+    items = build(benchmark_text, BenchmarkTextConfig(tasks=[task]))
+    planted = [
+        f"What came before is this.\n{LAYOUTS[layout](question, choices, choices[gold])}\nThen came the end."
+        for question, choices, gold in QUIZ
+    ]
+    # Of a question with fewer than 8 words the answer has to be there too.
+    short = planted[1:] if layout == "question alone" else []
+    documents = written(tmp_path / "in", [*PLAIN, *planted])
+    assert texts_of(build(decontaminate, DecontaminateConfig(), documents=documents, benchmark_text=items)) == [
+        *PLAIN,
+        *short,
+    ]
+
+
+def test_a_tasks_template_is_no_sign_of_an_item_and_a_shared_passage_is(build, write, tmp_path):
+    ask = "Read the passage below and decide which of the two answers that follow it is the right one"
+    passage = " ".join(f"passage{number}" for number in range(60))
+    rows = [
+        {"query": f"{ask}\nThe {number} of us went to {number * 7} places", "choices": ["yes", "no"], "gold": 0}
+        for number in range(20)
+    ]
+    rows += [{"query": f"{passage}\nIs it {number}?", "choices": ["yes", "no"], "gold": 0} for number in range(20)]
+    task = BenchmarkTask(
+        name="quiz", kind="multiple_choice", path=write("q.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    )
+    items = build(benchmark_text, BenchmarkTextConfig(tasks=[task]))
+    documents = written(tmp_path / "in", [f"Teachers say: {ask}.", f"It is said that {passage} is long."])
+    out = build(decontaminate, DecontaminateConfig(), documents=documents, benchmark_text=items)
+    assert texts_of(out) == [f"Teachers say: {ask}."]
+
+
 @pytest.mark.slow
 def test_items_of_a_task_in_lm_evals_own_yaml(build, write, lines_of):
     write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in SUFFIXED))
@@ -198,8 +267,9 @@ def test_items_of_a_task_in_lm_evals_own_yaml(build, write, lines_of):
     path = write("planets.yaml", yaml.safe_dump(task))
     config = BenchmarkTextConfig(tasks=[BenchmarkTask(name="planets", kind="lm_eval", path=path)])
     [row] = lines_of(build(benchmark_text, config) / "items.jsonl")
-    assert row == {
-        "task": "planets",
-        "item": "0",
-        "texts": ["Question: Which planet has the most moons?\nAnswer: Saturn"],
-    }
+    assert row["texts"] == [
+        "Which planet has the most moons? Saturn",
+        "Question: Which planet has the most moons?\nAnswer: Saturn",
+    ]
+    assert row["parts"][0] == "Which planet has the most moons?"
+    assert row["answers"] == [["Which planet has the most moons?", "Saturn", 26]]

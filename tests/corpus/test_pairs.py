@@ -40,7 +40,8 @@ def pairs(tmp_path_factory, lines_of):
     found = {}
     for name, stage, config in (
         ("instructions", instructions, InstructionsConfig(read=[DOCSTRINGS])),
-        ("preferences", preferences, PreferencesConfig(read=[DOCSTRINGS])),
+        # Each answer serves twice, as the right one and as a wrong one, unless its pair is left out of the split.
+        ("preferences", preferences, PreferencesConfig(read=[DOCSTRINGS], near_prompts=None)),
     ):
         out = tmp_path_factory.mktemp(name)
         stage(config, {}, out, Run(tmp_path_factory.mktemp("work")))
@@ -82,9 +83,9 @@ def test_neither_a_text_by_itself_nor_its_length_tells_right_from_wrong(pairs):
 
 
 def test_a_preference_has_the_side_of_the_instruction_with_the_same_prompt(pairs):
-    heldout = {pair["prompt"] for pair in pairs["instructions"][1]}
-    assert {pair["prompt"] for pair in pairs["preferences"][1]} <= heldout
-    assert not heldout & {pair["prompt"] for pair in pairs["preferences"][0]}
+    for side, other in ((0, 1), (1, 0)):
+        preferred = {pair["prompt"] for pair in pairs["preferences"][side]}
+        assert preferred and not preferred & {pair["prompt"] for pair in pairs["instructions"][other]}
 
 
 def test_same_bytes_twice_and_another_seed_gives_other_pairs(build, payload):
@@ -210,7 +211,7 @@ def test_style_pairs_differ_in_their_first_word_and_lie_on_the_side_of_their_doc
 
 def test_descriptions_are_asked_for_in_as_many_words_as_their_docstring_has(build, lines_of):
     lengths = {"kind": "lengths", "packages": ["networkx"], "limit": 200}
-    out = build(instructions, InstructionsConfig(read=[lengths], heldout_share=0.1))
+    out = build(instructions, InstructionsConfig(read=[lengths], heldout_share=0.1, near_prompts=None))
     pairs = [pair for side in ("train", "heldout") for pair in lines_of(out / f"{side}.jsonl")]
     assert len(pairs) == 200 and {pair["verify"] for pair in pairs} == {"words:4-6", "words:7-9", "words:10-14"}
     for pair, rule in zip(pairs, rules_of(pairs, "pairs"), strict=True):
@@ -220,12 +221,13 @@ def test_descriptions_are_asked_for_in_as_many_words_as_their_docstring_has(buil
 
 
 def test_verifiable_pairs_say_so_and_lie_mixed_with_the_others_in_the_heldout_file(build, lines_of, write):
-    alone = build(instructions, InstructionsConfig(read=[DOCSTRINGS | {"limit": 600}], heldout_share=0.1))
+    exactly = {"heldout_share": 0.1, "near_prompts": None}
+    alone = build(instructions, InstructionsConfig(read=[DOCSTRINGS | {"limit": 600}], **exactly))
     signatures = {"kind": "signatures", "packages": ["networkx"], "limit": 300}
     rows = "".join(json.dumps({"instruction": f"{i} + 1 =", "output": str(i + 1)}) + "\n" for i in range(300))
     sums = {"kind": "files", "paths": [write("sums.jsonl", rows)], "verify": "exact"}
     read = [DOCSTRINGS | {"limit": 600}, signatures, sums]
-    out = build(instructions, InstructionsConfig(read=read, heldout_share=0.1))
+    out = build(instructions, InstructionsConfig(read=read, **exactly))
     train, heldout = (lines_of(out / f"{side}.jsonl") for side in ("train", "heldout"))
     assert [pair for pair in heldout if pair["source"].startswith("docstrings/")] == lines_of(alone / "heldout.jsonl")
     kinds = [pair["source"].split("/")[0] for pair in heldout]

@@ -1,0 +1,117 @@
+"""The texts that give a test item away, derived from its raw fields: a copy of an item seldom has the template of the
+prompt around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from corpus.decontaminate.items import Answer, Item
+
+LONGEST_NGRAM = 50
+"""The largest `decontaminate.ngram`: more words of a question before an answer add nothing."""
+WORDS_BETWEEN = 16
+"""Words that a record may have between a question and its answers: names of fields, an id, a topic."""
+WORDS_OF_A_CHOICE = 4
+"""Words that a record may have for each choice besides its text: a letter, the name of a field."""
+_LABEL = re.compile(r"\s*(?:(?:[^\W_]+ ){0,2}[^\W_]+ ?:|\(?[^\W_]{1,2}[.)])\s+")
+"""`Question: `, `Reading passage: ` or `1. ` at the beginning of a line."""
+_BARE_LABEL = re.compile(r"\s*(?:[^\W_]+ ){0,2}[^\W_]+ ?:\s*")
+_LISTED = re.compile(r"\s*[(\[]?([A-Za-z]|\d{1,2})[.):\]]\s*(\S.*?)\s*")
+
+
+def question_item(
+    task: str,
+    number: int,
+    question: str,
+    right: Sequence[str],
+    choices: Sequence[str] = (),
+    *,
+    delimiter: str = " ",
+    further: Iterable[str] = (),
+) -> Item:
+    """The item of a question with its answers.
+
+    Args:
+        question: as the model is given it: raw, or with a template and lettered choices around it.
+        right: the answers that count as right.
+        choices: all answers; empty where any text may answer.
+        delimiter: stands between the question and an answer in the prompt.
+        further: raw fields of the item that belong to the question, such as a passage.
+    """
+    stem, listed = _split_choices(question)
+    if listed and all(choice.strip() in listed for choice in (*choices, *right)):
+        right, choices = [listed[answer.strip()] for answer in right], list(listed.values())
+    lines = _without_labels(stem)
+    stem = "\n".join(lines)
+    tail = " ".join(stem.split()[-LONGEST_NGRAM:])
+    texts = [f"{stem} {answer}".strip() for answer in right] or [stem]
+    texts += [f"{question}{delimiter}{answer}" for answer in right]
+    parts = [stem, *lines, *further, *choices, *right]
+    parts += [f"{tail} {choice}" for choice in choices]
+    if choices:
+        parts += [" ".join((tail, *some)) for some in (choices, _labelled(choices, "ABC"), _labelled(choices, "123"))]
+    within = WORDS_BETWEEN + sum(len(choice.split()) + WORDS_OF_A_CHOICE for choice in choices)
+    asked = [line for line in lines[-1:] if len(line.split()) < LONGEST_NGRAM]
+    answers = [Answer(line, answer, within) for line in asked for answer in right]
+    return Item(task, str(number), _distinct(texts), _distinct(parts), answers)
+
+
+def plain_item(task: str, number: int, texts: Sequence[str], parts: Sequence[str] = ()) -> Item:
+    """The item of texts that each give it away as they are: a passage, or the sentences of a pair."""
+    return Item(task, str(number), _distinct(texts), _distinct(parts), [])
+
+
+def raw_fields(row: Mapping[str, object], shown: Iterable[str]) -> list[str]:
+    """The strings of a record, at any depth, that the model is shown: their words stand in one of the texts `shown`."""
+    texts = [f" {_words(text)} " for text in shown]
+    return [field for field in _strings(row) if any(f" {_words(field)} " in text for text in texts)]
+
+
+def _split_choices(question: str) -> tuple[str, dict[str, str]]:
+    """A question without the choices that its last lines list, and these choices by their labels."""
+    lines = question.split("\n")
+    listed: dict[str, str] = {}
+    first = len(lines)
+    for number, line in enumerate(lines):
+        match = _LISTED.fullmatch(line)
+        if match is None:
+            continue
+        label = match.group(1)
+        if not listed and label not in ("A", "a", "1", "0"):
+            continue
+        if listed and label != chr(ord(list(listed)[-1]) + 1) and label != str(len(listed) + 1):
+            continue
+        first = min(first, number)
+        listed[label] = match.group(2)
+    return ("\n".join(lines[:first]), listed) if len(listed) > 1 else (question, {})
+
+
+def _without_labels(text: str) -> list[str]:
+    """The lines of a text without labels such as `Question:`, and without the lines that are nothing else."""
+    lines = [line for line in text.split("\n") if line.strip() and not _BARE_LABEL.fullmatch(line)]
+    return [line[match.end() :] if (match := _LABEL.match(line)) else line.strip() for line in lines]
+
+
+def _labelled(choices: Sequence[str], labels: str) -> list[str]:
+    """Choices with the labels A, B, C, … or 1, 2, 3, …"""
+    return [f"{chr(ord(labels[0]) + place)}. {choice}" for place, choice in enumerate(choices)]
+
+
+def _strings(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text.strip()]
