@@ -66,11 +66,11 @@ class LostRuns:
 
     async def _end(self, db: PrefectDBInterface, run_id: UUID, sign: _Sign) -> None:
         async with db.session_context(begin_transaction=True) as session:
-            run = await models.flow_runs.read_flow_run(session, run_id, for_update=True)
+            flow_runs: Any = models.flow_runs  # its decorators hide that these are coroutines
+            run = await flow_runs.read_flow_run(session, run_id, for_update=True)
             if run is None or run.state is None or run.state_id != sign.state_id:
                 return  # it has given one since
             state = self._final_state(str(run_id), run.state.type, run.state.timestamp)
-            flow_runs: Any = models.flow_runs  # its decorators hide that this is a coroutine
             await flow_runs.set_flow_run_state(session, run_id, state, force=True)
         get_logger("stemma.server").warning("flow run %s is lost: %s", run_id, state.message)
 

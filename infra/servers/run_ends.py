@@ -6,7 +6,6 @@ whoever finds the flow run without a process, the server or the worker, reports 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infra.errors import Problem
+from infra.json import read_own_json
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def recorded_end(runs: Path, flow_run_id: str, since: datetime) -> RunEnd | None
         with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
             if path.stat().st_mtime < since.timestamp():
                 continue
-            document = json.loads(path.read_text(encoding="utf8"))
+            document = read_own_json(path)
             if document["flow_run_id"] == flow_run_id:
                 return end_of(document)
     return None
