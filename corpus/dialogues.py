@@ -142,6 +142,22 @@ def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
     return "\n\n".join(f"{names[one.role]}: {one.text}" for one in turns), said[0].text
 
 
+def opening_of(prompt: str, history: Sequence[Mapping[str, str]] = ()) -> str:
+    """The first human turn of the conversation in a line of instructions or preferences, in lower case and with single
+    spaces: examples that share it are not independent.
+
+    Args:
+        prompt: as `prompt_of_turns` and `split_dialogues` write it.
+        history: messages before the prompt.
+    """
+    asked = next((message["content"] for message in history if message["role"] == "user"), "")
+    if not asked:
+        before, mark, turns = f"\n\n{prompt}".partition(HUMAN)
+        is_dialogue = mark and (not before.strip() or before.startswith("\n\nSystem:"))
+        asked = turns.partition(ASSISTANT)[0] if is_dialogue else prompt
+    return " ".join(asked.casefold().split())
+
+
 def pair_of_turns(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> DialoguePair:
     """Two conversations that differ in their last turn. Raises Unreadable for any other."""
     if not chosen or not rejected or chosen[-1].role != "assistant" or rejected[-1].role != "assistant":

@@ -7,21 +7,27 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+import numpy as np
+
+from evaluation.clustered import clustered_share, clustered_sign_test, number_clusters
 from evaluation.config import BiasConfig
 from evaluation.language_model import LoadedModel, token_log_likelihoods
 from evaluation.probes import read_pairs
-from evaluation.statistics import binomial_p_value, wilson
 from infra.run import Run
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """Log likelihoods of the two sentences of a pair: of all their tokens, and of those that both share."""
+    """Log likelihoods of the two sentences of a pair: of all their tokens, and of those that both share.
+
+    template: the words that both sentences share; pairs of one template differ in the terms alone.
+    """
 
     category: str
     direction: str
     whole: tuple[float, float]
     shared: tuple[float, float]
+    template: str
 
 
 def score_pairs(lm: LoadedModel, pairs: Sequence[dict[str, str]], run: Run) -> list[PairScore]:
@@ -43,9 +49,17 @@ def score_pairs(lm: LoadedModel, pairs: Sequence[dict[str, str]], run: Run) -> l
                 pair["stereo_antistereo"],
                 (float(ours.sum()), float(theirs.sum())),
                 (float(ours[in_more].sum()), float(theirs[in_less].sum())),
+                template_of(pair["sent_more"], pair["sent_less"]),
             )
         )
     return scores
+
+
+def template_of(first: str, second: str) -> str:
+    """The words that two sentences share, with a gap where they differ; in lower case."""
+    words, other = first.casefold().split(), second.casefold().split()
+    blocks = SequenceMatcher(None, words, other, autojunk=False).get_matching_blocks()
+    return " … ".join(" ".join(words[block.a : block.a + block.size]) for block in blocks if block.size)
 
 
 def shared_positions(first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -78,19 +92,22 @@ def summarise(scores: Sequence[PairScore], confidence: float) -> dict[str, Any]:
     tokens that both have (as the paper does), which leaves out how frequent the differing term itself is."""
     return {
         "pairs": len(scores),
-        "stereotype_score": _preference([score.whole for score in scores], confidence),
-        "stereotype_score_shared": _preference([score.shared for score in scores], confidence),
+        "stereotype_score": _preference([(*score.whole, score.template) for score in scores], confidence),
+        "stereotype_score_shared": _preference([(*score.shared, score.template) for score in scores], confidence),
     }
 
 
-def _preference(likelihoods: Sequence[tuple[float, float]], confidence: float) -> dict[str, float]:
-    """Percent of pairs whose first member is likelier. A tie prefers neither and is left out of n."""
-    decided = [more > less for more, less in likelihoods if more != less]
-    interval = wilson(sum(decided), len(decided), confidence)
+def _preference(likelihoods: Sequence[tuple[float, float, str]], confidence: float) -> dict[str, float]:
+    """Percent of pairs whose first member is likelier, clustered by template. A tie prefers neither and is left out of
+    n. likelihoods: of both members, with the pair's template."""
+    apart = [one for one in likelihoods if one[0] != one[1]]
+    decided = np.array([more > less for more, less, _ in apart], dtype=bool)
+    templates = number_clusters(template for *_, template in apart)
+    interval = clustered_share(decided, templates, confidence)
     return {
-        "value": round(100 * interval.value, 4) if decided else 50.0,
+        "value": round(100 * interval.value, 4) if apart else 50.0,
         "low": round(100 * interval.low, 4),
         "high": round(100 * interval.high, 4),
         "n": len(decided),
-        "p_value": round(binomial_p_value(sum(decided), len(decided)), 6),
+        "p_value": round(clustered_sign_test(2 * decided - 1, templates), 6) if apart else 1.0,
     }

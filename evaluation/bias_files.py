@@ -34,7 +34,9 @@ class Coreference:
 
 @dataclass(frozen=True)
 class BbqQuestion:
-    """answers: three, of which `unknown` says that it cannot be known; biased: those that show the bias asked about."""
+    """answers: three, of which `unknown` says that it cannot be known; biased: those that show the bias asked about.
+    template: the category with the number of the template; questions of one template differ in people's names alone.
+    """
 
     category: str
     ambiguous: bool
@@ -44,6 +46,7 @@ class BbqQuestion:
     label: int
     unknown: int
     biased: frozenset[int]
+    template: str
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,7 @@ def _bbq(line: str) -> BbqQuestion:
         unknown,
         # A question that asks for something good shows the bias where the others are named.
         frozenset(about if row["question_polarity"] == "neg" else others),
+        f"{row['category']} {row.get('question_index', row['question'])}",
     )
 
 

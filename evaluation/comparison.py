@@ -11,7 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus.dialogues import opening_of
 from evaluation.artifacts import Artifact
+from evaluation.clustered import Clusters, clustered_difference, clustered_mean, number_clusters
 from evaluation.paired import sign_flip_p_value
 from evaluation.statistics import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
 
@@ -106,8 +108,8 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     """The difference in toxicity over the same prompts; None where they were not asked the same, or a single prompt,
     of which nothing tells how prompts differ.
 
-    Of means the interval is the bootstrap over prompts, of the share Newcombe's for pairs, which keeps a width where
-    no prompt tells the models apart. first, second: artifacts of the stage safety.
+    Intervals are clustered by the prompt's text, which BOLD repeats; of the share Newcombe's for pairs, which keeps a
+    width where no prompt tells the models apart. first, second: artifacts of the stage safety.
     """
     results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
     asked = [
@@ -119,9 +121,10 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
         {prompt: row["continuations"] for prompt, row in _by_prompt(one.read_lines("aux/generations.jsonl"))}
         for one in (first, second)
     ]
-    if len(rows[0]) < 2 or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
+    if len({prompt for prompt, _ in rows[0]}) < 2 or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
         return None
     prompts = list(rows[0])
+    texts = number_clusters(prompt for prompt, _ in prompts)
     worst = np.array([[max(one["toxicity"] for one in found[p]) for p in prompts] for found in rows])
     length = np.array([[np.mean([len(one["text"]) for one in found[p]]) for p in prompts] for found in rows])
     threshold = results[0]["threshold"]
@@ -129,14 +132,14 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     at_equal_length = None
     if every := results[0].get("beginnings"):
         level = np.array([_worst_at_equal_length(rows[0][p], rows[1][p], every) for p in prompts]).T
-        at_equal_length = bootstrap(level[1] - level[0], seed=SEED), _of_shares(level >= threshold)
+        at_equal_length = clustered_mean(level[1] - level[0], texts), _of_shares(level >= threshold, texts)
     return PairedToxicity(
         len(prompts),
-        bootstrap(worst[1] - worst[0], seed=SEED),
+        clustered_mean(worst[1] - worst[0], texts),
         (float(worst[0].mean()), float(worst[1].mean())),
-        _of_shares(toxic),
+        _of_shares(toxic, texts),
         (float(toxic[0].mean()), float(toxic[1].mean())),
-        bootstrap(length[1] - length[0], seed=SEED),
+        clustered_mean(length[1] - length[0], texts),
         (float(length[0].mean()), float(length[1].mean())),
         at_equal_length,
     )
@@ -156,11 +159,9 @@ def _drawn_by(one: Artifact) -> tuple[Any, Any]:
     return config.get("temperature", 1.0), config.get("top_p", 0.9)
 
 
-def _of_shares(toxic: NDArray[np.bool_]) -> Interval:
-    """The second model's share less the first's over the same prompts; toxic (2, P)."""
-    only_second, only_first = int((toxic[1] & ~toxic[0]).sum()), int((toxic[0] & ~toxic[1]).sum())
-    both, count = int(toxic.all(axis=0).sum()), toxic.shape[1]
-    return difference_of_paired_proportions(both, only_second, only_first, count - both - only_first - only_second)
+def _of_shares(toxic: NDArray[np.bool_], texts: Clusters) -> Interval:
+    """The second model's share less the first's over the same prompts; toxic (2, P), texts (P,)."""
+    return clustered_difference(toxic[1], toxic[0], texts)[0]
 
 
 def _worst_at_equal_length(
@@ -186,7 +187,8 @@ def _score_within(continuation: dict[str, Any], words: int, every: int) -> float
 
 
 def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
-    """The second policy's mean reward on the held-out prompts less the first's, by the bootstrap over prompts.
+    """The second policy's mean reward on the held-out prompts less the first's, over prompts clustered by
+    conversation.
 
     None where they were judged by different reward models, whose rewards have no common scale, or asked different
     prompts or a single one. first, second: artifacts of the stage rlhf.
@@ -203,9 +205,11 @@ def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
         }
         for one in (first, second)
     ]
-    if len(judges) > 1 or len(rewards[0]) < 2 or rewards[0].keys() != rewards[1].keys():
+    conversations = number_clusters(opening_of(prompt) for prompt, _ in rewards[0])
+    if len(judges) > 1 or len(set(conversations.tolist())) < 2 or rewards[0].keys() != rewards[1].keys():
         return None
-    return bootstrap([rewards[1][prompt] - rewards[0][prompt] for prompt in rewards[0]], seed=SEED)
+    gains = [rewards[1][prompt] - rewards[0][prompt] for prompt in rewards[0]]
+    return clustered_mean(gains, conversations)
 
 
 @dataclass(frozen=True)

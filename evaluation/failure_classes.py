@@ -9,6 +9,7 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 
+from evaluation.clustered import clustered_share, number_clusters
 from evaluation.config import FailureClassesConfig
 from evaluation.failure_templates import Case, draw_cases, read_failure_class
 from evaluation.harness import quiet
@@ -41,6 +42,8 @@ def measure_failures(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Failure rates with their intervals by class and test, and a row a case with what was answered.
 
+    Each test is one template: the interval of a class is clustered by template, that of a test is over its fillings.
+
     limit: at most so many cases of each class, evenly over its tests; a test without any is left out. Raises
     StageError `bad_failure_class` naming the file, before the model is asked.
     """
@@ -61,14 +64,12 @@ def measure_failures(
     rates = {
         one.name: {
             "about": one.about,
-            **_rate([outcome for outcome in outcomes if outcome.case.failure_class == one.name], config, confidence),
+            **_rate(own := [o for o in outcomes if o.case.failure_class == one.name], config),
+            **clustered_share([o.failed for o in own], number_clusters(o.case.test for o in own), confidence).as_json(),
             "tests": {
                 test.name: {"kind": test.kind}
-                | _rate(
-                    [o for o in outcomes if (o.case.failure_class, o.case.test) == (one.name, test.name)],
-                    config,
-                    confidence,
-                )
+                | _rate(of_test := [o for o in own if o.case.test == test.name], config)
+                | wilson(sum(o.failed for o in of_test), len(of_test), confidence).as_json()
                 for test in one.tests
                 if (one.name, test.name) in asked
             },
@@ -162,15 +163,15 @@ def _share(scores: Sequence[float], answer: int) -> float:
     return math.exp(scores[answer] - highest) / math.fsum(math.exp(score - highest) for score in scores)
 
 
-def _rate(outcomes: Sequence[Outcome], config: FailureClassesConfig, confidence: float) -> dict[str, float]:
-    failed = sum(outcome.failed for outcome in outcomes)
+def _rate(outcomes: Sequence[Outcome], config: FailureClassesConfig) -> dict[str, float]:
+    """The number of cases and how often guessing fails them."""
     guessing = [
         guess
         for outcome in outcomes
         # What a guess of a written answer is nobody can say.
         if _by_likelihood(outcome.case, config) and (guess := guessing_fails(outcome.case)) is not None
     ]
-    found = {**wilson(failed, len(outcomes), confidence).as_json(), "n": len(outcomes)}
+    found: dict[str, float] = {"n": len(outcomes)}
     if len(guessing) == len(outcomes):
         found["chance"] = round(math.fsum(guessing) / len(guessing), 6)
     return found

@@ -27,8 +27,9 @@ class Interval:
     high: float
 
     def as_figures(self, name: str) -> dict[str, float]:
-        """{"x": value, "x_low": low, "x_high": high} for the figures of a stage."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+        """{"x": value, "x_low": low, "x_high": high} for the figures of a stage; without bounds that are unknown."""
+        bounds = {f"{name}_low": self.low, f"{name}_high": self.high}
+        return {name: self.value, **{key: bound for key, bound in bounds.items() if not math.isnan(bound)}}
 
     def as_json(self, digits: int = 6) -> dict[str, float]:
         return {"value": round(self.value, digits), "low": round(self.low, digits), "high": round(self.high, digits)}
@@ -45,7 +46,7 @@ def normal_quantile(confidence: float) -> float:
     return float(stats.norm.ppf(0.5 + confidence / 2))
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> Interval:
+def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
     """The score interval of a proportion (Wilson 1927): holds its level at small n and near 0 and 1.
 
     With n = 0 the value is nan and the interval is [0, 1]. Raises ValueError unless 0 <= successes <= n.
@@ -54,13 +55,18 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> Interval:
         raise ValueError(f"{successes} successes of {n}")
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
-    share, z = successes / n, normal_quantile(confidence)
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    share = successes / n
+    found = score_interval(share, n, normal_quantile(confidence))
     # At the ends rounding leaves the bound a hair off the share itself.
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == n else min(1.0, centre + half)
-    return Interval(share, low, high)
+    return Interval(share, 0.0 if successes == 0 else found.low, 1.0 if successes == n else found.high)
+
+
+def score_interval(share: float, n: float, quantile: float) -> Interval:
+    """Wilson's interval of a share among n items, which may be an effective number, from a two-sided quantile."""
+    squared = quantile**2 / n
+    centre = (share + squared / 2) / (1 + squared)
+    half = math.sqrt(squared * share * (1 - share) + squared**2 / 4) / (1 + squared)
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def share_of_clusters(counts: ArrayLike, size: int, confidence: float = 0.95) -> Interval:
@@ -150,27 +156,6 @@ def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int, c
     return bootstrap(numerators, denominators, statistic=ratio, confidence=confidence, seed=seed)
 
 
-def gain_at_equal_length(gains: ArrayLike, changes: ArrayLike, seed: int) -> tuple[Interval, float]:
-    """What is left of a mean gain where nothing changed in length, and what a change of one is worth.
-
-    Least squares of gain = a + b · change over the pairs; a with its bootstrap interval over pairs, b. Where all pairs
-    changed alike nothing tells a gain from length, and b is 0.
-
-    gains, changes (N,): of each pair the second's value less the first's, and its length less the first's.
-    """
-
-    def slope(gain: NDArray[np.float64], change: NDArray[np.float64]) -> NDArray[np.float64]:
-        from_mean = change - change.mean(axis=-1, keepdims=True)
-        spread = (from_mean**2).sum(axis=-1)
-        return np.where(spread > 0, (from_mean * gain).sum(axis=-1) / np.where(spread > 0, spread, 1), 0.0)
-
-    def constant(gain: NDArray[np.float64], change: NDArray[np.float64]) -> NDArray[np.float64]:
-        return gain.mean(axis=-1) - slope(gain, change) * change.mean(axis=-1)
-
-    found = bootstrap(gains, changes, statistic=constant, seed=seed)
-    return found, float(slope(np.asarray(gains, np.float64), np.asarray(changes, np.float64)))
-
-
 def binomial_p_value(
     successes: int, n: int, chance: float = 0.5, alternative: Literal["two-sided", "greater"] = "two-sided"
 ) -> float:
@@ -199,9 +184,11 @@ def difference_of_proportions(
 
 
 def difference_of_paired_proportions(
-    both: int, only_first: int, only_second: int, neither: int, confidence: float = 0.95
+    both: float, only_first: float, only_second: float, neither: float, confidence: float = 0.95
 ) -> Interval:
     """Newcombe's interval (1998, paired data, method 10) of share of first - share of second on the same items.
+
+    The counts may be those of an effective number of items.
 
     Unlike a bootstrap it keeps a width where no item tells the two apart. With no items the value is nan.
     """

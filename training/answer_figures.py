@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.statistics import Interval, bootstrap, gain_at_equal_length, share_of_clusters, wilson
+from evaluation.clustered import clustered_intercept, clustered_mean, clustered_share
+from evaluation.statistics import Interval, share_of_clusters
 from training.chat import Chat
 from training.completions import Completions, scores_of
 from training.hardware import Hardware
@@ -29,21 +30,22 @@ def score_figures(
     scores: Mapping[str, NDArray[np.float64]],
     lengthening: NDArray[np.float64],
     of: NDArray[np.bool_],
-    seed: int,
+    clusters: NDArray[np.int64],
 ) -> dict[str, float]:
     """What the reward model or the judge (`by`) says of the prompts `of`; nothing where these are fewer than two.
 
     scores: by model, the one before and the one after, the mean of its answers (P,). lengthening (P,): tokens by which
-    the later one's are longer.
+    the later one's are longer. clusters (P,): the number of the conversation of each prompt.
     """
     if of.sum() < 2:
         return {}
     before, after = scores.values()
     gain = after[of] - before[of]
-    level, per_token = gain_at_equal_length(gain, lengthening[of], seed)
-    figures = bootstrap(gain, seed=seed).as_figures(f"{by}_gain") | level.as_figures(f"{by}_gain_equal_length")
+    level, per_token = clustered_intercept(gain, lengthening[of], clusters[of])
+    figures = clustered_mean(gain, clusters[of]).as_figures(f"{by}_gain")
+    figures |= level.as_figures(f"{by}_gain_equal_length")
     for name, each in scores.items():
-        figures |= bootstrap(each[of], seed=seed).as_figures(f"heldout_{by}_{name}")
+        figures |= clustered_mean(each[of], clusters[of]).as_figures(f"heldout_{by}_{name}")
     return {**figures, f"{by}_per_token": per_token}
 
 
@@ -58,16 +60,18 @@ def means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
     return found
 
 
-def share(shares: NDArray[np.float64], each: int) -> Interval:
-    """The share of all answers, from that of each prompt's `each` answers (P,): answers to one may be alike."""
-    counts = np.rint(shares * each)
-    return wilson(int(counts.sum()), len(counts)) if each == 1 else share_of_clusters(counts, each)
+def share(hits: NDArray[np.float64], each: int, clusters: NDArray[np.int64]) -> Interval:
+    """The share of all answers (A,), of which the `each` to a prompt may be alike, as may be those of prompts in one
+    cluster (P,)."""
+    if each > 1 and len(np.unique(clusters)) == len(clusters):
+        return share_of_clusters(hits.reshape(-1, each).sum(1), each)
+    return clustered_share(hits, np.repeat(clusters, each))
 
 
-def answer_figures(answers: Mapping[str, Completions], each: int) -> dict[str, float]:
+def answer_figures(answers: Mapping[str, Completions], each: int, clusters: NDArray[np.int64]) -> dict[str, float]:
     """answer_tokens_… and ends_share_… (the share that ended by themselves, with its interval) of each model."""
     figures: dict[str, float] = {}
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)
-        figures |= share(means(side.finished.double().numpy(), each), each).as_figures(f"ends_share_{name}")
+        figures |= share(side.finished.double().numpy(), each, clusters).as_figures(f"ends_share_{name}")
     return figures

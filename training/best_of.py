@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.statistics import bootstrap
+from evaluation.clustered import clustered_mean
 
 
 def counts(most: int) -> list[int]:
@@ -48,15 +48,16 @@ def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDA
 
 
 def best_of_figures(
-    by: NDArray[np.float64], scores: Mapping[str, NDArray[np.float64]], most: int, seed: int
+    by: NDArray[np.float64], scores: Mapping[str, NDArray[np.float64]], most: int, clusters: NDArray[np.int64]
 ) -> dict[str, float]:
-    """best_of_4_kl and, for each of `scores`, best_of_4_reward with its bootstrap interval over prompts.
+    """best_of_4_kl and, for each of `scores`, best_of_4_reward with its interval over prompts.
 
-    by: what chooses (P, N). scores: by name, each (P, N).
+    by: what chooses (P, N). scores: by name, each (P, N). clusters (P,): the number of the conversation of
+    each prompt.
     """
     figures: dict[str, float] = {}
     for n in counts(most):
         figures[f"best_of_{n}_kl"] = kl_of_best(n)
         for name, values in scores.items():
-            figures |= bootstrap(best_of(values, by, n), seed=seed).as_figures(f"best_of_{n}_{name}")
+            figures |= clustered_mean(best_of(values, by, n), clusters).as_figures(f"best_of_{n}_{name}")
     return figures

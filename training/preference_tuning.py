@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evaluation.statistics import binomial_p_value, bootstrap, bootstrap_ratio, wilson
+from evaluation.clustered import clustered_mean, clustered_ratio, clustered_share, clustered_sign_test
+from evaluation.statistics import Interval
 from infra.errors import StageError
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
@@ -49,6 +50,7 @@ from training.preference_model import (
     preference_batch,
 )
 from training.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie
+from training.rankings import prompt_clusters
 from training.scorer import load_other_scorer
 from training.train_state import TrainState
 
@@ -158,13 +160,14 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
 
     Figures, where an answer's rise is log π/π_ref in nats, so that all four losses
     compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit
-    reward), chosen_rise, rejected_rise (all with bootstrap intervals), win_rate (pairs whose chosen answer rose more,
-    Wilson interval), p_value (exact binomial against chance, one-sided), prefers_chosen_reference,
-    prefers_chosen_policy (pairs whose chosen answer has the higher mean log-probability a token, Wilson), heldout_loss,
-    heldout_pairs, and what had no room: heldout_prompts_cut, heldout_pairs_dropped.
+    reward), chosen_rise, rejected_rise, win_rate (pairs whose chosen answer rose more), p_value (exact, against chance,
+    one-sided), prefers_chosen_reference, prefers_chosen_policy (pairs whose chosen answer has the higher mean
+    log-probability per token), heldout_loss, heldout_pairs, and what had no room: heldout_prompts_cut,
+    heldout_pairs_dropped. All intervals and the p-value are clustered by prompt (`evaluation.clustered`).
 
     Both models answer held-out prompts, sampled: kl_to_reference (nats an answer, from whole next-token distributions,
-    bootstrap), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference, ends_share_policy.
+    with its interval), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference,
+    ends_share_policy.
     With the input `judge`, a reward model that trains nothing here, the same answers give heldout_judge_reference,
     heldout_judge_policy, judge_gain and judge_gain_equal_length, as in `training.rlhf`. Answers go to
     aux/samples.jsonl.
@@ -224,7 +227,7 @@ def _measured(
     after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))
     policy = model.language.model
     figures = {
-        **after.figures(before, config.seed),
+        **after.figures(before, prompt_clusters(heldout.rows)),
         "heldout_pairs": float(len(measured)),
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
@@ -309,17 +312,20 @@ class _Side(NamedTuple):
         margins: NDArray[np.float64] = self.risen[:, 0] - self.risen[:, 1]
         return margins
 
-    def figures(self, before: tuple[NDArray[np.float64], NDArray[np.float64]], seed: int) -> dict[str, float]:
-        """before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens."""
-        right = int((self.margins > 0).sum())
+    def figures(
+        self, before: tuple[NDArray[np.float64], NDArray[np.float64]], prompts: NDArray[np.int64]
+    ) -> dict[str, float]:
+        """before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens. prompts:
+        the number of each pair's prompt (pairs,)."""
+        right = self.margins > 0
         return {
-            **bootstrap(self.margins, seed=seed).as_figures("margin"),
-            **bootstrap(self.risen[:, 0], seed=seed).as_figures("chosen_rise"),
-            **bootstrap(self.risen[:, 1], seed=seed).as_figures("rejected_rise"),
-            **wilson(right, len(self.margins)).as_figures("win_rate"),
-            "p_value": binomial_p_value(right, len(self.margins), alternative="greater"),
-            **_prefers(before[0][:, :2], before[1]).as_figures("prefers_chosen_reference"),
-            **_prefers(before[0][:, :2] + self.risen, before[1]).as_figures("prefers_chosen_policy"),
+            **clustered_mean(self.margins, prompts).as_figures("margin"),
+            **clustered_mean(self.risen[:, 0], prompts).as_figures("chosen_rise"),
+            **clustered_mean(self.risen[:, 1], prompts).as_figures("rejected_rise"),
+            **clustered_share(right, prompts).as_figures("win_rate"),
+            "p_value": clustered_sign_test(2 * right - 1, prompts, "greater"),
+            **_prefers(before[0][:, :2], before[1], prompts).as_figures("prefers_chosen_reference"),
+            **_prefers(before[0][:, :2] + self.risen, before[1], prompts).as_figures("prefers_chosen_policy"),
             "heldout_loss": self.loss,
         }
 
@@ -338,10 +344,10 @@ def _side(
     return _Side(float(losses.mean()), risen[:, :2])
 
 
-def _prefers(sums: NDArray[np.float64], tokens: NDArray[np.float64]) -> Any:
-    """The share of pairs whose chosen answer has the higher mean log-probability a token."""
+def _prefers(sums: NDArray[np.float64], tokens: NDArray[np.float64], prompts: NDArray[np.int64]) -> Interval:
+    """The share of pairs whose chosen answer has the higher mean log-probability per token."""
     each = sums / tokens[:, :2]
-    return wilson(int((each[:, 0] > each[:, 1]).sum()), len(each))
+    return clustered_share(each[:, 0] > each[:, 1], prompts)
 
 
 def _answers(
@@ -357,6 +363,7 @@ def _answers(
 ) -> dict[str, float]:
     """Figures of both models' sampled answers to held-out prompts, each prompt once; the answers go to the samples."""
     asked = list({row["prompt"]: row for row in rows}.values())[: config.heldout_prompts]
+    dialogues = prompt_clusters(asked)
     reference = load(inputs["model"]).to(hardware.device).eval().requires_grad_(False)
     begin_untrained(reference, config.seed)
     choose_attention(reference, hardware, max_length)
@@ -368,10 +375,10 @@ def _answers(
     apart_by = kl_of(policy, reference, answers["policy"], chat, hardware, config.temperature)
     kl, tokens = (one.double().numpy() for one in apart_by)
     figures = {
-        **bootstrap(kl, seed=config.seed).as_figures("kl_to_reference"),
-        "kl_per_token": bootstrap_ratio(kl, tokens, config.seed).value,
+        **clustered_mean(kl, dialogues).as_figures("kl_to_reference"),
+        "kl_per_token": clustered_ratio(kl, tokens, dialogues).value,
         "heldout_prompts": float(len(asked)),
-        **answer_figures(answers, 1),
+        **answer_figures(answers, 1, dialogues),
     }
     judged: dict[str, NDArray[np.float64]] = {}
     if "judge" in inputs:
@@ -380,7 +387,7 @@ def _answers(
         choose_attention(judge.model, hardware, max_length)
         judged = raw_scores(judge, answers, chat, hardware)
         longer = lengthening(answers["reference"], answers["policy"])
-        figures |= score_figures("judge", judged, longer, np.ones(len(asked), bool), config.seed)
+        figures |= score_figures("judge", judged, longer, np.ones(len(asked), bool), dialogues)
     if ranks.is_first():
         _write_samples(out_dir / "aux" / "samples.jsonl", asked, chat, answers, judged)
     return figures

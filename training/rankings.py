@@ -5,7 +5,7 @@ Shapes: B prompts, K answers to each (padded), P pairs of them (padded), T token
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corpus.dialogues import opening_of
+from evaluation.clustered import number_clusters
 from infra.run import Run
 from training.chat import ROLE_TOKENS, Chat, Conversation, pad
 from training.preference_pairs import LEAST_PROMPT, TooLong, tell_lengths
@@ -183,6 +185,7 @@ def each_pair(rankings: Sequence[Ranking]) -> Iterator[tuple[Ranking, Preferred]
     return ((one, pair) for one in rankings for pair in one.pairs)
 
 
-def clusters(rankings: Sequence[Ranking]) -> NDArray[np.int64]:
-    """The number of the ranking of each pair."""
-    return np.repeat(np.arange(len(rankings)), [len(one.pairs) for one in rankings])
+def prompt_clusters(rows: Iterable[Mapping[str, Any]]) -> NDArray[np.int64]:
+    """The number of the prompt of each row (N,): pairs of a ranking, separate pairs of one prompt, and turns of one
+    dialogue share it."""
+    return number_clusters(opening_of(row["prompt"], row.get("history") or ()) for row in rows)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evaluation.statistics import Interval, binomial_p_value, bootstrap, bootstrap_ratio, wilson
+from evaluation.clustered import clustered_mean, clustered_share, clustered_sign_test
 from infra.errors import stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
@@ -30,9 +30,9 @@ from training.rankings import (
     FittedRankings,
     Ranking,
     balanced,
-    clusters,
     each_pair,
     fitted_rankings,
+    prompt_clusters,
     ranking_batch,
 )
 from training.reward_figures import calibration_figures, length_figures
@@ -123,12 +123,11 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
 def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measures the reward model `trained` on `preferences/heldout.jsonl`.
 
-    Figures: heldout_accuracy (pairs put in the right order, Wilson interval; where there
-    are rankings, whose pairs hang together, by bootstrap over prompts), the same for each source where there are two to
-    ten (heldout_accuracy_of_docstrings), heldout_pairs, p_value (one-sided exact binomial against chance; of rankings
-    by whether most of their pairs are right), margin (mean chosen minus rejected score, bootstrap interval),
-    heldout_loss (chance is 0.693), and what had no room: heldout_prompts_cut, heldout_pairs_dropped. Ties, heldout_ties
-    of them, are in heldout_loss alone.
+    Figures: heldout_accuracy (pairs put in the right order), the same for each source where there are two to ten
+    (heldout_accuracy_of_docstrings), heldout_pairs, heldout_prompts, p_value (one-sided, exact, against chance), margin
+    (mean chosen minus rejected score), heldout_loss (chance is 0.693), and what had no room: heldout_prompts_cut,
+    heldout_pairs_dropped. All intervals and the p-value are clustered by prompt (`evaluation.clustered`): of pairs with
+    a prompt each they are Wilson's and the binomial test's. Ties, heldout_ties of them, are in heldout_loss alone.
 
     What length has to do with it, and whether σ(margin) is how often it is right: see `training.reward_figures`.
     """
@@ -157,7 +156,7 @@ def _measured(
     """The figures of `measure_trained`."""
     scores = score_pairs(model, heldout.rankings, chat.pad)
     figures = {
-        **_figures(scores, heldout, out_dir, config.seed),
+        **_figures(scores, heldout, out_dir),
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
     }
@@ -165,7 +164,7 @@ def _measured(
     return Result(figures, f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})")
 
 
-def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path, seed: int) -> dict[str, float]:
+def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path) -> dict[str, float]:
     """What the scores (pairs, 2) of held-out pairs come to; the calibration goes to aux/calibration.json.
 
     Raises StageError `no_order` where no pair has a better answer.
@@ -180,19 +179,20 @@ def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Pat
             "give more pairs",
         )
     margins = apart[decided]
-    accuracy, p_value = _accuracy(margins > 0, clusters(heldout)[decided], seed)
+    right, prompts = margins > 0, prompt_clusters(measured.rows)[decided]
     longer = np.array([one.longer(pair) for one, pair in each_pair(heldout)], float)[decided]
     return {
-        **accuracy.as_figures("heldout_accuracy"),
-        **_by_source([row for row, is_decided in zip(measured.rows, decided, strict=True) if is_decided], margins),
+        **clustered_share(right, prompts).as_figures("heldout_accuracy"),
+        **_by_source([row for row, one in zip(measured.rows, decided, strict=True) if one], right, prompts),
         "heldout_pairs": float(len(margins)),
+        "heldout_prompts": float(len(np.unique(prompts))),
         **({"heldout_ties": float((~decided).sum())} if not decided.all() else {}),
         **({"heldout_rankings": float(len(heldout))} if _has_rankings(heldout) else {}),
-        "p_value": p_value,
-        **bootstrap(margins, seed=seed).as_figures("margin"),
+        "p_value": clustered_sign_test(2 * right - 1, prompts, "greater"),
+        **clustered_mean(margins, prompts).as_figures("margin"),
         "heldout_loss": _loss(apart, heldout),
-        **length_figures(margins, longer, seed),
-        **calibration_figures(margins, out_dir / "aux" / "calibration.json", seed),
+        **length_figures(margins, longer, prompts),
+        **calibration_figures(margins, out_dir / "aux" / "calibration.json", prompts),
     }
 
 
@@ -229,18 +229,9 @@ def _loss(margins: NDArray[np.float64], rankings: Sequence[Ranking]) -> float:
     return float((share * np.logaddexp(0, -margins) + (1 - share) * np.logaddexp(0, margins)).mean())
 
 
-def _accuracy(right: NDArray[np.bool_], ranking: NDArray[np.int64], seed: int) -> tuple[Interval, float]:
-    """The share of right pairs with its interval, and its p-value; ranking: the number of each pair's."""
-    _, of, counts = np.unique(ranking, return_inverse=True, return_counts=True)
-    if len(counts) == len(right):
-        count = int(right.sum())
-        return wilson(count, len(right)), binomial_p_value(count, len(right), alternative="greater")
-    rights = np.bincount(of, right)
-    most, least = int((2 * rights > counts).sum()), int((2 * rights < counts).sum())
-    return bootstrap_ratio(rights, counts, seed), binomial_p_value(most, most + least, alternative="greater")
-
-
-def _by_source(rows: Sequence[Mapping[str, str]], margins: NDArray[np.float64]) -> dict[str, float]:
+def _by_source(
+    rows: Sequence[Mapping[str, str]], right: NDArray[np.bool_], prompts: NDArray[np.int64]
+) -> dict[str, float]:
     """The accuracy of each source's pairs, by the first part of their `source`: those of one are easier than another's.
 
     Nothing where there is one source, or so many that their intervals would say little.
@@ -249,8 +240,8 @@ def _by_source(rows: Sequence[Mapping[str, str]], margins: NDArray[np.float64]) 
     names = sorted(set(sources) - {""})
     figures: dict[str, float] = {}
     for name in names if 2 <= len(names) <= MOST_SOURCES else ():
-        right = margins[sources == name] > 0
-        figures |= wilson(int(right.sum()), len(right)).as_figures(f"heldout_accuracy_of_{name}")
+        of = sources == name
+        figures |= clustered_share(right[of], prompts[of]).as_figures(f"heldout_accuracy_of_{name}")
     return figures
 
 

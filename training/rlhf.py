@@ -169,8 +169,9 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     """Measures the model `trained` beside the one that it was made from, `model`, on `prompts/heldout.jsonl`.
 
     Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
-    training temperature), reward_gain (bootstrap interval over prompts, paired), reward_gain_equal_length (what is left
-    of it between answers of one length, by least squares over the prompts, with its bootstrap interval) and
+    training temperature), reward_gain (paired interval over prompts, clustered by conversation),
+    reward_gain_equal_length (what is left of it between answers of one length, by least squares over the prompts, with
+    its interval) and
     reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
     next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
     answer_tokens_rlhf, ends_share_sft, ends_share_rlhf. Of several answers to a prompt (`heldout_answers`) the mean
@@ -183,11 +184,11 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     With the input `judge` the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. With `reward_functions`, the weighted sum of what they give the same answers is
     heldout_functions_sft, heldout_functions_rlhf and functions_gain. With `best_of`, best_of_4_kl and best_of_4_reward,
-    _judge, _verified are what the best of so many answers of `model` comes to, with bootstrap intervals.
+    _judge, _verified are what the best of so many answers of `model` comes to, with intervals.
 
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
-    verified_gain (bootstrap over prompts, paired) and verified_prompts of these.
+    verified_gain (paired interval over prompts) and verified_prompts of these.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])

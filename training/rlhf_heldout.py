@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evaluation.statistics import bootstrap, bootstrap_ratio
+from corpus.dialogues import opening_of
+from evaluation.clustered import clustered_mean, clustered_ratio, number_clusters
 from training.answer_figures import answer_figures, lengthening, means, raw_scores, score_figures, share
 from training.best_of import best_of_figures
 from training.chat import Chat
@@ -42,6 +43,7 @@ class Heldout:
         self._config = config
         self._hardware = hardware
         self._ruled = np.array([one.rule is not None for one in prompts])
+        self._conversations = number_clusters(opening_of(one.text, one.history) for one in prompts)
 
     def figures(
         self, sft: PreTrainedModel, policy: PreTrainedModel, samples: Path
@@ -59,18 +61,18 @@ class Heldout:
         self._write(samples, answers, scores, judged, right)
 
         kl, lengths, longer = map(self._means, (kl, lengths, lengthening(answers["sft"], answers["rlhf"])))
-        divergence = bootstrap(kl, seed=config.seed)
+        divergence = clustered_mean(kl, self._conversations)
         figures = {
             **self._gains("reward", scores, longer, ~self._ruled),
             **self._gains("judge", judged, longer, ~self._ruled),
-            **self._verified({name: self._means(one) for name, one in right.items()}),
+            **self._verified(right),
             **self._gains("functions", self._by_functions(answers), longer, np.ones(len(self._prompts), bool)),
             **best,
             **{f"reward_models_apart_{name}": value for name, value in apart.items()},
             **divergence.as_figures("kl_to_sft"),
-            "kl_per_token": bootstrap_ratio(kl, lengths, config.seed).value,
+            "kl_per_token": clustered_ratio(kl, lengths, self._conversations).value,
             "heldout_prompts": float(len(self._prompts)),
-            **answer_figures(answers, config.heldout_answers),
+            **answer_figures(answers, config.heldout_answers, self._conversations),
         }
         return figures, _said(figures)
 
@@ -89,7 +91,7 @@ class Heldout:
         if not scores:
             return {}
         return score_figures(
-            by, {name: self._means(one) for name, one in scores.items()}, longer, of, self._config.seed
+            by, {name: self._means(one) for name, one in scores.items()}, longer, of, self._conversations
         )
 
     def _scores(self, answers: Mapping[str, Completions]) -> tuple[_Scores, dict[str, float]]:
@@ -128,23 +130,25 @@ class Heldout:
             if judge is not None:
                 scored["judge"] = scores_of(judge, answers, self._chat, self._hardware).double().numpy()
             scored = {name: values.reshape(table)[~ruled] for name, values in scored.items()}
-            figures |= best_of_figures(scored["reward"], scored, many, seed)
+            figures |= best_of_figures(scored["reward"], scored, many, self._conversations[~ruled])
         if ruled.any():
             right = self._right(answers, prompts).numpy().reshape(table)[ruled]
-            figures |= best_of_figures(right, {"verified": right}, many, seed)
+            figures |= best_of_figures(right, {"verified": right}, many, self._conversations[ruled])
         return figures
 
     def _verified(self, right: _Scores) -> dict[str, float]:
         """How many answers are right of the prompts that a rule judges; nothing where there are none.
 
-        right: the share of right answers to each prompt (P,).
+        right: 1 for each right answer (A,).
         """
-        of = self._ruled
+        of, each = self._ruled, self._config.heldout_answers
         if not of.any():
             return {}
-        figures = bootstrap(right["rlhf"][of] - right["sft"][of], seed=self._config.seed).as_figures("verified_gain")
-        for name, shares in right.items():
-            figures |= share(shares[of], self._config.heldout_answers).as_figures(f"verified_{name}")
+        gain = self._means(right["rlhf"] - right["sft"])[of]
+        figures = clustered_mean(gain, self._conversations[of]).as_figures("verified_gain")
+        for name, hits in right.items():
+            of_ruled = share(hits[np.repeat(of, each)], each, self._conversations[of])
+            figures |= of_ruled.as_figures(f"verified_{name}")
         return {**figures, "verified_prompts": float(of.sum())}
 
     def _write(
@@ -175,6 +179,8 @@ def _said(figures: Mapping[str, float]) -> list[str]:
     """The figures in a few words each."""
 
     def bounds(name: str) -> str:
+        if f"{name}_low" not in figures:
+            return "(of prompts of one conversation, without an interval)"
         return f"({figures[f'{name}_low']:+.2f} to {figures[f'{name}_high']:+.2f})"
 
     said = []

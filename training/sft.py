@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evaluation.statistics import bootstrap_ratio, wilson
+from evaluation.clustered import clustered_ratio, clustered_share
 from infra.errors import StageError
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
@@ -39,6 +39,7 @@ from training.mixed_text import Text, as_long_as_the_others, text_examples
 from training.models import limit_length, load
 from training.new_tokens import begin_untrained
 from training.parallel import whole_weights
+from training.rankings import prompt_clusters
 from training.sampling import sample
 from training.train_state import Loader
 from training.verify import Rule, announce_sandbox, right_answers, rules_of
@@ -164,7 +165,7 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     `instructions/heldout.jsonl`. Of a conversation of several turns the last answer is measured.
 
     Figures: heldout_loss_base, heldout_loss_sft (nats a response token), improvement (their difference, with a paired
-    bootstrap interval over pairs), improvement_text (the same without `<|end|>`, which a base model cannot know),
+    interval, clustered by prompt), improvement_text (the same without `<|end|>`, which a base model cannot know),
     ends_share_base, ends_share_sft (greedy answers that end before the limit, Wilson interval), heldout_pairs,
     heldout_prompts_cut, heldout_pairs_dropped, verified_base, verified_sft (greedy answers that are right, Wilson;
     where a rule can tell of any). Answers go to aux/samples.jsonl.
@@ -245,8 +246,8 @@ class _Side:
     tokens: NDArray[np.int64]
     answers: list[list[int]]
 
-    def ended(self, chat: Chat) -> int:
-        return sum(answer[-1:] == [chat.end] for answer in self.answers)
+    def ended(self, chat: Chat) -> NDArray[np.bool_]:
+        return np.array([answer[-1:] == [chat.end] for answer in self.answers])
 
     def told(
         self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None], graders: Graders
@@ -335,16 +336,24 @@ def _compared(
     answers end and are right. Answers go to aux/samples.jsonl."""
     right = {name: side.right(chat, heldout.rules, graders) for name, side in (("base", before), ("sft", after))}
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout.rows, chat, before, after, right)
-    improvement = bootstrap_ratio(before.losses - after.losses, after.tokens, config.seed)
-    text = bootstrap_ratio(before.text_losses - after.text_losses, after.tokens - 1, config.seed)
+    conversations = prompt_clusters(heldout.rows)
+    improvement = clustered_ratio(before.losses - after.losses, after.tokens, conversations)
+    has_text = after.tokens > 1
+    text = clustered_ratio(
+        (before.text_losses - after.text_losses)[has_text], after.tokens[has_text] - 1, conversations[has_text]
+    )
     figures = {
         "heldout_loss_base": float(before.losses.sum() / before.tokens.sum()),
         "heldout_loss_sft": float(after.losses.sum() / after.tokens.sum()),
         **improvement.as_figures("improvement"),
         **text.as_figures("improvement_text"),
-        **wilson(before.ended(chat), len(before.answers)).as_figures("ends_share_base"),
-        **wilson(after.ended(chat), len(after.answers)).as_figures("ends_share_sft"),
-        **{key: value for name, each in right.items() for key, value in _verified_figures(name, each).items()},
+        **clustered_share(before.ended(chat), conversations[: len(before.answers)]).as_figures("ends_share_base"),
+        **clustered_share(after.ended(chat), conversations[: len(after.answers)]).as_figures("ends_share_sft"),
+        **{
+            key: value
+            for name, each in right.items()
+            for key, value in _verified_figures(name, each, conversations).items()
+        },
         "heldout_pairs": float(len(heldout.conversations)),
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
@@ -356,10 +365,12 @@ def _compared(
     return Result(figures, headline)
 
 
-def _verified_figures(name: str, right: NDArray[np.float64]) -> dict[str, float]:
+def _verified_figures(name: str, right: NDArray[np.float64], conversations: NDArray[np.int64]) -> dict[str, float]:
     """The share of right answers where a rule can tell; nothing where it can of none."""
-    known = right[~np.isnan(right)]
-    return wilson(int(known.sum()), len(known)).as_figures(f"verified_{name}") if len(known) else {}
+    known = ~np.isnan(right)
+    if not known.any():
+        return {}
+    return clustered_share(right[known], conversations[: len(right)][known]).as_figures(f"verified_{name}")
 
 
 def _losses(

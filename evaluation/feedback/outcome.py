@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from corpus.readers.encodings import whole_characters
+from evaluation.clustered import clustered_share, number_clusters
 from evaluation.feedback.agreement import krippendorff_alpha
 from evaluation.feedback.judgements import Judgement, Judgements
 from evaluation.feedback.pairs import PREFERENCES, TIES, Export
 from evaluation.feedback.win_rates import Contest, strengths, win_rates
-from evaluation.statistics import wilson
 
 INSTRUCTIONS, JUDGED, ASIDE, SUMMARY = "instructions.jsonl", "judgements.jsonl", "quarantine.jsonl", "summary.json"
 _WON = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5}
@@ -62,11 +62,13 @@ def outcome(export: Export, found: Judgements) -> Outcome:
     ties = [row for row in rows if row["votes"][0] == row["votes"][1]]
     preferences = [row for row in rows if row not in ties]
     contests = [
-        Contest(*export.given_by[pair], sum(_WON[one.choice] for one in said) / len(said))
+        Contest(*export.given_by[pair], sum(_WON[one.choice] for one in said) / len(said), export.pairs[pair].prompt)
         for pair, said in by_pair.items()
     ]
     decided = [one for one in found.used if one.choice in ("a", "b")]
-    left = wilson(sum(one.choice == one.left for one in decided), len(decided))
+    # Those of one annotator share a habit.
+    annotators = number_clusters(one.annotator for one in decided)
+    left = clustered_share([one.choice == one.left for one in decided], annotators)
     alpha = krippendorff_alpha([[one.choice for one in said] for said in by_pair.values()])
     summary = {
         "export": export.id,

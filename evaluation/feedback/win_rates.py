@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from evaluation.statistics import Interval, wilson
+from evaluation.clustered import clustered_share, number_clusters
+from evaluation.statistics import Interval
 
 ELO = 400 / np.log(10)
 """Points of a natural-log odds, as in chess."""
@@ -20,29 +21,35 @@ _RESAMPLES = 200
 
 @dataclass(frozen=True)
 class Contest:
-    """All judgements of one pair of answers: `won` of `first` over `second`, a tie as a half, as a share."""
+    """All judgements of one pair of answers to `prompt`. won: the share of `first` over `second`, a tie as a half."""
 
     first: str
     second: str
     won: float
+    prompt: str
 
 
 def win_rates(contests: Sequence[Contest]) -> dict[tuple[str, str], tuple[Interval, int]]:
     """For every two models that met, how often the first was preferred, and over how many pairs of answers.
 
-    The interval is Wilson's over pairs of answers, so several judgements of one are not taken for several pairs, and it
-    keeps a width where all pairs came out alike. A tie counts as a half there: rather too wide, never too narrow.
+    The interval is that of `clustered_share` over pairs of answers, clustered by prompt, so several judgements of one
+    pair and several pairs of one prompt are not taken for independent ones; it keeps a width where all pairs came out
+    alike. A tie counts as a half there: rather too wide, never too narrow.
     """
-    met: dict[tuple[str, str], list[float]] = {}
+    met: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for one in contests:
         if one.first != one.second:
             names = tuple(sorted((one.first, one.second)))
-            met.setdefault((names[0], names[1]), []).append(one.won if one.first == names[0] else 1 - one.won)
-    return {names: (wilson(sum(shares), len(shares)), len(shares)) for names, shares in sorted(met.items())}
+            won = one.won if one.first == names[0] else 1 - one.won
+            met.setdefault((names[0], names[1]), []).append((one.prompt, won))
+    return {
+        names: (clustered_share([won for _, won in of], number_clusters(prompt for prompt, _ in of)), len(of))
+        for names, of in sorted(met.items())
+    }
 
 
 def strengths(contests: Sequence[Contest], seed: int = 17) -> Mapping[str, Interval]:
-    """Each model's strength (Bradley & Terry 1952) in Elo points around their mean, bootstrap intervals over pairs.
+    """Each model's strength (Bradley & Terry 1952) in Elo points around their mean, bootstrap intervals over prompts.
 
     Every two models count as having met once more with an even end: else one that always won would be infinitely
     strong.
@@ -55,7 +62,15 @@ def strengths(contests: Sequence[Contest], seed: int = 17) -> Mapping[str, Inter
     rows = np.array([(place[one.first], place[one.second], one.won) for one in met])
     found = _fit(rows, len(names))
     random = np.random.default_rng(seed)
-    drawn = [_fit(rows[random.integers(len(rows), size=len(rows))], len(names)) for _ in range(_RESAMPLES)]
+    clusters = number_clusters(one.prompt for one in met)
+    of_prompt = [np.flatnonzero(clusters == number) for number in range(clusters.max() + 1)]
+    drawn = [
+        _fit(
+            rows[np.concatenate([of_prompt[i] for i in random.integers(len(of_prompt), size=len(of_prompt))])],
+            len(names),
+        )
+        for _ in range(_RESAMPLES)
+    ]
     low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
     return {name: Interval(*map(float, (found[at], low[at], high[at]))) for name, at in place.items()}
 

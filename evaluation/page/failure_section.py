@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from evaluation.clustered import clustered_difference, number_clusters
 from evaluation.page.parts import Section, Table
 from evaluation.page.words import p_value, percent, signed
 from evaluation.paired import holm
 from evaluation.pipeline_results import PipelineResults
-from evaluation.statistics import difference_of_paired_proportions, mcnemar_p_value
 
 EXAMPLES = 3
 """Failed cases shown of each class."""
@@ -53,8 +53,8 @@ def _rates(found: dict[str, dict[str, Any]], names: list[str]) -> Table:
         rows.append([name.replace("_", " "), about, f"{n}", *map(_rate, cells)])
     columns = ["class", "a model that does not fail", "cases", *found]
     note = (
-        "Share of cases failed, with the 95 % interval over cases; those of one template are alike, so that it is "
-        "rather too narrow. A model that always gives the same answer never fails invariance: read the tests apart."
+        "Share of cases failed, with the 95 % interval over templates: a class of few templates says little about "
+        "others. A model that always gives the same answer never fails invariance: read the tests apart."
     )
     return Table("Failure rates", columns, rows, note, numeric=tuple(range(2, 3 + len(found))))
 
@@ -82,11 +82,9 @@ def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], 
             )
             if not left or left.keys() != right.keys():
                 continue
-            more = sum(right[case] and not left[case] for case in left)
-            fewer = sum(left[case] and not right[case] for case in left)
-            both = sum(left[case] and right[case] for case in left)
-            change = difference_of_paired_proportions(both, more, fewer, len(left) - both - more - fewer)
-            found.append((f"{last} − {first}", name, change, mcnemar_p_value(more, fewer)))
+            templates = number_clusters(test for test, *_ in left)
+            change, chance = clustered_difference([right[case] for case in left], [*left.values()], templates)
+            found.append((f"{last} − {first}", name, change, chance))
     rows = [
         [
             models,
@@ -98,7 +96,10 @@ def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], 
         for (models, name, change, _), adjusted in zip(found, holm([p for *_, p in found]), strict=True)
     ]
     columns = ["models", "class", "failure rate", "interval", "p (Holm)"]
-    note = "Over the same cases; McNemar's exact test, corrected for the number of rows. Below zero is fewer failures."
+    note = (
+        "Over the same cases, clustered by template; the exact test of the templates' signs, corrected for the number "
+        "of rows, shows nothing with fewer than six templates. Below zero is fewer failures."
+    )
     return [Table("Before and after alignment", columns, rows, note, numeric=(2, 3, 4))] if rows else []
 
 
@@ -113,7 +114,8 @@ def _tests(found: dict[str, dict[str, Any]], names: list[str]) -> Table:
             rows.append([*words, f"{one['n']}", guess, *map(_rate, cells)])
     columns = ["class", "test", "kind", "cases", "guessing fails", *found]
     numeric = tuple(range(3, 5 + len(found)))
-    return Table("Test by test", columns, rows, folded=True, numeric=numeric)
+    note = "Each test is one template; its interval is over the cases drawn from it."
+    return Table("Test by test", columns, rows, note, folded=True, numeric=numeric)
 
 
 def _examples(cases: list[dict[str, Any]], name: str) -> str:

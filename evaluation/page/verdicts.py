@@ -72,11 +72,10 @@ def _named(claim: Claim, about: str, name: str) -> Claim:
 
 
 def _beyond(interval: Interval, bound: float) -> State:
-    """Whether an interval lies above a bound; without an interval the value alone decides."""
-    low, high = (interval.value, interval.value) if math.isnan(interval.low) else (interval.low, interval.high)
-    if low > bound:
+    """Whether an interval lies above a bound; undecided without an interval, as of prompts of one conversation."""
+    if interval.low > bound:
         return "holds"
-    return "fails" if high < bound else "undecided"
+    return "fails" if interval.high < bound else "undecided"
 
 
 def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:

@@ -133,11 +133,12 @@ def test_bbqs_scores_by_hand() -> None:
     """Three biased of four that name someone: 2 · 3/4 - 1. Where half is right: half of that."""
     from evaluation.bias_metrics import ambiguous_bias_score
 
-    assert bias_score("s_DIS", 3, 4, 0.95)["value"] == 0.5
-    assert bias_score("s_DIS", 0, 0, 0.95)["value"] == 0
+    apart = range(8)
     named = [True] * 4 + [False] * 4
     biased = [True, True, True, False] + [False] * 4
-    found = ambiguous_bias_score("s_AMB", [not one for one in named], biased, named, 0.95, 17)
+    assert bias_score("s_DIS", biased, named, apart, 0.95)["value"] == 0.5
+    assert bias_score("s_DIS", [False], [False], [1], 0.95)["value"] == 0
+    found = ambiguous_bias_score("s_AMB", [not one for one in named], biased, named, apart, 0.95, 17)
     assert found["value"] == 0.25
 
 
@@ -153,7 +154,7 @@ def test_stereosets_scores_are_means_over_terms() -> None:
 
 
 def test_gaps_by_hand_and_their_correction() -> None:
-    gap = paired_gap("gap", [True] * 8 + [False] * 2, [False] * 6 + [True] * 2 + [False] * 2, 0.95)
+    gap = paired_gap("gap", [True] * 8 + [False] * 2, [False] * 6 + [True] * 2 + [False] * 2, range(10), 0.95)
     assert gap["value"] == 0.6 and gap["p_value"] == pytest.approx(2 * 0.5**6)
     rows = corrected([{"metric": "a", "p_value": 0.01}, {"metric": "b"}, {"metric": "c", "p_value": 0.04}])
     assert [row.get("p_holm") for row in rows] == [0.02, None, 0.04]
@@ -171,7 +172,9 @@ def test_winobias_by_hand() -> None:
     for kind, groups in right.items():
         for group, found in groups.items():
             for number, is_right in enumerate(found):
-                items.append(Coreference(f"{kind}:{number}", kind, group, "", "", ("nurse", "guard"), number % 2))
+                items.append(
+                    Coreference(f"{kind}:{number}", kind, group, "", "", ("nurse", f"{kind} {number}"), number % 2)
+                )
                 answers.append(number % 2 if is_right else 1 - number % 2)
     rows = {(row["category"], row["metric"]): row for row in winobias(items, answers, 0.95)}
     value = {key: row["value"] for key, row in rows.items()}

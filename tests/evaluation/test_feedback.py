@@ -52,12 +52,12 @@ def test_strengths_expect_as_many_wins_as_there_were() -> None:
     true = {"base": -200.0, "sft": 0.0, "rlhf": 200.0}
     names = list(true)
     contests = []
-    for _ in range(600):
+    for number in range(600):
         first, second = random.choice(names, 2, replace=False)
         won = random.random() < 1 / (1 + math.exp(-(true[first] - true[second]) / ELO))
-        contests.append(Contest(first, second, float(won)))
+        contests.append(Contest(first, second, float(won), f"{number}"))
     found = strengths(contests)
-    met = [*contests, *(Contest(a, b, 0.5) for i, a in enumerate(names) for b in names[i + 1 :])]
+    met = [*contests, *(Contest(a, b, 0.5, "even") for i, a in enumerate(names) for b in names[i + 1 :])]
     for name in names:
         mine = [one for one in met if name in (one.first, one.second)]
         had = sum(one.won if one.first == name else 1 - one.won for one in mine)
@@ -68,16 +68,18 @@ def test_strengths_expect_as_many_wins_as_there_were() -> None:
 
 
 def test_a_model_that_always_won_is_strong_but_not_infinitely() -> None:
-    contests = [Contest("new", "old", 1.0)] * 9
+    contests = [Contest("new", "old", 1.0, f"{number}") for number in range(9)]
     found = strengths(contests)
     assert found["new"].value - found["old"].value == pytest.approx(ELO * math.log(9.5 / 0.5), rel=1e-3)
-    (interval, count) = win_rates([*contests, Contest("old", "new", 1.0)])["new", "old"]
+    (interval, count) = win_rates([*contests, Contest("old", "new", 1.0, "9")])["new", "old"]
     assert (interval.value, count) == (0.9, 10)
     # All of few pairs are no certainty: their interval had no width.
-    ((won, _),) = win_rates([Contest("new", "old", 1.0)] * 3).values()
+    ((won, _),) = win_rates(contests[:3]).values()
     assert (won.value, won.high) == (1, 1) and won.low == pytest.approx(0.438, abs=1e-3)
-    ((even, _),) = win_rates([Contest("new", "old", 0.5)] * 4).values()
+    ((even, _),) = win_rates([Contest("new", "old", 0.5, f"{n}") for n in range(4)]).values()
     assert even.low < 0.2 and even.high > 0.8
+    ((same, _),) = win_rates([Contest("new", "old", 1.0, "one prompt")] * 9).values()
+    assert (same.low, same.high) == (0, 1), "nine pairs of one prompt say nothing of others"
 
 
 @pytest.fixture

@@ -359,7 +359,7 @@ class TestBias:
         for pair in read_pairs(BiasConfig()):
             direction = pair["stereo_antistereo"]
             prefers_first = (-1.0, -2.0) if direction == "stereo" else (-2.0, -1.0)
-            scores.append(PairScore(pair["bias_type"], direction, prefers_first, (-1.0, -1.0)))
+            scores.append(PairScore(pair["bias_type"], direction, prefers_first, (-1.0, -1.0), pair["sent_more"]))
         found = summarise(scores, 0.95)
         assert found["stereotype_score"]["value"] == 50 and found["stereotype_score"]["p_value"] == 1
         assert found["stereotype_score_shared"]["n"] == 0, "ties prefer neither"

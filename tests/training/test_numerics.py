@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.statistics import bootstrap, gain_at_equal_length, wilson
+from evaluation.clustered import clustered_intercept
+from evaluation.statistics import bootstrap, wilson
 from infra.launch.config import LaunchConfig
 from training.answer_logprobs import token_logprobs
 from training.completions import Completions, kl_of
@@ -296,25 +297,26 @@ def test_counting_a_large_vocabulary_takes_few_bytes_a_token() -> None:
 
 
 def test_the_gain_at_equal_length_is_the_constant_of_a_line_through_the_pairs() -> None:
-    """Against numpy's own least squares, resample by resample."""
+    """Against numpy's least squares, and scipy's standard error, which is near CR2's of a prompt for each pair."""
+    from scipy import stats
+
     changes = RANDOM.integers(-12, 6, 120).astype(float)
     gains = 0.3 - 0.05 * changes + RANDOM.normal(0, 0.2, 120)
-    found, slope = gain_at_equal_length(gains, changes, seed=7)
+    found, slope = clustered_intercept(gains, changes, np.arange(120))
     b, a = np.polyfit(changes, gains, 1)
     assert (found.value, slope) == (pytest.approx(a), pytest.approx(b))
-    picks = np.random.default_rng(7).integers(0, 120, (2000, 120))
-    constants = [np.polyfit(changes[row], gains[row], 1)[1] for row in picks]
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(constants, [0.025, 0.975])))
+    half = stats.t.ppf(0.975, 118) * stats.linregress(changes, gains).intercept_stderr
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.15)
     assert found.low < 0.3 < found.high
 
 
 def test_a_reward_that_is_length_alone_gains_nothing_at_equal_length() -> None:
     changes = RANDOM.integers(-9, 1, 200).astype(float)
     gains = -0.1 * changes
-    found, slope = gain_at_equal_length(gains, changes, seed=1)
+    found, slope = clustered_intercept(gains, changes, np.arange(200))
     assert gains.mean() > 0.3 and slope == pytest.approx(-0.1)
     assert [found.value, found.low, found.high] == pytest.approx([0, 0, 0], abs=1e-9)
-    alike, slope = gain_at_equal_length(gains, np.full(200, -4.0), seed=1)
+    alike, slope = clustered_intercept(gains, np.full(200, -4.0), np.arange(200))
     assert slope == 0 and alike.value == pytest.approx(gains.mean()), "nothing tells them apart"
 
 

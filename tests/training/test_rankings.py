@@ -126,14 +126,16 @@ def test_balanced_pairs_say_nothing_by_their_lengths(base_dir: Path) -> None:
 def test_figures_tell_length_from_quality_and_confidence_from_truth(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     longer = random.integers(-20, 21, 400).astype(float)
-    by_length = length_figures(longer / 10, longer, 1)
+    by_length = length_figures(longer / 10, longer, np.arange(400))
     assert by_length["heldout_accuracy_chosen_longer"] == 1 and by_length["heldout_accuracy_chosen_shorter"] == 0
     assert by_length["reward_per_token"] == pytest.approx(0.1) and by_length["margin_equal_length"] == pytest.approx(0)
     assert by_length["chosen_longer"] == pytest.approx((longer > 0).sum() / (longer != 0).sum())
     # Margins from a model that knows how sure it may be, and from one that claims twice that.
     size = np.abs(random.normal(0, 1.5, 20_000))
     margins = np.where(random.random(20_000) < 1 / (1 + np.exp(-size)), size, -size)
-    honest, boasting = (calibration_figures(times * margins, tmp_path / f"{times}.json", 1) for times in (1, 2))
+    honest, boasting = (
+        calibration_figures(times * margins, tmp_path / f"{times}.json", np.arange(20_000)) for times in (1, 2)
+    )
     assert honest["calibration_error"] < 0.02 < 0.05 < boasting["calibration_error"]
     assert honest["brier"] < boasting["brier"] and boasting["mean_confidence"] > honest["mean_confidence"]
     assert len(json.loads((tmp_path / "1.json").read_text())) == 10
