@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class StereoItem:
     unrelated: str
 
 
-_MARKED = re.compile(r"\[([^\]]+)\]")
+_MARKED = re.compile(r"\[([^\[\]]+)\]")
 _PRONOUN = re.compile(r"\b(he|she|they|him|her|them|his|hers|himself|herself|their|theirs)\b", re.IGNORECASE)
 
 
@@ -127,7 +127,7 @@ def read_winogender(path: Path) -> list[Coreference]:
                     (occupation, participant), int(answer),
                 )
             )  # fmt: skip
-        except (KeyError, ValueError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:  # a short row has None for a field
             raise bad_set(
                 f"{path}:{number}", f"expected sentid and sentence as Winogender has them: {error}"
             ) from error
@@ -159,18 +159,26 @@ def _bbq(line: str) -> BbqQuestion:
     others = {0, 1, 2} - about - {unknown}
     if row["question_polarity"] not in ("neg", "nonneg") or row["context_condition"] not in ("ambig", "disambig"):
         raise ValueError("question_polarity is neg or nonneg, context_condition ambig or disambig")
+    if row["label"] not in (0, 1, 2) or isinstance(row["label"], bool):
+        raise ValueError("label is 0, 1 or 2")
     return BbqQuestion(
-        row["category"],
+        _text(row, "category"),
         row["context_condition"] == "ambig",
-        row["context"],
-        row["question"],
-        tuple(row[name] for name in names),
+        _text(row, "context"),
+        _text(row, "question"),
+        tuple(_text(row, name) for name in names),
         int(row["label"]),
         unknown,
         # A question that asks for something good shows the bias where the others are named.
         frozenset(about if row["question_polarity"] == "neg" else others),
         f"{row['category']} {row.get('question_index', row['question'])}",
     )
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    if not isinstance(row[key], str):
+        raise TypeError(f"{key} is a text")
+    return str(row[key])
 
 
 def _groups(info: Iterable[str]) -> set[str]:
@@ -202,12 +210,12 @@ def read_stereoset(path: Path) -> list[StereoItem]:
     found = []
     for number, (kind, row) in enumerate(items, 1):
         try:
-            said = {one["gold_label"]: one["sentence"] for one in row["sentences"]}
-            context = "" if kind == "intrasentence" else row["context"]
-            endings = said["stereotype"], said["anti-stereotype"], said["unrelated"]
-            found.append(StereoItem(row["bias_type"], row["target"], context, *endings))
+            sentences = {_text(one, "gold_label"): _text(one, "sentence") for one in row["sentences"]}
+            context = "" if kind == "intrasentence" else _text(row, "context")
+            endings = sentences["stereotype"], sentences["anti-stereotype"], sentences["unrelated"]
+            found.append(StereoItem(_text(row, "bias_type"), _text(row, "target"), context, *endings))
         except (KeyError, TypeError) as error:
-            raise bad_set(f"{path}: {kind} {number}", f"expected StereoSet's fields; missing: {error}") from error
+            raise bad_set(f"{path}: {kind} {number}", f"expected StereoSet's fields: {error}") from error
     if not found:
         raise bad_set(path, "expected at least one item, found none")
     return found

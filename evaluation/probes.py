@@ -38,7 +38,7 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     if not prompts:
         raise stage_error("bad_prompts", str(path), "expected at least one prompt, found none")
     # JSON can escape halves of surrogate pairs, which no tokenizer takes.
-    return [{**one, "prompt": whole_characters(one["prompt"])} for one in prompts[: config.limit]]
+    return [{name: whole_characters(text) for name, text in one.items()} for one in prompts[: config.limit]]
 
 
 def is_bold(config: ToxicityConfig) -> bool:

@@ -175,7 +175,7 @@ def read_words(path: Path) -> list[str]:
             if path.suffix == ".csv":
                 reader = csv.DictReader(file)
                 column = "text" if "text" in (reader.fieldnames or []) else (reader.fieldnames or [""])[0]
-                lines = [row[column] or "" for row in reader]
+                lines = [row.get(column) or "" for row in reader]
             else:
                 lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.errors import ConfigError, Problem
+from infra.errors import ConfigError, Problem, quoted
 from infra.foreign import dangers
 from infra.json import parse_json, read_json
 
@@ -105,13 +105,19 @@ def _mds(folder: Path) -> Found:
     yield from found
     if found:
         return
-    for shard in read_json(index)["shards"]:
-        if shard.get("format") != "mds":
-            yield index, f"expected shards in the MDS format, not {shard.get('format')!r}"
-            return
-        named = [shard.get(key) for key in ("raw_data", "zip_data") if shard.get(key)]
-        if not any((folder / data["basename"]).is_file() for data in named):
-            yield index, f"names {', '.join(data['basename'] for data in named) or 'a shard'}, which is not there"
+    try:
+        for number, shard in enumerate(read_json(index)["shards"]):
+            if shard["format"] != "mds":
+                yield index, f"expected shards in the MDS format, not {quoted(shard['format'])}"
+                return
+            names = [str(shard[key]["basename"]) for key in ("raw_data", "zip_data") if shard.get(key)]
+            if not any((folder / name).is_file() for name in names):
+                yield (
+                    index,
+                    f"names {', '.join(map(quoted, names)) or f'no file for shard {number}'}, which is not there",
+                )
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        yield index, f"expected shards with format and raw_data or zip_data: {type(error).__name__}: {error}"
 
 
 def _tokenizer(folder: Path) -> Found:
@@ -138,8 +144,8 @@ def _broken_safetensors(path: Path) -> str:
             return "cut short or no safetensors file: its header is longer than the file"
         try:
             header = parse_json(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError):
             return "no safetensors file: its header is not as expected"
     expected = 8 + length + max(ends, default=0)
     return "" if expected == size else f"cut short or damaged: {size:,} bytes, expected {expected:,}"
@@ -157,7 +163,7 @@ def _json_lines(path: Path, keys: tuple[str, ...]) -> Found:
     if not path.is_file():
         yield path, f"expected a file of JSON lines with the keys {', '.join(keys)}"
         return
-    with open(path, encoding="utf8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 record: Any = parse_json(line)
@@ -175,8 +181,8 @@ def _json_object(path: Path, *keys: str) -> Found:
     except FileNotFoundError:
         yield path, "no such file, but this stage's payload has one"
         return
-    except ValueError:
-        yield path, "not valid JSON"
+    except ValueError as error:
+        yield path, f"not valid JSON: {error}"
         return
     missing = [key for key in keys if key not in data] if isinstance(data, dict) else list(keys) or ["an object"]
     if missing:

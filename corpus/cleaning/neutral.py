@@ -63,7 +63,11 @@ def neutral_words(path: Path) -> dict[str, str]:
     Raises StageError `bad_words`, with file and line.
     """
     found: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf8").splitlines()
+    except UnicodeDecodeError as error:
+        raise stage_error("bad_words", str(path), f"expected text in UTF-8: {error}") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         word, _, other = line.partition("\t")

@@ -64,6 +64,8 @@ def read_suite(path: Path, limits: Mapping[str, float], key: str) -> Suite:
     if not isinstance(content, Mapping) or not isinstance(content.get("expectations"), list):
         raise stage_error("bad_suite", str(path), "expected a mapping with name and a list of expectations")
     known = content.get("limits") or {}
+    if not isinstance(known, Mapping):
+        raise stage_error("bad_suite", str(path), "expected limits: a mapping of names to numbers")
     if unknown := sorted(set(limits) - set(known)):
         there = ", ".join(known) or "none"
         raise stage_error(
@@ -72,7 +74,7 @@ def read_suite(path: Path, limits: Mapping[str, float], key: str) -> Suite:
     values = {**known, **limits}
     try:
         checks = [_check(item, values) for item in content["expectations"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         message = f"each expectation needs type, kwargs, and names of limits that are there: {error!r}"
         raise stage_error("bad_suite", str(path), message) from None
     return Suite(str(content.get("name", path.stem)), checks)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from infra.errors import stage_error
 from infra.json import parse_json, read_json
@@ -37,6 +38,9 @@ class AnswerPair:
     prompt: str
     a: str
     b: str
+
+
+_PAIR = TypeAdapter(AnswerPair)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Export:
         try:
             key = read_json(folder / KEY)
             with (folder / PAIRS).open(encoding="utf8") as lines:
-                pairs = [AnswerPair(**parse_json(line)) for line in lines]
+                pairs = [_PAIR.validate_python(parse_json(line)) for line in lines]
             given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
             found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
             written_for = key["export"]

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from corpus.cleaning.rules import draw
 from corpus.documents import Document, read_documents
 from corpus.sources import source_name
@@ -50,6 +52,9 @@ class Shown:
     source: str
     characters: int
     text: str
+
+
+_SHOWN = TypeAdapter(Shown)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Review:
         try:
             key = read_json(folder / KEY)
             with (folder / DOCUMENTS).open(encoding="utf8") as lines:
-                shown = [Shown(**parse_json(line)) for line in lines]
+                shown = [_SHOWN.validate_python(parse_json(line)) for line in lines]
             found, written_for = cls({one.id: one for one in shown}, key["drawn"]), key["review"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             message = f"{DOCUMENTS} or {KEY} is damaged: {type(error).__name__}: {error}"

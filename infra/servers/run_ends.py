@@ -45,7 +45,7 @@ def recorded_end(runs: Path, flow_run_id: str, since: datetime) -> RunEnd | None
     results = runs.glob("*/result.json") if runs.is_dir() else ()
     for path in results:
         # One that is damaged, or that goes just now, is no result.
-        with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             if path.stat().st_mtime < since.timestamp():
                 continue
             document = read_own_json(path)
