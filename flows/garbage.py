@@ -23,6 +23,7 @@ from infra.s3 import read_object
 from infra.s3_write import put_if
 from infra.store.ancestry import ancestry, artifact_member, locate
 from infra.store.layout import MANIFEST
+from infra.store.left_memory import remove_memory
 from infra.store.manifest import Input, Manifest
 from infra.store.roots import url_of
 from infra.store.states import kept_states, remove_state
@@ -196,6 +197,8 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
         stage, name = item.folder.parent.name, item.folder.name
         with _left_alone(store, f"{stage}/{name.partition('.')[0]}") as is_ours, suppress(FileNotFoundError):
             if is_ours:
+                if item.id.startswith(".work/"):
+                    remove_memory(item.folder)
                 store.remove(item.folder, store.read(item.folder))
                 removed.append(item)
     return removed

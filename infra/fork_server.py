@@ -1,9 +1,10 @@
 """A process that has imported what others need, and forks them: they begin in hundredths of a second.
 
-    python -m infra.fork_server REQUESTS PARENT
+    python -m infra.fork_server REQUESTS PARENT [TEMPORARY]
 
 REQUESTS is the number of a socket on which `infra.forked.ForkServer` asks, PARENT that of a pipe which breaks when
-whoever started this is gone. Nothing here may start a thread: a fork keeps the thread that calls it and whatever locks
+whoever started this is gone. TEMPORARY is a folder for what libraries write while they are imported; whoever started
+this removes it. Nothing here may start a thread: a fork keeps the thread that calls it and whatever locks
 the others held. What still makes a fork unsafe is looked for before each, and the answer then is a reason, no process.
 """
 
@@ -22,6 +23,7 @@ import signal
 import socket
 import sys
 import sysconfig
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,6 +270,7 @@ def _become(start: Start, output: int, parent: int) -> None:
     os.close(output)
     os.set_inheritable(parent, True)
     os.environ.update({**start.set, PARENT_FD: str(parent)})
+    tempfile.tempdir = None  # that of the server goes with the server
     os.chdir(start.cwd)
     sys.path[0] = start.cwd  # as of python -m
     sys.argv, sys.orig_argv = start.argv, [sys.executable, "-m", *start.argv]
@@ -298,8 +301,9 @@ def _end_with(parent: int) -> None:
             sys.exit()
 
 
-def main(requests: int, parent: int) -> int:
+def main(requests: int, parent: int, temporary: str | None = None) -> int:
     _end_with(parent)
+    tempfile.tempdir = temporary
     # Libraries keep the stream that they find when they are imported.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     gc.disable()  # imports make no garbage to speak of
@@ -311,4 +315,4 @@ def main(requests: int, parent: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

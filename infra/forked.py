@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from infra.fork_server import LARGEST_REQUEST, Start
@@ -51,9 +52,11 @@ class ForkServer:
         self._own_sessions = own_sessions
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._parent_pipe = os.pipe()
+        # torch makes a folder as it is imported, and a server that is killed does not remove it.
+        self._temporary = TemporaryDirectory(prefix="stemma-imports-", ignore_cleanup_errors=True)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), str(read_end)],
+                [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), str(read_end), self._temporary.name],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -124,6 +127,7 @@ class ForkServer:
         os.close(self._parent_pipe)
         self._process.kill()
         self._process.wait()
+        self._temporary.cleanup()
 
     def _send(self, message: Mapping[str, Any], *descriptors: int) -> None:
         data = json.dumps(message).encode()

@@ -5,6 +5,7 @@ Nothing here knows Prefect; `tasks.task` puts a Prefect task around it.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from infra.errors import Cancelled, StemmaError
 from infra.identity import fingerprint
 from infra.lineage import messages
 from infra.lineage.ledger import ended_unheard
+from infra.store.left_memory import remove_memory
 from infra.store.manifest import Manifest
 from infra.store.measurements import TRAINED
 from infra.store.states import STATES, state_at
@@ -152,11 +154,27 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
     return None, [Change("damaged", damage)]
 
 
+def _remove_work(node: Node, manifest: Manifest, context: BuildContext) -> None:
+    """Removes what a builder left that was killed between the artifact's rename and its own clean-up."""
+    store = context.store
+    work = store.layout.work(manifest.stage, manifest.fingerprint)
+    if node.adopted or not work.exists():
+        return
+    lease = store.leases.acquire(f"{manifest.stage}/{manifest.fingerprint}", stop_if=lambda: True)
+    if lease is not None:
+        try:
+            remove_memory(work)
+            shutil.rmtree(work, ignore_errors=True)
+        finally:
+            lease.release()
+
+
 def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, begun: float) -> Done:
     path = context.store.path(manifest)
     if manifest.build_id in context.measured_here:
         return Done("built", manifest, path, manifest.seconds, (Change("measured", "measured as it was trained"),))
     leave_card(node, inputs, path, context)
+    _remove_work(node, manifest, context)
     if not node.adopted and ended_unheard(context.store.root, manifest.build_id):
         # Its builder was killed between the artifact's last rename and these messages; they count once.
         for message in end_of(node, inputs, manifest, path, context):

@@ -35,8 +35,9 @@ from infra.process import die_with_parent
 from infra.run import Result, Run, open_journal
 from infra.secrets import HidingStream
 from infra.store.lease import Claim
+from infra.store.store import is_full
 from infra.workers import Mapper
-from tasks.exits import diagnose_exit, out_of_memory_kills
+from tasks.exits import NO_ROOM, diagnose_exit, out_of_memory_kills
 from tasks.failures import failure_of
 from tasks.openmp import watch_others
 from tasks.stages import STAGES
@@ -148,14 +149,19 @@ def main(argument: str) -> int:
     job = Job.read(job_path)
     if job.claim and "RANK" not in os.environ:
         Claim(**job.claim).hold()
-    if "RANK" in os.environ:
-        outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
-    elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
-        outcome = _all_ranks(job, job_path, lambda: cancelled)
-        outcome.write(Path(job.scratch) / OUTCOME)
-    else:
-        outcome = _alone(job, lambda: cancelled, listen, Path(job.scratch) / OUTCOME)
-        outcome.write(Path(job.scratch) / OUTCOME)
+    try:
+        if "RANK" in os.environ:
+            outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
+        elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
+            outcome = _all_ranks(job, job_path, lambda: cancelled)
+            outcome.write(Path(job.scratch) / OUTCOME)
+        else:
+            outcome = _alone(job, lambda: cancelled, listen, Path(job.scratch) / OUTCOME)
+            outcome.write(Path(job.scratch) / OUTCOME)
+    except OSError as error:  # of the journal, or of the outcome itself
+        if not is_full(error):
+            raise
+        return NO_ROOM
     # A rank that could not measure ends as one that failed, so that the others are not waiting for it.
     return 0 if outcome.is_built and not outcome.measuring else 1
 

@@ -9,6 +9,9 @@ from infra.errors import Problem
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 VMSTAT = Path("/proc/vmstat")
+NO_ROOM = 120
+"""Python's own exit code where it cannot write out what was printed, and that of a stage's process that cannot write
+how it ended: its files had no room."""
 
 
 def out_of_memory_kills() -> int:

@@ -21,7 +21,7 @@ from infra.store.store import full_disk
 from infra.tail import Tail
 from tasks.child import JOURNAL, OUTCOME, Job, Outcome
 from tasks.environment import stage_environment
-from tasks.exits import diagnose_exit, out_of_memory_kills
+from tasks.exits import NO_ROOM, diagnose_exit, out_of_memory_kills
 from tasks.warm_start import PROGRAM, WarmStart
 
 LOG = "stage.log"
@@ -75,7 +75,8 @@ def run_child(
         return outcome
     if stopped:
         raise Cancelled
-    if outcome is None and shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES:
+    # There may be room again by now: a stage that fails removes files, and a quota does not show.
+    if outcome is None and (process.wait() == NO_ROOM or shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES):
         raise full_disk(job.node, scratch)
     if outcome is None:
         raise StageError(diagnose_exit(job.node, process.wait(), out_of_memory_kills() > kills))

@@ -19,9 +19,8 @@ from tempfile import gettempdir
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
 from streaming.base.shared import prefix as streaming_prefix
 
+from infra.store.left_memory import NUMBERS, RECORD
 from training import ranks
-
-_PLACES = 64  # datasets of one run
 
 
 @contextmanager
@@ -32,10 +31,10 @@ def own_shared_memory(work_dir: Path) -> Iterator[None]:
     """
     # Of all nodes that share the work folder, also of two that go by one name.
     host = socket.gethostname()
-    record = work_dir / f"shared_memory.{ranks.first_of_node()}.{host}"
-    first = _PLACES * ranks.gather(os.getpid())[ranks.first_of_node()]
+    record = work_dir / f"{RECORD}.{ranks.first_of_node()}.{host}"
+    first = NUMBERS * ranks.gather(os.getpid())[ranks.first_of_node()]
     if ranks.local_rank() == 0:
-        for left in work_dir.glob("shared_memory.*"):
+        for left in work_dir.glob(f"{RECORD}.*"):
             if left.name.split(".", 2)[2:] == [host]:
                 with suppress(FileNotFoundError):  # another node of that name was quicker
                     _clean(int(left.read_text()))
@@ -58,7 +57,7 @@ def own_shared_memory(work_dir: Path) -> Iterator[None]:
 
 
 def _clean(first: int) -> None:
-    for place in range(first, first + _PLACES):
+    for place in range(first, first + NUMBERS):
         for name in SHM_TO_CLEAN:
             try:
                 memory = SharedMemory(f"{place:06}_{name}")

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -86,13 +86,18 @@ def holder(port: int) -> str:
 
 @contextmanager
 def _claim(port: int) -> Iterator[bool]:
-    """Holds the port's lock file, so that servers of several stores that start together do not choose the same."""
+    """Holds the port's lock file, so that servers of several stores that start together do not choose the same. The
+    file goes with the claim."""
     path = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}-port-{port}.lock"
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    is_ours = False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # One that its holder removed since it was opened excludes no other.
+            is_ours = os.path.samestat(os.fstat(descriptor), os.lstat(path))
+        yield is_ours
     finally:
+        if is_ours:
+            path.unlink(missing_ok=True)
         os.close(descriptor)

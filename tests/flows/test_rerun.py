@@ -44,8 +44,13 @@ def run_again(run: Run, folder: Path, *options: str) -> Answer:
 
 
 def test_nothing_changed_builds_nothing(run: Run, data_pipeline: Path) -> None:
+    """What a builder left that was killed between the artifact's rename and its clean-up goes."""
+    (artifact,) = (path for path in (data_pipeline / "store" / "tokenizer").iterdir() if path.is_dir())
+    left = data_pipeline / "store" / ".work" / "tokenizer" / artifact.name
+    (left / "scratch" / "state").mkdir(parents=True)
     answer = run_again(run, data_pipeline)
     assert answer.with_status("reused") == STAGES
+    assert not left.exists()
 
 
 def test_a_changed_key_builds_its_stage_and_what_really_changes_below(run: Run, data_pipeline: Path) -> None:

@@ -118,6 +118,13 @@ def test_an_error_of_use_is_said_at_once(run: Run, data_pipeline: Path) -> None:
     assert "trying again" not in answer.stderr
 
 
+def test_output_that_has_no_room_is_a_full_disk_though_there_is_room_again(run: Run, data_pipeline: Path) -> None:
+    """Python ends with 120 where it cannot write out what was printed."""
+    answer = faulty(run, data_pipeline, ["SystemExit(120)"])
+    (problem,) = answer.document["errors"]
+    assert answer.code == 1 and problem["code"] == "disk_full" and "MB free" in problem["message"]
+
+
 @pytest.mark.parametrize("left", [None, b"", b'{"status": "bui'])
 def test_half_an_outcome_is_none(tmp_path: Path, left: bytes | None) -> None:
     """Its process was killed while it wrote, or the disk was full: what of the two is found out from elsewhere."""

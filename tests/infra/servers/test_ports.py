@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -34,7 +36,12 @@ def test_without_a_wish_the_next_free_port_is_taken(taken: int) -> None:
         assert holder(taken).startswith(f"pid {os.getpid()}")
 
 
-def test_two_that_start_together_get_two_ports() -> None:
+def test_two_that_start_together_get_two_ports_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     start = any_free_port()
     with reserved_port(start) as first, reserved_port(start) as second:
         assert first != second
+        assert len(list(tmp_path.iterdir())) == 2
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,41 @@
+"""Shared memory that a killed training left, found by the record in its work folder.
+
+Python's resource tracker does not outlive a SIGKILL of its group, and mosaicml-streaming's shared memory has no other
+owner. `training.shared_memory` writes the record and reads it where the work is continued; here it is for work that is
+removed instead.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+RECORD = "shared_memory"
+"""Records are called `shared_memory.<first rank of the node>.<host>`, and hold the first of their numbers."""
+NUMBERS = 64
+"""Of the datasets of one run; the first is so many times the process id of the node's first rank."""
+MEMORY = Path("/dev/shm")
+
+
+def remove_memory(work: Path) -> None:
+    """Removes the shared memory and the lock files of all records of this host below a work folder, but for those of a
+    process that lives."""
+    for record in work.glob(f"scratch/{RECORD}.*"):
+        if record.name.split(".", 2)[2:] != [socket.gethostname()]:
+            continue
+        with suppress(OSError, ValueError):  # a record that a full disk cut short names nothing
+            first = int(record.read_text(encoding="utf8"))
+            if not psutil.pid_exists(first // NUMBERS):
+                for left in _left(first):
+                    left.unlink(missing_ok=True)
+
+
+def _left(first: int) -> Iterator[Path]:
+    for number in range(first, first + NUMBERS):
+        for folder in (MEMORY, Path(tempfile.gettempdir())):
+            yield from folder.glob(f"{number:06}_*")
