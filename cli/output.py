@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from cli.answer import CANCELLED, answer, cancelled
-from infra.errors import Problem, StemmaError
+from infra.errors import ConfigError, Problem, StemmaError, bounded, shortened, stage_error
 from infra.interrupts import interrupt_received
 from infra.project import name_user
 
@@ -45,8 +45,8 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
             elif isinstance(error, StemmaError):
                 document, code = failure(error), error.exit_code
             else:
-                problem = _unforeseen(error)
-                document, code = {"status": "failed", "errors": [problem.as_json()]}, 1
+                known = _unforeseen(error)
+                document, code = failure(known), known.exit_code
             if not as_json and code != CANCELLED:
                 print_problems(document["errors"])
         if as_json:
@@ -57,17 +57,22 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _unforeseen(error: BaseException) -> Problem:
-    """What a disk or its rights did to a command is no fault of the program's, wherever it met with it."""
+def _unforeseen(error: BaseException) -> StemmaError:
+    """The error that a user is meant to read. What a disk, its rights or a name did to a command is no fault of the
+    program, wherever it met with it."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename2 or error.filename or "")
+        message = f"a file name has at most 255 bytes, this one has {max(map(len, os.fsencode(name).split(b'/'))):,}"
+        return ConfigError(Problem("name_too_long", shortened(name), message, "shorten it"))
     if isinstance(error, OSError) and error.errno in (*_FULL, *_REFUSED):
         path = str(error.filename2 or error.filename or "")
         if error.errno in _FULL:
-            return Problem(
+            return stage_error(
                 "disk_full", path, "the disk is full: not all could be written", "free some space, say it again"
             )
         message = f"user {os.geteuid()} may not write or read it: {error.strerror}"
-        return Problem("not_permitted", path, message, "give that user the right, or name another place")
-    return Problem("crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where")
+        return stage_error("not_permitted", path, message, "give that user the right, or name another place")
+    return stage_error("crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where")
 
 
 def failure(error: StemmaError) -> dict[str, Any]:
@@ -89,6 +94,7 @@ def print_warnings(problems: Sequence[Problem]) -> None:
 
 def fail_usage(error: click.UsageError) -> int:
     """Bad usage: exit code 2, as JSON where --json was asked for."""
+    error.message = bounded(error.message)
     if "--json" in sys.argv:
         problem = Problem("bad_usage", "", error.format_message(), "see stemma --help")
         answer({"status": "invalid", "errors": [problem.as_json()]})

@@ -131,6 +131,8 @@ def read_winogender(path: Path) -> list[Coreference]:
             raise bad_set(
                 f"{path}:{number}", f"expected sentid and sentence as Winogender has them: {error}"
             ) from error
+    if not found:
+        raise bad_set(path, "expected at least one sentence, found none")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from infra.errors import Problem
+from infra.errors import Problem, quoted
 from tasks.stages import usable_stages
 
 IN_WORDS = {
@@ -42,7 +42,7 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
             found.append(_unknown_stage(f"{dotted}.{key}", item["ctx"].get("tag")))
         elif item["type"] == "union_tag_invalid":
             key, known = item["ctx"]["discriminator"].strip("'"), item["ctx"]["expected_tags"].replace("'", "")
-            message = f"there is no such {key}, got {item['ctx']['tag']!r}"
+            message = f"there is no such {key}, got {quoted(item['ctx']['tag'])}"
             found.append(
                 Problem(
                     "bad_value", f"{dotted}.{key}", message, nearest(item["ctx"]["tag"], known.split(", "), "one of")
@@ -60,14 +60,14 @@ def _is_within(loc: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool
 def _expected(item: Any) -> str:
     if item["type"] == "string_pattern_mismatch":
         pattern = item["ctx"]["pattern"]
-        return f"expected {IN_WORDS.get(pattern, f'text of the form {pattern}')}, got {item['input']!r}"
+        return f"expected {IN_WORDS.get(pattern, f'text of the form {pattern}')}, got {quoted(item['input'])}"
     if item["type"] == "too_short":
         return "expected at least " + ("one" if item["ctx"]["min_length"] == 1 else str(item["ctx"]["min_length"]))
     text = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     text = text.replace("Input should be", "expected").replace("Input should", "expected to")
     given = item.get("input")
-    if isinstance(given, str | int | float | bool) and repr(given) not in text:
-        text += f", got {given!r}"
+    if isinstance(given, str | int | float | bool) and quoted(given) not in text:
+        text += f", got {quoted(given)}"
     return text
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 
 from infra.secrets import hide
 
 QUOTED_CHARACTERS = 200
-MESSAGE_CHARACTERS = 4_000
+MESSAGE_CHARACTERS = 3_000
 PATH_CHARACTERS = 500
+_LONG_WORD = re.compile(r"\S{501,}")
 
 
 def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
@@ -20,7 +22,15 @@ def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
     """Return the form of a value for an error message: a file or a command line may hold one of a gigabyte."""
     if isinstance(value, str):
         return repr(value) if len(value) <= most else f"{value[:most]!r}… ({len(value):,} characters)"
-    return shortened(repr(value), most)
+    try:
+        return shortened(repr(value), most)
+    except ValueError:  # Python prints no integer of over 4,300 digits
+        return "a number of over 4,300 digits"
+
+
+def bounded(text: str, most: int = MESSAGE_CHARACTERS) -> str:
+    """Return a message in which no word is longer than 500 characters, of at most `most` characters in all."""
+    return shortened(_LONG_WORD.sub(lambda word: shortened(word[0]), text), most)
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Problem:
         """A message may quote what some library said, such as an address with its password, or a file of any size."""
         bounds = {"path": PATH_CHARACTERS, "message": MESSAGE_CHARACTERS, "fix": MESSAGE_CHARACTERS}
         for name, most in bounds.items():
-            object.__setattr__(self, name, shortened(hide(getattr(self, name)), most))
+            object.__setattr__(self, name, bounded(hide(getattr(self, name)), most))
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""

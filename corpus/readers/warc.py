@@ -10,7 +10,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from corpus.readers.record import Unreadable, too_long
@@ -31,6 +31,8 @@ class Record:
     """One record of an archive, to be read before the next one is asked for.
 
     number: its place in the archive, from 1.
+    offset: bytes of the archive, decompressed, before it.
+    type: WARC-Type, as its header has it.
     fault: why it cannot be read; "" for a good one.
     kind: the media type of its content.
     charset: as its headers declare it; "" where they say nothing.
@@ -44,10 +46,13 @@ class Record:
     date: str = ""
     content: Callable[[int], bytes] = lambda limit: b""
     """The first so many bytes of the content, decoded. Raises Unreadable."""
+    offset: int = 0
+    type: str = ""
 
 
-def records_of(stream: io.BufferedReader) -> Iterator[Record]:
+def records_of(archive: io.BufferedReader) -> Iterator[Record]:
     """All records, those without text too. Raises TornArchive."""
+    stream = _Counted(archive)
     number, line = 0, b""
     while True:
         while not line.strip():
@@ -55,29 +60,51 @@ def records_of(stream: io.BufferedReader) -> Iterator[Record]:
             if not line:
                 return
         number += 1
+        offset = stream.bytes_read - len(line)
         if MAGIC.startswith(line):
             raise TornArchive(number)
         if not line.startswith(MAGIC):
             skipped, line = _next_record(stream, line)
-            yield Record(number, f"no WARC header: {skipped:,} bytes that belong to no record")
+            yield Record(number, f"no WARC header: {skipped:,} bytes that belong to no record", offset=offset)
             continue
         head, headers = _headers(stream, line, number)
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdecimal() and len(length) < 20):
             message = f"Content-Length is {length[:40]!r}" if length else "there is no Content-Length"
             _, line = _next_record(stream, b"")
-            yield Record(number, f"no valid WARC header: {message}; its content is passed over")
+            yield Record(number, f"no valid WARC header: {message}; its content is passed over", offset=offset)
             continue
         block = _Block(stream, head, int(length), number)
-        if headers.get("warc-type") in KINDS:
-            yield _read(number, headers, block)
+        record_type = headers.get("warc-type", "")
+        if record_type in KINDS:
+            yield replace(_read(number, headers, block), offset=offset, type=record_type)
+        elif not record_type:
+            yield Record(number, "no valid WARC header: there is no WARC-Type", offset=offset)
         else:
-            yield Record(number)
+            yield Record(number, offset=offset, type=record_type)
         block.skip()
         line = b""
 
 
-def _headers(stream: io.BufferedReader, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
+class _Counted:
+    """A stream that counts what is read of it: of a decompressed one, nothing else knows the offset."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self.bytes_read = 0
+
+    def read(self, size: int) -> bytes:
+        found = self._stream.read(size)
+        self.bytes_read += len(found)
+        return found
+
+    def readline(self, size: int) -> bytes:
+        found = self._stream.readline(size)
+        self.bytes_read += len(found)
+        return found
+
+
+def _headers(stream: _Counted, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
     """The whole header with its blank line, and its fields by name in small letters; the first of each counts."""
     lines, size = [line], len(line)
     while lines[-1].strip():
@@ -94,7 +121,7 @@ def _headers(stream: io.BufferedReader, line: bytes, number: int) -> tuple[bytes
     return b"".join(lines), fields
 
 
-def _next_record(stream: io.BufferedReader, line: bytes) -> tuple[int, bytes]:
+def _next_record(stream: _Counted, line: bytes) -> tuple[int, bytes]:
     """Goes on to the next line that opens a record: how many bytes lie before it, and that line; b"" at the end."""
     skipped = len(line)
     while line := stream.readline(READ_BYTES):
@@ -107,7 +134,7 @@ def _next_record(stream: io.BufferedReader, line: bytes) -> tuple[int, bytes]:
 class _Block:
     """Header and content of one record as a stream that ends with it."""
 
-    def __init__(self, stream: io.BufferedReader, head: bytes, length: int, number: int) -> None:
+    def __init__(self, stream: _Counted, head: bytes, length: int, number: int) -> None:
         self.length = length
         self._stream = stream
         self._number = number

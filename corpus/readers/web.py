@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from corpus.quarantine import EMPTY, Rejected
@@ -33,12 +34,14 @@ def read_html(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Re
 def read_warc(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
     """The pages of a WARC archive, or the texts of a WET archive. Records of other types than response, resource and
     conversion, and what is neither HTML nor text, are no records of this reader; a damaged record is put aside by
-    itself.
+    itself. An archive with records of which none is a page or a text is put aside as a whole: its header lines may be
+    damaged.
 
     metadata: `url`, `date` (ISO 8601) and `content_type` of each.
     Raises StageError: `missing_source`; `corrupt_file` for an archive that ends within a record, naming the record.
     """
-    number = 0
+    number, is_silent = 0, True
+    types: Counter[str] = Counter()
     with opened(place) as stream:
         start = stream.peek(len(MAGIC))[: len(MAGIC)]
         if start and start != MAGIC:
@@ -48,15 +51,24 @@ def read_warc(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Re
         try:
             for record in records_of(stream):
                 number = record.number
+                is_text = record.kind in PAGES or record.kind == "text/plain"
+                is_silent &= not record.fault and not is_text
                 if record.fault:
-                    yield Rejected(str(place), number, record.fault)
-                elif record.kind in PAGES or record.kind == "text/plain":
+                    yield Rejected(str(place), number, f"{record.fault} (at byte {record.offset:,})")
+                elif is_text:
                     yield _text_of(record, place, encoding, max_bytes)
+                else:
+                    types[" ".join(filter(None, (record.type[:40], record.kind[:40])))] += 1
+                    last = record
         except TornArchive as torn:
             message = f"not a whole WARC archive: record {torn.args[0]:,}: the file ends within it"
             raise stage_error("corrupt_file", f"{place}:{torn.args[0]}", message, "fetch it again") from None
     if number == 0:
         yield Rejected(str(place), 0, EMPTY)
+    elif is_silent:
+        listed = ", ".join(f"{count:,} {name}" for name, count in types.most_common(5))
+        reason = f"no page or text in it: {number:,} records ({listed}), the last at byte {last.offset:,}"
+        yield Rejected(str(place), number, reason)
 
 
 def _text_of(record: Record, place: Place, encoding: str, max_bytes: int) -> Text | Rejected:

@@ -86,6 +86,10 @@ def with_length(length: bytes) -> Callable[[bytes], bytes]:
     return damage
 
 
+def without(header: bytes) -> Callable[[bytes], bytes]:
+    return lambda record: b"".join(line for line in record.splitlines(True) if header not in line)
+
+
 CASES: dict[str, tuple[str, bytes, dict[str, Any], int]] = {
     "deep": ("a.jsonl", among_good(b'{"text": ' + DEEP + b"}"), {}, 2),
     "digits": ("a.jsonl", among_good(b'{"text": "x", "n": ' + DIGITS + b"}"), {}, 2),
@@ -109,12 +113,13 @@ CASES: dict[str, tuple[str, bytes, dict[str, Any], int]] = {
     ),
     "no target": (
         "a.warc",
-        archive(lambda record: b"".join(x for x in record.splitlines(True) if b"Target-URI" not in x)),
+        archive(without(b"Target-URI")),
         {},
         2,
     ),
     "negative length": ("a.warc", archive(with_length(b"-5")), {}, 2),
     "no length": ("a.warc", archive(with_length(b"many")), {}, 2),
+    "no type": ("a.warc", archive(without(b"WARC-Type")), {}, 2),
     "short length": ("a.warc", archive(with_length(b"100")), {"text_unit": "file"}, 3),
     "bad brotli": ("a.warc", archive(bytes, "\r\nContent-Encoding: br", b"\xff" * 4_000), {}, 2),
     "a brotli bomb": (
@@ -141,6 +146,25 @@ def test_a_bad_record_is_put_aside_by_itself(build, write, lines_of, case):
     assert aside[0]["line"] == (3 if case == "short length" else 2 if kept else 1)
     texts = [document.text for document in read_documents(out)]
     assert all(any(good in text for text in texts) for good in GOOD[: min(kept, 2)])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (archive(bytes).replace(b"WARC-Type: response", b"WARC-Type: respanse"), "3 records (3 respanse)"),
+        (archive(bytes).replace(b"Content-Type: text/html", b"Content-Typo: text/html"), "3 records (3 response)"),
+        (warc(("warcinfo", "", b"software: x", "application/warc-fields"), gzipped=False), "1 records (1 warcinfo)"),
+    ],
+)
+def test_an_archive_without_a_page_is_put_aside(build, write, lines_of, content, reason):
+    """It gave no document and no line in the quarantine: a damaged header looks like a record of another kind."""
+    path = write("a.warc", content)
+    out = build(ingest, config(path, write("good.txt", "good"), share=0.7))
+    [aside] = lines_of(out / "aux" / "quarantine.jsonl")
+    assert aside["file"] == path and reason in aside["reason"]
+    assert f"at byte {content.rfind(b'WARC/1.0'):,}" in aside["reason"]
+    with pytest.raises(StageError, match="no page or text in it"):
+        build(ingest, config(path))
 
 
 def test_half_characters_in_metadata_and_names_are_mended(build, write, tmp_path):
