@@ -80,7 +80,8 @@ class Rewarded:
 
 class Rewards:
     """The reward of answers: a rule's word where there is a rule, else the reward model's score, and on both what the
-    config's functions add; less a penalty for an answer without an end.
+    config's functions add; less a penalty for an answer without an end, or a fixed reward in its
+    place.
 
     ensemble: the reward models; empty where rules and functions are all there is. judge: scores the answers beside it,
     and nothing is learnt from what it says. graders: call the functions and run unit tests.
@@ -136,7 +137,11 @@ class Rewards:
         for path, values in self.by_functions(texts, prompts).items():
             metrics[f"rlhf/function/{path}"] = float(values.mean())
             scores = scores + config.reward_functions[path] * values
-        return Rewarded(scores - config.unfinished_penalty * (~answers.finished).float(), metrics, error)
+        if config.unfinished_reward is not None:
+            scores = torch.where(answers.finished, scores, config.unfinished_reward)
+        else:
+            scores = scores - config.unfinished_penalty * (~answers.finished).float()
+        return Rewarded(scores, metrics, error)
 
     def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """What each function gives the answers (B,), before its weight. Each rank asks for its part, and every rank

@@ -20,9 +20,14 @@ from training.algorithms import algorithm_of
 from training.algorithms.base import Sampled
 from training.algorithms.grpo import group_advantages, kl_k3
 from training.best_of import best_of, best_of_figures, counts, kl_of_best
+from training.chat import Chat
+from training.completions import Completions
 from training.config import RlhfConfig
+from training.ensemble import Ensemble
+from training.hardware import Hardware
 from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
 from training.reward_functions import Answered, call, reward_function
+from training.rewards import Prompt, Rewards, RewardScale
 from training.rollouts import minibatches
 
 RANDOM = np.random.default_rng(11)
@@ -91,6 +96,8 @@ def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None
         ({"algorithm": "raft", "answers_per_prompt": 16}, "minibatch_answers to divide the 32 answers of a round"),
         ({"reward_functions": {"os.getcwd()": 1.0}}, "expected package.module:name"),
         ({"scale_rewards": "none"}, "scale_rewards: expected group for algorithm ppo"),
+        ({"loss_mean": "token", "answers_per_prompt": 2}, "loss_mean: expected answer for algorithm rloo"),
+        ({"unfinished_reward": -1.0, "unfinished_penalty": 2.0}, "unfinished_penalty: expected none beside"),
         ({"whole_groups": True}, "whole_groups: expected false"),
         ({"whole_groups": True, "answers_per_prompt": 128}, "128 does not divide 64"),
     ],
@@ -142,6 +149,56 @@ def test_grpo_is_deepseekmath_s_equations_in_numpy() -> None:
     assert algorithm.weight(batch) == 6
     assert float(group_advantages(torch.ones(4), 4).abs().max()) == 0, "answers of one reward teach nothing"
     assert float(kl_k3(torch.zeros(1), torch.zeros(1))) == 0
+
+
+@pytest.mark.parametrize("mean", ["answer", "token"])
+def test_grpo_s_loss_is_that_of_its_parts_by_their_weight(mean: str) -> None:
+    """Parts of other sizes and lengths, as microbatches and ranks have them, against the mean in numpy."""
+    settings = {"algorithm": "grpo", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 6}
+    algorithm = algorithm_of(RlhfConfig.model_validate(settings | {"loss_mean": mean}))
+    sampled, numbers = _sampled()
+    learnt = algorithm.learn(sampled)
+    batch = {**learnt, "mask": sampled.mask, "logprobs": sampled.logprobs}
+
+    def gradient(pieces: list[slice]) -> tuple[float, np.ndarray]:
+        now = torch.from_numpy(numbers["now"]).requires_grad_()
+        parts = [{name: value[piece] for name, value in batch.items()} for piece in pieces]
+        weights = [algorithm.weight(part) for part in parts]
+        each = [algorithm.loss(now[piece], None, part)["total"] for piece, part in zip(pieces, parts, strict=True)]
+        total = sum(weight * loss for weight, loss in zip(weights, each, strict=True)) / sum(weights)
+        assert isinstance(total, torch.Tensor)
+        total.backward()
+        assert now.grad is not None
+        return float(total), now.grad.numpy()
+
+    loss, whole = gradient([slice(0, 6)])
+    parted_loss, parted = gradient([slice(0, 1), slice(1, 4), slice(4, 6)])
+    np.testing.assert_allclose(parted, whole)
+    mask, advantages = numbers["mask"], learnt["advantages"].numpy()
+    ratio = np.exp(numbers["now"] - numbers["logprobs"])
+    difference = numbers["reference"] - numbers["now"]
+    each = 0.3 * (np.exp(difference) - difference - 1)
+    each = (each - np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)) * mask
+    wanted = each.sum() / mask.sum() if mean == "token" else (each.sum(1) / mask.sum(1)).mean()
+    assert loss == pytest.approx(wanted) and parted_loss == pytest.approx(wanted)
+
+
+def test_an_answer_without_an_end_loses_the_penalty_or_has_a_reward_of_its_config(tokenizer_dir: Path) -> None:
+    chat, function = Chat.load(tokenizer_dir), f"{HERE}:lengths"
+    ends = [[7, 8, chat.end], [7, 8, 9], [7, *chat.stops - {chat.end}]]
+    answers = Completions([[1]] * 3, ends, torch.tensor([ids[-1] == chat.end for ids in ends]))
+    prompts = [Prompt("", [1], "", None)] * 3
+
+    def scores(**settings: Any) -> list[float]:
+        config = RlhfConfig(reward_functions={function: 1.0}, **settings)
+        ensemble = Ensemble({}, config)
+        rewards = Rewards(ensemble, RewardScale(0.0), chat, config, Hardware(torch.device("cpu"), bf16=False))
+        return rewards.of(answers, prompts).scores.tolist()
+
+    plain = scores(unfinished_penalty=0.0)
+    assert scores() == [plain[0], plain[1] - 1, plain[2] - 1]
+    assert scores(unfinished_reward=-0.5) == [plain[0], -0.5, -0.5]
+    assert scores(unfinished_reward=0.0) == [plain[0], 0.0, 0.0]
 
 
 def test_raft_keeps_the_answer_of_the_highest_reward_less_its_kl_penalty_of_each_prompt() -> None:

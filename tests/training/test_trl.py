@@ -240,9 +240,12 @@ def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-@pytest.mark.parametrize(("scale", "high"), [("group", None), ("batch", 0.6), ("none", 0.6)])
+@pytest.mark.parametrize(
+    ("scale", "high", "mean"),
+    [("group", None, "answer"), ("batch", 0.6, "answer"), ("none", 0.6, "answer"), ("none", 0.6, "token")],
+)
 def test_grpo_is_trl_s_from_rewards_to_gradients(
-    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path, scale: str, high: float | None
+    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path, scale: str, high: float | None, mean: str
 ) -> None:
     """Two prompts with three answers each that are given to both, their rewards too. trl's own advantages and
     log-probabilities of the policy that sampled; then both policies are moved, past the clip here and there.
@@ -264,9 +267,9 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
         return scores
 
     config = GRPOConfig(
-        output_dir=str(tmp_path), **SILENT, loss_type="grpo", beta=0.3, epsilon=0.2, epsilon_high=high,
-        scale_rewards=scale, temperature=0.7, num_generations=3, num_iterations=2, per_device_train_batch_size=6,
-        per_device_eval_batch_size=6, use_bias_correction_kl=False,
+        output_dir=str(tmp_path), **SILENT, loss_type={"answer": "grpo", "token": "dapo"}[mean], beta=0.3,
+        epsilon=0.2, epsilon_high=high, scale_rewards=scale, temperature=0.7, num_generations=3, num_iterations=2,
+        per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
     )  # fmt: skip
     asked = [{"prompt": PROMPTS[number // 3]} for number in range(6)]
     trainer = GRPOTrainer(
@@ -279,7 +282,7 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
 
     settings: dict[str, Any] = {"algorithm": "grpo", "answers_per_prompt": 3}
     settings |= {"rollout_prompts": 6, "minibatch_answers": 6}
-    settings |= {"clip_ratio": 0.2, "clip_ratio_high": high, "scale_rewards": scale}
+    settings |= {"clip_ratio": 0.2, "clip_ratio_high": high, "scale_rewards": scale, "loss_mean": mean}
     algorithm = algorithm_of(RlhfConfig.model_validate(settings))
     batch = Batch.of(answers, chat.pad)
     with torch.no_grad():

@@ -15,7 +15,8 @@ _LEAST_SPREAD = 1.0e-4
 
 
 class Grpo(Algorithm):
-    """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2)."""
+    """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2); with
+    `loss_mean: token` the mean over all tokens of DAPO (Yu et al. 2025, section 3.3)."""
 
     def learn(self, sampled: Sampled) -> dict[str, Tensor]:
         advantages = group_advantages(sampled.scores, self.config.answers_per_prompt, self.config.scale_rewards)
@@ -28,14 +29,19 @@ class Grpo(Algorithm):
         advantages = batch["advantages"]
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
         penalty = batch["kl_coef"] * kl_k3(logprobs, batch["reference"])
-        tokens = mask.sum(1).clamp(min=1)
         clipped = masked_mean(outside(ratio, low, high), mask)
-        policy, kl = (((each * mask).sum(1) / tokens).mean() for each in (-surrogate, penalty))
+        mean = masked_mean if self.config.loss_mean == "token" else mean_of_answers
+        policy, kl = mean(-surrogate, mask), mean(penalty, mask)
         return {"policy": policy, "kl_penalty": kl, CLIPPED: clipped, "total": policy + kl}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
-        """Answers: each counts as much, whatever its length."""
-        return len(batch["mask"])
+        """Number of answers, each of which counts as much whatever its length; with `loss_mean: token` of tokens."""
+        return super().weight(batch) if self.config.loss_mean == "token" else len(batch["mask"])
+
+
+def mean_of_answers(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over answers of the mean of values (B, T) over each answer's tokens."""
+    return ((values * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
 def group_advantages(scores: Tensor, group: int, scale: str = "group") -> Tensor:

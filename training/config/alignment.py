@@ -292,12 +292,20 @@ class RlhfConfig(TrainerConfig):
     (DeepSeekMath, section 4.1.2). batch: that of all rewards of the round. none: nothing (Liu et al. 2025, "Dr. GRPO",
     section 3.2: a group's own weighs prompts too much that are answered rightly nearly always or hardly ever). The
     names are trl's."""
+    loss_mean: Literal["answer", "token"] = "answer"
+    """What GRPO's loss is a mean over. answer: the tokens of each answer, then the answers (DeepSeekMath, equation 3),
+    so that a token of a long answer weighs less. token: all tokens of the minibatch (Yu et al. 2025, "DAPO", section
+    3.3; trl's default), so that a long answer weighs more."""
     clip_value: float = Field(0.2, gt=0)
     """Clipping of the value estimate; 0.2 in Ziegler et al. 2019's code."""
     value_coef: float = Field(0.1, ge=0)
     """Weight of the value loss; 0.1 in Ziegler et al. 2019's code."""
     unfinished_penalty: float = Field(1.0, ge=0)
-    """Taken from the reward of an answer without an end ("N implementation details of RLHF", section 4.3)."""
+    """Subtracted from the reward of an answer without an end, as `missing_eos_penalty` is in trl's online DPO."""
+    unfinished_reward: float | None = None
+    """Reward of an answer without an end in place of its own reward less unfinished_penalty: -1 in Ziegler et al. 2019
+    ("N implementation details of RLHF", section 4.3), 0 in Open Instruct's GRPO. In the unit of rewards after
+    normalise_reward. null: unfinished_penalty applies."""
     normalise_reward: bool = True
     """Whether rewards are shifted and scaled by the SFT model's mean and spread ("N implementation details", 4.4)."""
     verified_reward: float = Field(1.0, gt=0)
@@ -383,6 +391,14 @@ class RlhfConfig(TrainerConfig):
             raise ValueError("reward_weights: expected none with ensemble: worst, which takes the lowest score")
         if self.scale_rewards != "group" and self.chosen_algorithm != "grpo":
             raise ValueError(f"scale_rewards: expected group for algorithm {self.chosen_algorithm}: it is GRPO's")
+        if self.loss_mean != "answer" and self.chosen_algorithm != "grpo":
+            raise ValueError(f"loss_mean: expected answer for algorithm {self.chosen_algorithm}: it is GRPO's")
+        default_penalty = type(self).model_fields["unfinished_penalty"].default
+        if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:
+            raise ValueError(
+                f"unfinished_penalty: expected none beside unfinished_reward, which replaces it, not "
+                f"{self.unfinished_penalty:g}"
+            )
         if self.whole_groups and (self.chosen_algorithm in ("ppo", "raft")):
             raise ValueError("whole_groups: expected false: ppo and raft learn from one answer to a prompt")
         if self.whole_groups and self.minibatch_answers % self.answers_per_prompt:
