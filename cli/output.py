@@ -94,7 +94,7 @@ def print_warnings(problems: Sequence[Problem]) -> None:
 
 def fail_usage(error: click.UsageError) -> int:
     """Bad usage: exit code 2, as JSON where --json was asked for."""
-    error.message = bounded(error.message)
+    error = click.UsageError(bounded(error.format_message()), error.ctx)
     if "--json" in sys.argv:
         problem = Problem("bad_usage", "", error.format_message(), "see stemma --help")
         answer({"status": "invalid", "errors": [problem.as_json()]})
