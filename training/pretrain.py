@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from corpus.remote import location_of
 from evaluation.statistics import Interval, bootstrap_ratio
 from infra.errors import StageError, stage_error
+from infra.json import read_own_json
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training import ranks
@@ -191,7 +192,7 @@ def measure_trained(config: PretrainConfig, inputs: Mapping[str, Path], out_dir:
     rampup = rampup_of(config, text)
     hardware = prepare(run.launch, shares_examples=True, say=run.event)
     tokenizer = load_pretrained_tokenizer(inputs["tokenizer"])
-    within = config.within_documents(AutoConfig.from_pretrained(inputs[TRAINED]).model_type)
+    within = config.within_documents(read_own_json(inputs[TRAINED] / "config.json")["model_type"])
     objective = objective_of(config, tokenizer, text.length, within)
     network = load_pretrained_model(objective.auto, inputs[TRAINED], dtype=torch.float32)
     _check_attention(config, hardware)
