@@ -8,9 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from scipy.signal import lfilter
 
 from infra.errors import StageError
 from infra.run import Run
@@ -96,9 +99,9 @@ def test_models_that_are_the_same_or_have_no_first_are_named(inputs: dict[str, P
         rlhf(config, {name: inputs[name] for name in ("model", "prompts", "second")}, tmp_path / "out", run)
 
 
-def _watched(rounds: list[Round], run: Any) -> int | None:
-    """After how many rounds it stops."""
-    watch = DivergenceWatch(3, run)
+def _watched(rounds: list[Round], run: Any, window: int = 3) -> int | None:
+    """Number of rounds after which the watch stops."""
+    watch = DivergenceWatch(window, run)
     for number, one in enumerate(rounds):
         try:
             watch.look(number, *one)
@@ -107,19 +110,41 @@ def _watched(rounds: list[Round], run: Any) -> int | None:
     return None
 
 
+def _gamed(rounds: int) -> NDArray[np.float64]:
+    """A judge's true score as Gao et al. 2022 fit it: d (1 - log d / 2) with d = sqrt(KL) growing up to 15."""
+    distance = 15 * np.sqrt(np.arange(1, rounds + 1) / rounds)
+    return distance * (1 - np.log(distance) / 2)
+
+
 def test_a_training_ends_where_the_judge_falls_beyond_chance_while_the_reward_rises() -> None:
     told: list[Any] = []
     run: Any = SimpleNamespace(event=lambda *words, **keys: told.append(keys))
-    reward = [0.1 * number for number in range(12)]
-    falling = [0.0, 0.2, 0.4, 0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, -0.1]
-    assert _watched([Round(*one, 0.05) for one in zip(reward, falling, strict=True)], run) == 9
-    assert told == [{"round": 9, "best_round": 6}]
-    noisy = [Round(*one, 0.5) for one in zip(reward, falling, strict=True)]
+    scores = (_gamed(90) + np.random.default_rng(8).normal(0, 0.2, 90)).tolist()
+    reward = [0.1 * number for number in range(90)]
+    stopped = _watched([Round(*one, 0.2) for one in zip(reward, scores, strict=True)], run)
+    assert stopped is not None and stopped % 3 == 0 and stopped <= 45
+    assert told == [{"round": stopped, "best_round": told[0]["best_round"]}] and told[0]["best_round"] <= 12
+    noisy = [Round(*one, 5.0) for one in zip(reward, scores, strict=True)]
     assert _watched(noisy, run) is None, "by chance"
-    lost = [Round(-one, judge, 0.05) for one, judge in zip(reward, falling, strict=True)]
+    lost = [Round(-one, judge, 0.2) for one, judge in zip(reward, scores, strict=True)]
     assert _watched(lost, run) is None, "the reward fell too: nothing is gamed"
     rising = [Round(one, one, 0.05) for one in reward]
     assert _watched(rising, run) is None
+
+
+@pytest.mark.parametrize("window", [5, 20])
+@pytest.mark.parametrize(("scale", "correlation"), [(1.0, 0.3), (2.0, 0.6)])
+def test_trainings_whose_true_score_never_falls_are_not_stopped(window: int, scale: float, correlation: float) -> None:
+    """At most 5 % of trainings of 500 rounds: of 40, six and more are stopped with a probability of at most 1.4 %."""
+    run: Any = SimpleNamespace(event=lambda *words, **keys: None)
+    random = np.random.default_rng([20261127, window])
+    noise = lfilter([1.0], [1.0, -correlation], random.normal(0, math.sqrt(1 - correlation**2), (40, 550)))[:, 50:]
+    for true_score in (np.zeros(500), -np.expm1(-np.arange(500) / 50)):
+        stopped = 0
+        for scores in true_score + 0.2 * scale * noise:
+            rounds = [Round(float(number), score, 0.2) for number, score in enumerate(scores.tolist())]
+            stopped += _watched(rounds, run, window) is not None
+        assert stopped <= 5
 
 
 def test_a_policy_that_games_its_reward_model_is_stopped(

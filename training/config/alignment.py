@@ -319,9 +319,10 @@ class RlhfConfig(TrainerConfig):
     guard: GuardConfig = GuardConfig(enabled=False)
     """Not for PPO, whose loss is no measure of its success: the KL penalty holds it."""
     stop_on_divergence: int | None = Field(None, ge=1)
-    """Ends the training where the mean of the judge's scores over so many rounds lies below its best stretch of so many
-    by more than two standard errors, while the reward rose: what Gao et al. 2022 call overoptimisation. Needs the input
-    `judge`. null: goes on to the end."""
+    """Window in rounds: ends the training where the judge's mean score over the newest window falls below the best
+    earlier window beyond chance, while the reward rose (overoptimisation, Gao et al. 2022). Windows do not overlap, and
+    at most 5 % of trainings are stopped by chance, over all their rounds. Needs the input `judge`. null: trains to the
+    end."""
     heldout_prompts: int = measured_only(256, ge=2)
     """Held-out prompts that both policies answer at the end, the first of the file."""
     heldout_answers: int = measured_only(1, ge=1)
