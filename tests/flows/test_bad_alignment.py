@@ -100,9 +100,9 @@ def test_bad_data_is_counted_and_a_bad_reward_is_named(run: Callable[..., Answer
     ]
 
     def lost(stage: str) -> tuple[float, float]:
-        made = json.loads((Path(rows[stage]["path"]) / "manifest.json").read_text())
-        figures = made["result"]["figures"]
-        return figures["prompts_cut"], figures["pairs_dropped"]
+        steps = [Path(rows[step]["path"]) / "manifest.json" for step in (stage, f"measure_{stage}")]
+        trained, measured = (json.loads(path.read_text())["result"]["figures"] for path in steps)
+        return tuple(trained[name] + measured[f"heldout_{name}"] for name in ("prompts_cut", "pairs_dropped"))  # type: ignore[return-value]
 
     assert (lost("cut"), lost("strict")) == ((3, 1), (0, 4)), "the one answer that has no room is never cut"
 

@@ -155,7 +155,8 @@ def test_the_reward_model_cuts_no_answer(base_dir: Path, tmp_path: Path, run: Ru
     settings = {"duration": "1 batches", "global_batch_pairs": 4, "max_length": 48}
     inputs = {"model": base_dir, "preferences": tmp_path}
     figures = reward_model(RewardModelConfig.model_validate(settings), inputs, tmp_path / "out", run).figures
-    assert figures["heldout_pairs"] == 12 and figures["pairs_dropped"] == 2 and figures["prompts_cut"] == 24
+    assert figures["heldout_pairs"] == 12 and figures["pairs_dropped"] == figures["heldout_pairs_dropped"] == 1
+    assert figures["prompts_cut"] == figures["heldout_prompts_cut"] == 12
     assert any("reward_model: 1 training pairs are longer than 48 tokens" in said for said in journal.events())
     with pytest.raises(StageError, match=r"reward_model\.max_length.*expected training pairs that fit 48"):
         reward_model(RewardModelConfig.model_validate(settings | {"too_long": "drop"}), inputs, tmp_path / "none", run)
