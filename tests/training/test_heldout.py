@@ -123,7 +123,7 @@ def test_ranks_share_the_measurement_and_find_what_one_finds(inputs: dict[str, P
 PAIRS: dict[str, Any] = {"max_length": 40, "duration": "2 batches", "schedule": {"warmup": "1 batches"}}
 STAGES: dict[str, tuple[Any, str]] = {
     "pretrain": (PretrainConfig.model_validate(SETTINGS), "measure"),
-    "sft": (SftConfig.model_validate({**PAIRS, "answer_max_tokens": 8, "global_batch_examples": 4}), "_measure"),
+    "sft": (SftConfig.model_validate({**PAIRS, "answer_max_tokens": 8, "global_batch_examples": 4}), "_compared"),
     "reward_model": (RewardModelConfig.model_validate({**PAIRS, "global_batch_pairs": 4}), "score_pairs"),
     "rlhf": (
         RlhfConfig.model_validate(
@@ -172,7 +172,7 @@ def test_a_measurement_that_fails_costs_no_training(
 
     def fails(*told: Any, **options: Any) -> Any:
         if not (tmp_path / "first" / "model.safetensors").exists():
-            return measure(*told, **options)  # the base model, before SFT
+            return measure(*told, **options)  # before the model is whole
         raise MemoryError("the measurement failed")
 
     with monkeypatch.context() as patched:

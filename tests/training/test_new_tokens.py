@@ -112,7 +112,7 @@ def test_sft_begins_chat_tokens_that_were_never_trained_at_the_mean_of_the_other
     known[TOKENS:] = False
     mean, spread = before[known].mean(0), before[known].std()
     assert float((after[ids] - mean).std() / spread) == pytest.approx(0.1, rel=0.4)
-    assert float((before[ids] - mean).std() / spread) > 0.3
+    assert float((before[ids] - mean).std() / spread) > 0.25, "each batch of pretraining moves them a little"
     assert not hasattr(tuned.config, "untrained_tokens") and unused_ids(tuned) == list(range(TOKENS, ROWS))
 
 
