@@ -176,7 +176,7 @@ def test_a_task_in_lm_evals_own_yaml_with_data_beside_it(model_dir: Path, tmp_pa
         ("cloze", '{"context": "One"}\n', "`continuation`, a string"),
         ("minimal_pairs", '{"good": "A.", "bad": 3}\n', "`bad`, a string"),
         ("minimal_pairs", "\n", "expected at least one item"),
-        ("minimal_pairs", "\x00\xff", "expected a JSON object"),
+        ("minimal_pairs", "\x00\xff", "expected UTF-8: byte 1 is 0xff"),
         ("lm_eval", "task: another\n", "benchmarks.tasks.1: .* it defines another"),
         ("lm_eval", "task: mine\ndataset_path: json\ntest_split: test\n", "lm-eval cannot read task mine"),
     ],
