@@ -158,8 +158,12 @@ ADDRESS = "0123456789abcdef"
         (DATA, ["ingest"], {"ingest", "validate", "clean", "tokenizer", "shard"}),
         (DATA, ["clean"], {"clean", "tokenizer", "shard"}),
         (DATA, ["tokenizer"], {"ingest", "validate", "clean", "tokenizer", "shard"}),
-        ({**DATA, **MODEL}, ["shard", "tokenizer"], {"tokenizer", "shard", "pretrain"}),
-        ({**DATA, **MODEL}, ["shard"], {"ingest", "validate", "clean", "tokenizer", "shard", "pretrain"}),
+        ({**DATA, **MODEL}, ["shard", "tokenizer"], {"tokenizer", "shard", "pretrain", "measure_pretrain"}),
+        (
+            {**DATA, **MODEL},
+            ["shard"],
+            {"ingest", "validate", "clean", "tokenizer", "shard", "pretrain", "measure_pretrain"},
+        ),
         (
             {**DATA, **MODEL, "benchmarks": None, "report": None},
             ["pretrain"],

@@ -41,7 +41,7 @@ def test_check_of_an_empty_store_is_one_line(tmp_path: Path, root: Path) -> None
     assert found.exit_code == 0
     lines = found.stdout.splitlines()
     assert lines[:3] == [
-        f"nothing of this is built yet: all 27 stages would be built in {root}",
+        f"nothing of this is built yet: all 31 stages would be built in {root}",
         "",
         "training would take about",
     ]
