@@ -169,7 +169,7 @@ ADDRESS = "0123456789abcdef"
             ["pretrain"],
             {"pretrain", "benchmarks_base", "report"},
         ),
-        (MODEL, ["shard", "tokenizer"], {"shard", "tokenizer", "pretrain"}),
+        (MODEL, ["shard", "tokenizer"], {"shard", "tokenizer", "pretrain", "measure_pretrain"}),
         ({"benchmarks": None}, ["base_model"], {"base_model", "benchmarks_base"}),
     ],
 )
