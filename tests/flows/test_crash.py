@@ -208,7 +208,7 @@ def test_ctrl_c_ends_every_rank_and_the_next_run_continues_where_they_saved(
     assert 3 <= saved_at < batches
 
     second = stemma(*command, "--set", "launch.processes=1", env=env)
-    assert second.with_status("built") == {"pretrain"}, second.document["errors"]
+    assert second.with_status("built") == {"pretrain", "measure_pretrain"}, second.document["errors"]
     assert f"continuing pretrain at batch {saved_at} of {batches}" in second.stderr
     folder = Path(second.rows()["pretrain"]["path"])
     assert (folder / "model.safetensors").exists()
@@ -241,7 +241,7 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
 
     second = stemma("run", config, "--root", store, "--until", "pretrain", env=env)
 
-    assert second.with_status("built") == {"pretrain"}, second.document["errors"]
+    assert second.with_status("built") == {"pretrain", "measure_pretrain"}, second.document["errors"]
     assert "continuing pretrain at batch" in second.stderr
     manifest = json.loads((Path(second.rows()["pretrain"]["path"]) / "manifest.json").read_text())
     assert manifest["result"]["figures"]["batches"] == 240
