@@ -71,7 +71,8 @@ def passes(error: BaseException) -> bool:
 def is_of_the_database(error: BaseException) -> bool:
     """Whether the database as a whole is at fault: no message can be delivered until somebody does something."""
     return any(
-        isinstance(cause, StageError | sqlite3.OperationalError)
+        isinstance(cause, sqlite3.OperationalError)
+        or (isinstance(cause, StageError) and cause.problems[0].code in ("broken_database", "newer_database"))
         or type(cause) is sqlite3.DatabaseError
         # A server tells any OperationalError of its database so, with its words.
         or getattr(cause, "error_code", "") == "TEMPORARILY_UNAVAILABLE"

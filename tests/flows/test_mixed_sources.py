@@ -55,6 +55,7 @@ def test_another_mixture_tokenises_nothing_again(run: Run, tmp_path: Path) -> No
         "tokenizer": "reuse",
         "shard": "reuse",
         "pretrain": "build",
+        "measure_pretrain": "build",
     }
 
 

@@ -24,7 +24,7 @@ BOMBS = {
     "formatted": ("{{ '%03000000000d' % 1 }}", "memory|too big|precision"),
     "joined": ("{{ range(99999) | map('center', 99999) | join }}", "memory"),
     "growing": (GROWING, "memory"),
-    "long": ("{{ 'a' * 90000000 }}", f"more than {TEXT_CHARACTERS:,} characters"),
+    "long": ("{{ 'a' * 11000000 }}", f"more than {TEXT_CHARACTERS:,} characters"),
     "a power": ("{{ 7 ** (9 ** 9) }}", "processor time"),
     "loops in loops": (LOOPS, "processor time"),
     "calls": (DOUBLE, "processor time"),

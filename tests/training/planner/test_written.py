@@ -45,14 +45,16 @@ def test_the_config_is_taken_and_takes_the_time_that_was_planned(
     found = plan(request(**wishes))
     write_config(found, tmp_path / "planned.yaml")
     config = load(tmp_path / "planned.yaml")
-    assert not check_hardware(config) and config.launch.context_parallel == found["layout"]["cp"]
+    layout = found["runnable"]
+    assert not check_hardware(config) and config.launch.context_parallel == layout["cp"]
     assert config.launch.ranks == found["gpus"], "no more than were planned, on nodes that are not full"
-    assert config.launch.pipeline_parallel == found["layout"]["pp"]
-    assert config.launch.tensor_parallel == found["layout"]["tp"]
-    assert config.launch.expert_parallel == found["layout"]["ep"] == (8 if "olmoe" in found["model"] else 1)
+    assert config.launch.pipeline_parallel == layout["pp"]
+    assert config.launch.tensor_parallel == layout["tp"]
+    assert config.launch.expert_parallel == layout["ep"] == (8 if "olmoe" in found["model"] else 1)
     nodes = graph(config)
     needed = stage_needs(config, nodes, would(nodes, Store(tmp_path / "store", reading=True)))["pretrain"]
-    assert needed.fits and needed.hours == pytest.approx(found["hours"], rel=0.05)
+    hours = found["hours"] * layout["step_s"] / found["step_s"]
+    assert needed.fits and needed.hours == pytest.approx(hours, rel=0.05)
     with pytest.raises(ConfigError):
         write_config(found, tmp_path / "planned.yaml")
 
