@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli.options import CONFIG, names, root_of, root_option, selection_options, set_option, settings_of
+from cli.options import CONFIG, root_of, root_option, selection_of, selection_options, set_option, settings_of
 from cli.output import as_json, print_table, with_short_artifacts
 
 
@@ -36,7 +36,7 @@ def command(
     """
     from flows.branches import branch_notes, refuse_removed_states
     from flows.config import load
-    from flows.graph import Selection, graph
+    from flows.graph import graph
     from flows.journal import latest
     from flows.needs import check_hardware, refuse, stage_needs, steps_to_build
     from flows.plan import plan
@@ -46,13 +46,7 @@ def command(
 
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
     nodes = graph(pipeline)
-    selection = Selection(
-        only=names(only_),
-        from_=names(from_),
-        until=names(until_),
-        force=names(force_),
-        strict_versions=strict_versions,
-    )
+    selection = selection_of(only_, from_, until_, force_, strict_versions)
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
     if problems := check_hardware(pipeline, steps_to_build(nodes, chosen, store, selection.force)):

@@ -6,9 +6,12 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from flows.graph import Selection
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
@@ -71,6 +74,17 @@ def names(values: tuple[str, ...]) -> tuple[str, ...]:
     if values and not found:
         raise click.UsageError(f"a stage was expected, or several with commas between, not {values[0]!r}")
     return found
+
+
+def selection_of(
+    only: tuple[str, ...], from_: tuple[str, ...], until: tuple[str, ...], force: tuple[str, ...], strict_versions: bool
+) -> Selection:
+    """The values of `selection_options`."""
+    from flows.graph import Selection
+
+    return Selection(
+        only=names(only), from_=names(from_), until=names(until), force=names(force), strict_versions=strict_versions
+    )
 
 
 def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cli.follow import following
-from cli.options import CONFIG, names, root_of, root_option, selection_options, set_option, settings_of
+from cli.options import CONFIG, root_of, root_option, selection_of, selection_options, set_option, settings_of
 from cli.output import as_json, print_problems, print_table
 
 
@@ -38,20 +38,14 @@ def command(
     in this process. Ctrl-C cancels either.
     """
     from flows.config import load
-    from flows.graph import Selection, graph
+    from flows.graph import graph
     from flows.journal import RunJournal, new_run_id
     from flows.start import Request, exit_code, runs_on_worker, start
     from infra.lineage.ledger import mlflow_run_id, run_url
     from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
-    selection = Selection(
-        only=names(only_),
-        from_=names(from_),
-        until=names(until_),
-        force=names(force_),
-        strict_versions=strict_versions,
-    )
+    selection = selection_of(only_, from_, until_, force_, strict_versions)
     selection.choose(graph(pipeline))
     place = Store(root_of(root)).layout
     journal = RunJournal(place.runs, new_run_id())

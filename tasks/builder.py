@@ -7,10 +7,10 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from infra.store.ancestry import glance_at_ancestry, locate
 from infra.store.layout import AUX
 from infra.store.lease import Lease
 from infra.store.manifest import Manifest, SourceRecord, iso_time
-from infra.store.store import disk_error
+from infra.store.store import Store, disk_error
 from tasks.build_context import BuildContext, Clock
 from tasks.child import CHECKPOINTS, JOURNAL, Job, Measured, Outcome, note_event
 from tasks.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
@@ -73,12 +73,25 @@ class Build:
     """Of the inputs, once they are here."""
     keep_measurement: Callable[[MeasuredModel], None] | None = None
 
+    @property
+    def store(self) -> Store:
+        return self.context.store
+
+    @cached_property
+    def work(self) -> Path:
+        return self.store.layout.work(self.node.folder, self.request.fingerprint)
+
+    @property
+    def scratch(self) -> Path:
+        return self.work / "scratch"
+
+    @property
+    def unfinished(self) -> Path:
+        return self.work / "artifact"
+
     def run(self, because: Sequence[Change]) -> tuple[Manifest, Path]:
-        self.store = self.context.store
-        self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
-        self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
         started = time.time()
-        try:
+        with self._failure_told():
             self._prepare()
             self._send_started(started)
             with self.clock("fetch"):
@@ -104,14 +117,6 @@ class Build:
             self._check_lease()
             with self.clock("commit"):
                 manifest, path = self._commit(manifest)
-        except OSError as error:
-            disk = disk_error(error, self.node.id, self.work)
-            self._send_failed(str(disk))
-            raise disk from error
-        except Exception as error:
-            self._note_end(error)
-            self._send_failed(str(error))
-            raise
         if outcome.measured and self.keep_measurement:
             journal = (self.scratch / JOURNAL).read_bytes()[outcome.measured.place :]
             self.keep_measurement(MeasuredModel(manifest, self.work / MEASUREMENT, outcome, journal))
@@ -119,11 +124,8 @@ class Build:
 
     def take(self, model: MeasuredModel) -> tuple[Manifest, Path]:
         """Commits what the process of the model's training measured, as if a process of this build had."""
-        self.store = self.context.store
-        self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
-        self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
         measured = model.measured
-        try:
+        with self._failure_told():
             self._prepare()
             self._send_started(measured.started)
             shutil.copytree(model.folder, self.unfinished, dirs_exist_ok=True)
@@ -134,14 +136,21 @@ class Build:
             self._check_lease()
             with self.clock("commit"):
                 manifest, path = self._commit(manifest)
+        return self._end(manifest, path)
+
+    @contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        """Tells the journal and MLflow of what fails within. Raises StageError for a disk's OSError, which it names."""
+        try:
+            yield
         except OSError as error:
             disk = disk_error(error, self.node.id, self.work)
             self._send_failed(str(disk))
             raise disk from error
         except Exception as error:
+            self._note_end(error)
             self._send_failed(str(error))
             raise
-        return self._end(manifest, path)
 
     def _note_end(self, error: Exception) -> None:
         """Leaves in the journal why this try ended: the one that goes on with its work tells of all of them."""
@@ -153,9 +162,6 @@ class Build:
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
         """Ends a build that was done but for its upload when it was broken off; None if there is none such."""
-        self.store = self.context.store
-        self.work = self.store.layout.work(self.node.folder, self.request.fingerprint)
-        self.scratch, self.unfinished = self.work / "scratch", self.work / "artifact"
         manifest = self.store.unfinished_commit(self.unfinished, self.node.folder, self.request.fingerprint)
         if manifest is None:
             return None

@@ -154,6 +154,7 @@ class Remote:
         current = self._read(manifest.stage, manifest.fingerprint)
         is_whole = current and current[0].digest == manifest.digest and self._is_whole(current[0], folder)
         if current and is_whole and not new_states(current[0], manifest):
+            self._note_versions(*current, manifest)
             return self._settled(current[0])
         self._upload(manifest, folder, stopped)
         check()
@@ -228,6 +229,11 @@ class Remote:
                 upload(folder / file.path, self.file_url(manifest, file.path), stopped)
 
         side_by_side(put_file, left, stopped)
+
+    def _note_versions(self, kept: Manifest, etag: str, manifest: Manifest) -> None:
+        """Records that other packages built the same, so that `--strict-versions` does not build it a third time."""
+        if manifest.versions != kept.versions:
+            self._put(replace(kept, reproduced_with=manifest.versions), kept.fingerprint, etag)
 
     def _retire(self, manifest: Manifest) -> None:
         name = f"{manifest.fingerprint}.{manifest.digest[:8]}"

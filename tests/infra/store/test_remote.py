@@ -248,6 +248,15 @@ def test_a_build_of_the_same_bytes_that_keeps_more_states_takes_the_place_of_the
     assert (second.fetch(more, state="after 2") / "aux/state/ba000000002/w").read_text() == "2"
 
 
+def test_a_build_of_the_same_bytes_by_other_packages_is_noted_for_every_machine(host: Host) -> None:
+    first, second = host("a"), host("b")
+    made = make_artifact(first, "clean", {"a": "1"}, build_id="one", versions={"torch": "2.7"})
+    second.fetch(made)
+    again = make_artifact(first, "clean", {"a": "1"}, build_id="two", versions={"torch": "2.11"})
+    assert again == replace(made, reproduced_with={"torch": "2.11"}) == second.find("clean", made.fingerprint)
+    assert second.fetch(again) == second.path(made)
+
+
 def test_promotions_are_those_of_all_machines(host: Host) -> None:
     first, second = Promotions(host("a").root), Promotions(host("b").root)
     one, two = (Promotion(f"register/{name}", f"rlhf/{name}", name, 1.0) for name in ("1", "2"))
