@@ -11,8 +11,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote, unquote
 
 HIDDEN = "•••"
@@ -46,87 +46,170 @@ _NUMBER = re.compile(r"[0-9][0-9_,.eE+]*")
 _PLACEHOLDER = r"(?!PASSWORD\b|\$\{|\$[A-Z]|<\w|\{|•|…|\*\*\*)"
 """What stands for a secret in a hint."""
 _URL_PASSWORD = re.compile(rf"\w://[^/\s:@\"'\\]*:{_PLACEHOLDER}([^/\s@\"'\\]+)@")
-_RECOGNISED = (
-    (_URL_PASSWORD, "a URL with a password"),
-    (
-        re.compile(
-            r"(?:[?&;]|\\u0026)(?i:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|signature|sig|token"
-            rf"|access_token|auth_token|api_?key|secret|password)={_PLACEHOLDER}([^\s&;,#\"'<>\\]{{{SHORTEST},}})"
-        ),
-        "a signed URL",
-    ),
-    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), "an AWS access key"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{30,}"), "a Hugging Face token"),
-    (re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,})"), "a GitHub token"),
-    (re.compile(r"\bgl(?:pat|dt|rt|ptt|cbt|oas|soat)-[A-Za-z0-9_.-]{16,}"), "a GitLab token"),
-    (
-        re.compile(r"\bsk-(?:(?:ant|proj|svcacct|admin|or|live|test)[A-Za-z0-9]*-[\w-]{16,}|[A-Za-z0-9]{16,})"),
-        "an API key",
-    ),
-    (re.compile(r"\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|\bAIza[\w-]{35}|\b(?:npm_|pypi-)[\w-]{32,}"), "an API key"),
-    (
-        re.compile(
-            r"\b(?:gsk_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,}|hv[sbr]\.[\w-]{20,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
-            r"|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,}|do[pr]_v1_[0-9a-f]{64}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"
-            r"|glsa_\w{32,}|whsec_[A-Za-z0-9+/=]{24,}|r8_[A-Za-z0-9]{37}|xai-[A-Za-z0-9]{40,}|pplx-[A-Za-z0-9]{40,})"
-        ),
-        "an API key",
-    ),
-    (re.compile(r"\bdiscord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/([\w-]{20,})"), "a Discord webhook"),
-    (re.compile(r"(?i:\b(?:account|sharedaccess)key)=([A-Za-z0-9+/]{20,}={0,2})"), "a key of Azure"),
-    (re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+/\w+/\w+"), "a Slack token"),
-    (re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"), "a JSON web token"),
-    (
-        # With its body, up to its end or as far as it looks like one; line breaks may be escaped, as in JSON.
-        re.compile(
-            r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-            r"(?:(?:\\+[nr]|[\sA-Za-z0-9+/=:,]|-(?!----))*(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----)?)"
-        ),
-        "a private key",
-    ),
-)
+
+
+class _Form(NamedTuple):
+    """How a secret looks. What matches holds one of the hints, which are in lower case and much faster to look for.
+
+    kind: what it is; "" for what may stand in a config's text and has no business in a log.
+    """
+
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]
+    kind: str = ""
+
+
+def _form(hints: str, pattern: str, kind: str = "") -> _Form:
+    return _Form(tuple(hints.split()), re.compile(pattern), kind)
+
+
 _KEY = (
     r"password|passwd|passphrase|passcode|_pwd|secret|api[_-]?key|secret[_-]?key|access[_-]?key|account[_-]?key"
     r"|private[_-]?key|(?:access|auth|refresh|session)[_-]?token"
 )
+_KEY_HINTS = (
+    "password passwd passphrase passcode pwd secret apikey api_key api-key accesskey access_key access-key accountkey"
+    " account_key account-key privatekey private_key private-key accesstoken access_token access-token authtoken"
+    " auth_token auth-token refreshtoken refresh_token refresh-token sessiontoken session_token session-token"
+)
 _NO_VALUE = r"(?!(?i:none|null|true|false|str|string|bytes|required|optional|secret|password)\b)"
-_SAID = (
-    re.compile(r"(?i:authorization)[\"']?\s?[:=]\s?[\"']?(?:Basic|Bearer|Token)\s([\w.~+/=-]{8,})"),
-    re.compile(r"\bBearer ([\w.~+/-]{20,}=*)"),
+_FORMS_OF_LINES = (
+    # With its body, up to its end or as far as it looks like one; line breaks may be escaped, as in JSON.
+    _form(
+        "begin",
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+        r"(?:(?:\\+[nr]|[\sA-Za-z0-9+/=:,]|-(?!----))*(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----)?)",
+        "a private key",
+    ),
+    _form("putty-user-key-file", r"(?s)PuTTY-User-Key-File-\d+:.*?(?:Private-MAC: \w+|$)", "a private key"),
+)
+"""What goes over several lines."""
+_FORMS = (
+    _Form(("://",), _URL_PASSWORD, "a URL with a password"),
+    _form(
+        "signature= credential= security-token= accesskeyid= sig= token= apikey= api_key= secret= password=",
+        r"(?:[?&;]|\\u0026)(?i:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|signature|sig|token"
+        rf"|access_token|auth_token|api_?key|secret|password)={_PLACEHOLDER}([^\s&;,#\"'<>\\]{{{SHORTEST},}})",
+        "a signed URL",
+    ),
+    _form("akia asia abia acca a3t", r"\b(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[0-9A-Z]{16}\b", "an AWS access key"),
+    _form("hf_", r"\bhf_[A-Za-z0-9]{30,}", "a Hugging Face token"),
+    _form(
+        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
+        r"\b(?:gh[pousr]_[A-Za-z0-9_]{30,}|github_pat_\w{22,})",
+        "a GitHub token",
+    ),
+    _form(
+        "glpat- gldt- glft- glimt- glrt- glptt- glcbt- gloas- glsoat- glagent- gr1348941",
+        r"\b(?:gl(?:pat|dt|ft|imt|rt|ptt|cbt|oas|soat|agent)-|GR1348941)[A-Za-z0-9_.-]{16,}",
+        "a GitLab token",
+    ),
+    _form(
+        "sk-",
+        r"\bsk-(?:(?:ant|proj|svcacct|admin|or|live|test)[A-Za-z0-9]*-[\w-]{16,}|[\w-]*T3BlbkFJ[\w-]*|[A-Za-z0-9]{16,})",
+        "an API key",
+    ),
+    _form(
+        "k_live_ k_test_ aiza npm_ pypi-",
+        r"\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|\bAIza[\w-]{35}|\b(?:npm_|pypi-)[\w-]{32,}",
+        "an API key",
+    ),
+    _form(
+        "gsk_ nvapi- hvs. hvb. hvr. ya29. gocspx- dapi sg. dop_v1_ dor_v1_ shpat_ shpca_ shppa_ shpss_ glsa_ whsec_ r8_"
+        " xai- pplx- sq0csp- sq0atp-",
+        r"\b(?:gsk_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,}|hv[sbr]\.[\w-]{20,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
+        r"|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,}|do[pr]_v1_[0-9a-f]{64}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"
+        r"|glsa_\w{32,}|whsec_[A-Za-z0-9+/=]{24,}|r8_[A-Za-z0-9]{37}|xai-[A-Za-z0-9]{40,}|pplx-[A-Za-z0-9]{40,}"
+        r"|sq0(?:csp|atp)-[\w\\-]{22,})",
+        "an API key",
+    ),
+    # Of Twilio, Mailchimp and Artifactory.
+    _form("ac sk", r"\b(?:AC|SK)[a-z0-9]{32}\b", "an API key"),
+    _form("-us", r"\b[0-9a-z]{32}-us[0-9]{1,2}\b", "an API key"),
+    _form(
+        "akc ap",
+        r"(?<![^\s=:\"'])(?:AKC[a-zA-Z0-9]{10,}|AP[0-9A-F](?=\w*[0-9])[a-zA-Z0-9]{32,})(?![^\s\"',])",
+        "an API key",
+    ),
+    _form(
+        "discord.com/api/ discordapp.com/api/",
+        r"\bdiscord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/([\w-]{20,})",
+        "a Discord webhook",
+    ),
+    _form(".", r"\b[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,38}(?![\w-])", "a Discord token"),
+    _form(":", r"\b\d{8,10}:[\w-]{35}(?![\w-])", "a Telegram token"),
+    _form(
+        "accountkey= sharedaccesskey=",
+        r"(?i:\b(?:account|sharedaccess)key)=([A-Za-z0-9+/]{20,}={0,2})",
+        "a key of Azure",
+    ),
+    _form(
+        "xox hooks.slack.com",
+        r"\b(?i:xox[abeoprs]-(?:\d+-)+[a-z0-9]+)|\bxox[abeoprs]-[A-Za-z0-9-]{10,}|(?i:hooks\.slack\.com/services/\w+/\w+/\w+)",
+        "a Slack token",
+    ),
+    _form("eyj", r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*", "a JSON web token"),
+    # From here on, what may stand in a config's text.
+    _form(
+        "authorization",
+        r"(?i:authorization)[\"']?\s?[:=]\s?[\"']?(?:Basic|Bearer|Token)\s([\w.~+/=-]{8,})",
+    ),
+    _form("bearer", r"\bBearer ([\w.~+/-]{20,}=*)"),
     # password=… as in a DSN, "api_key": "…" as in JSON.
-    re.compile(
-        rf"(?i:{_KEY}|pwd)(?:=[\"']?|[\"']\s?:\s?[\"'])(?!/){_PLACEHOLDER}([^\s\"'&;,<>\\(){{}}\[\]]{{{SHORTEST},}})"
+    _form(
+        _KEY_HINTS,
+        rf"(?i:{_KEY}|pwd)(?:=[\"']?|[\"']\s?:\s?[\"'])(?!/){_PLACEHOLDER}([^\s\"'&;,<>\\(){{}}\[\]]{{{SHORTEST},}})",
     ),
     # password: … as in YAML, alone on its line, or a value that is no word of a sentence.
-    re.compile(
+    _form(
+        _KEY_HINTS,
         rf"(?m)^[ \t-]*[\"']?[\w.-]*(?i:{_KEY}|pwd)[\"']?:[ \t]+[\"']?{_NO_VALUE}{_PLACEHOLDER}"
-        rf"([^\s\"'{{\[|>&*]{{{SHORTEST},}})[\"']?[ \t]*(?:#.*)?$"
+        rf"([^\s\"'{{\[|>&*]{{{SHORTEST},}})[\"']?[ \t]*(?:#.*)?$",
     ),
-    re.compile(
+    _form(
+        _KEY_HINTS,
         rf"(?i:{_KEY}|\bpwd)[\"']?: {_PLACEHOLDER}[\"']?(?=[^\s\"',]*[0-9!@#$%^&*])"
-        rf"([^\s\"',;<>(){{}}\[\]]{{{SHORTEST},}})"
+        rf"([^\s\"',;<>(){{}}\[\]]{{{SHORTEST},}})",
     ),
+    # Keys of fixed lengths after a word that is too common for the others.
+    _form(
+        "key pwd pw pass token",
+        r"(?i:(?:key|pwd|pw|password|pass|token)[\"']?\]?\s*(?:=>|::|:=|=|:|\s)\s*[\"']?)"
+        r"((?=[\w-]*[0-9])[\w-]{44}|[0-9a-fA-F]{48})(?![\w-])",
+    ),
+    _form(
+        "aws",
+        r"(?i:aws.{0,20}?(?:key|pwd|pw|password|pass|token).{0,20}?[\"']([0-9a-z/+]{40})[\"'])",
+    ),
+    _form(
+        "cloudant clou cl_ cl- clkey clp clt clapi softlayer sl_ sl- slkey slp slt slapi",
+        r"(?i:\b(?:cloudant|clou|cl|softlayer|sl)[_-]?(?:api)?[_-]?(?:key|pwd|pw|password|pass|token)"
+        r"[\"']?\]?\s*(?:=>|::|:=|=|:|\s)\s*[\"']?([0-9a-z]{64}|[a-z]{24}))(?![\w-])",
+    ),
+    _form("softlayer", r"(?i:api.softlayer.com/soap/[^\s/]+/([a-z0-9]{64}))"),
     # --password … of a command line, or of its list of arguments.
-    re.compile(
-        rf"--(?:[\w-]+-)?(?:pass(?:word|wd|phrase|code)?|pwd|secret|token|(?:api|access|secret|private)[-_]?key)"
-        rf"(?:[ =]|[\"'],\s?[\"'])[\"']?(?!-){_NO_VALUE}{_PLACEHOLDER}([^\s\"'<>(){{}}\[\],;`]{{{SHORTEST},}})"
+    _form(
+        "--",
+        r"--(?:[\w-]+-)?(?:pass(?:word|wd|phrase|code)?|pwd|secret|token|(?:api|access|secret|private)[-_]?key)"
+        rf"(?:[ =]|[\"'],\s?[\"'])[\"']?(?!-){_NO_VALUE}{_PLACEHOLDER}([^\s\"'<>(){{}}\[\],;`]{{{SHORTEST},}})",
     ),
     # curl -u user:…
-    re.compile(
+    _form(
+        "curl wget",
         r"\b(?:curl|wget)\b[^\n]*?[\s\"'](?:-u|-U|--user|--proxy-user)[\"',\s=]*[^\s:\"',]+:"
-        rf"{_PLACEHOLDER}([^\s\"']{{{SHORTEST - 2},}})"
+        rf"{_PLACEHOLDER}([^\s\"']{{{SHORTEST - 2},}})",
     ),
+    _form("_authtoken", r":_authToken\s*=\s*([^\s\"']{6,})"),
     # X-Api-Key: … and other headers.
-    re.compile(
+    _form(
+        "x- api-key -token -subscription-key",
         r"(?i:\b(?:x-[\w-]*(?:key|token|secret|password)|api-key|private-token|job-token|[\w-]+-subscription-key))"
-        rf"[\"']?\s?[:=]\s?[\"']?{_PLACEHOLDER}([\w.~+/=-]{{{SHORTEST},}})"
+        rf"[\"']?\s?[:=]\s?[\"']?{_PLACEHOLDER}([\w.~+/=-]{{{SHORTEST},}})",
     ),
-    re.compile(r"(?i:\b(?:set-)?cookie)[\"']?:\s?[\"']?(?=[\w.-]+=)([^\"'\n\\]{6,})"),
+    _form("cookie", r"(?i:\b(?:set-)?cookie)[\"']?:\s?[\"']?(?=[\w.-]+=)([^\"'\n\\]{6,})"),
     # A line of a private key, of which a stream sees one after the other; not 64 digits of a hash.
-    re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$"),
+    _Form(("",), re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$")),
 )
-"""Forms that may stand in a config's text and have no business in a log."""
-_FORMS = (*(pattern for pattern, _ in _RECOGNISED), *_SAID)
 
 
 def hide(text: str) -> str:
@@ -145,9 +228,8 @@ class Hider:
 
     def hide(self, text: str) -> str:
         text = self._pattern.sub(HIDDEN, text) if self._pattern else text
-        for pattern in _FORMS:
-            text = pattern.sub(_hidden, text)
-        return text
+        text = _without(text, _FORMS_OF_LINES)
+        return "".join(_without(line, _FORMS) for line in text.splitlines(keepends=True))
 
     def hide_in(self, value: Any) -> Any:
         """Plain data with every text in it hidden; keys stay."""
@@ -207,7 +289,8 @@ def recognised(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for number, item in enumerate(value):
             yield from recognised(item, f"{path}.{number}")
     elif isinstance(value, str):
-        yield from ((path, message) for pattern, message in _RECOGNISED if pattern.search(value))
+        forms = (form for form in (*_FORMS_OF_LINES, *_FORMS) if form.kind)
+        yield from ((path, form.kind) for form in forms if form.pattern.search(value))
 
 
 def names_secret(name: str, value: str = "") -> bool:
@@ -249,6 +332,16 @@ def _forms(secret: str) -> Iterator[str]:
             encoded = encode(bytes(before) + data).decode()[first : bits // 6]
             if len(encoded) >= _SHORTEST_ENCODED:
                 yield encoded
+
+
+def _without(text: str, forms: Sequence[_Form]) -> str:
+    lower = text.lower()
+    for form in forms:
+        for hint in form.hints:
+            if hint in lower:
+                text = form.pattern.sub(_hidden, text)
+                break
+    return text
 
 
 def _hidden(match: re.Match[str]) -> str:
