@@ -49,12 +49,12 @@ def _items(config: BenchmarkTextConfig, run: Run) -> Iterator[Item]:
             yield from task_items(index, task, run, mirror)
         else:
             yield from _task_items(task)
-    if config.prompts:
-        for number, row in enumerate(read_prompts(ToxicityConfig(prompts=config.prompts))):
-            yield plain_item("toxicity", number, [row["prompt"]])
-    if config.pairs:
-        for number, pair in enumerate(read_pairs(BiasConfig(pairs=config.pairs))):
-            yield plain_item("bias", number, [pair["sent_more"], pair["sent_less"]])
+    prompts = (row for path in config.prompt_files for row in read_prompts(ToxicityConfig(prompts=str(path))))
+    for number, row in enumerate(prompts):
+        yield plain_item("toxicity", number, [row["prompt"]])
+    pairs = (pair for path in config.pair_files for pair in read_pairs(BiasConfig(pairs=str(path))))
+    for number, pair in enumerate(pairs):
+        yield plain_item("bias", number, [pair["sent_more"], pair["sent_less"]])
 
 
 def _task_items(task: BenchmarkTask) -> Iterator[Item]:

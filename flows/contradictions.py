@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from corpus.source_names import unknown_source
-from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig, SafetyConfig
+from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig
 from evaluation.mitigation_config import MitigationsConfig
 from flows.graph import MODEL, Graph, ancestors, first_model, items_to_clear, models_before
 from flows.pipeline_config import PipelineConfig, dump, section_classes
@@ -400,7 +400,3 @@ def _nothing_to_clear(config: PipelineConfig) -> Iterator[Problem]:
             "decontaminate",
             "needs to know the test items: a benchmarks or safety section, or benchmark_text.tasks was expected",
         )
-    for key in section.missed(config.all_of(SafetyConfig)):
-        path = f"benchmark_text.{key}"
-        message = "the safety stages name several files, of one of which the training text can be cleared"
-        yield Problem("contradiction", path, message, f"name that file as {path}")

@@ -12,6 +12,8 @@ from evaluation.config.task_sources import DATA_DIR
 from infra.config import StageConfig
 from infra.sources import Source, SourcePath
 
+_PROMPTS, _PAIRS = str(DATA_DIR / "toxicity_prompts.jsonl"), str(DATA_DIR / "bias_pairs.csv")
+
 
 class BenchmarkTextConfig(StageConfig):
     """Which test items the training text is cleared of."""
@@ -20,10 +22,10 @@ class BenchmarkTextConfig(StageConfig):
     """Benchmarks; by default those of the section benchmarks."""
     tasks_mirror: SourcePath | None = None
     """The folder with the data of lm-eval's own tasks; by default that of the section benchmarks."""
-    prompts: SourcePath | None = None
-    """A file of prompts as in safety.toxicity; by default the one that the section safety uses."""
-    pairs: SourcePath | None = None
-    """A file of sentence pairs as in safety.bias; by default the one that the section safety uses."""
+    prompts: SourcePath | tuple[SourcePath, ...] | None = None
+    """Files of prompts as in safety.toxicity; by default those that the sections and steps of safety use."""
+    pairs: SourcePath | tuple[SourcePath, ...] | None = None
+    """Files of sentence pairs as in safety.bias; by default those that the sections and steps of safety use."""
 
     def sources(self) -> list[Source]:
         """The files of every task and probe."""
@@ -31,9 +33,17 @@ class BenchmarkTextConfig(StageConfig):
             replace(source, key=source.key.replace("benchmarks.", "benchmark_text.", 1))
             for source in (self._of_tasks().sources() if self.tasks else [])
         ]
-        found += [Source("benchmark_text.prompts", (Path(self.prompts),))] if self.prompts else []
-        found += [Source("benchmark_text.pairs", (Path(self.pairs),))] if self.pairs else []
+        for key, files in (("prompts", self.prompt_files), ("pairs", self.pair_files)):
+            found += [Source(f"benchmark_text.{key}", files)] if files else []
         return found
+
+    @property
+    def prompt_files(self) -> tuple[Path, ...]:
+        return _files(self.prompts)
+
+    @property
+    def pair_files(self) -> tuple[Path, ...]:
+        return _files(self.pairs)
 
     def _of_tasks(self) -> BenchmarksConfig:
         # Validated once the mirror of the benchmarks is known.
@@ -42,22 +52,23 @@ class BenchmarkTextConfig(StageConfig):
     def filled(self, benchmarks: Sequence[BenchmarksConfig], safety: Sequence[SafetyConfig]) -> BenchmarkTextConfig:
         """With what the pipeline's benchmarks and safety stages will ask in place of what is not set."""
         asked = dict.fromkeys(task for one in benchmarks for task in one.tasks)
-        toxicity = [one.toxicity for one in safety if one.toxicity]
-        bias = [one.bias for one in safety if one.bias]
-        prompts = (toxicity[0].prompts or str(DATA_DIR / "toxicity_prompts.jsonl")) if toxicity else None
-        pairs = (bias[0].pairs or str(DATA_DIR / "bias_pairs.csv")) if bias else None
+        toxicity = [one.toxicity.prompts or _PROMPTS for one in safety if one.toxicity]
+        bias = [one.bias.pairs or _PAIRS for one in safety if one.bias]
         return self.model_copy(
             update={
                 "tasks": self.tasks or tuple(asked) or None,
                 "tasks_mirror": self.tasks_mirror or next((one.tasks_mirror for one in benchmarks), None),
-                "prompts": self.prompts or prompts,
-                "pairs": self.pairs or pairs,
+                "prompts": self.prompts or _one_or_all(toxicity),
+                "pairs": self.pairs or _one_or_all(bias),
             }
         )
 
-    def missed(self, safety: Sequence[SafetyConfig]) -> list[str]:
-        """The keys of which the safety stages name several files: one alone can be cleared of."""
-        prompts = {one.toxicity.prompts for one in safety if one.toxicity}
-        pairs = {one.bias.pairs for one in safety if one.bias}
-        several = {"prompts": not self.prompts and len(prompts) > 1, "pairs": not self.pairs and len(pairs) > 1}
-        return [key for key, more in several.items() if more]
+
+def _one_or_all(files: Sequence[str]) -> str | tuple[str, ...] | None:
+    """As a person would write it."""
+    different = tuple(dict.fromkeys(files))
+    return different if len(different) > 1 else next(iter(different), None)
+
+
+def _files(paths: str | tuple[str, ...] | None) -> tuple[Path, ...]:
+    return tuple(map(Path, [paths] if isinstance(paths, str) else paths or ()))

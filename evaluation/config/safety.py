@@ -64,7 +64,7 @@ class ToxicityConfig(Config):
     """Continuations of each prompt (25 in the paper); the expected maximum grows with their number."""
     max_new_tokens: int = Field(20, ge=1)
     """Length of a continuation in tokens (20 in the paper)."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0.01)
     """Sampling temperature (1 in the paper)."""
     top_p: float = Field(0.9, gt=0, le=1)
     """Nucleus sampling (Holtzman et al. 2020; 0.9 in the paper)."""

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from infra.bounded import file_lines, read_bounded
 from infra.errors import stage_error
-from infra.json import parse_json, read_json
+from infra.json import parse_json
 
 PAIRS, KEY, PREFERENCES, TIES = "pairs.jsonl", "key.json", "preferences.jsonl", "ties.jsonl"
 _SCHEMA = 1
@@ -75,9 +76,8 @@ class Export:
             expected = f"expected {PAIRS} and {KEY}, as stemma feedback export writes them"
             raise stage_error("no_export", str(folder), expected, "name the folder of an export")
         try:
-            key = read_json(folder / KEY)
-            with (folder / PAIRS).open(encoding="utf8") as lines:
-                pairs = [_PAIR.validate_python(parse_json(line)) for line in lines]
+            key = parse_json(read_bounded(folder / KEY), folder / KEY)
+            pairs = [_PAIR.validate_python(parse_json(line)) for _, line in file_lines(folder / PAIRS)]
             given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
             found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
             written_for = key["export"]

@@ -183,6 +183,18 @@ def test_items_are_those_of_the_benchmarks_and_probes_that_the_config_runs(build
     assert {row["task"] for row in lines_of(build(benchmark_text, only_tasks) / "items.jsonl")} == {"cloze"}
 
 
+def test_items_are_those_of_every_file_that_a_step_of_safety_uses(build, lines_of, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "One of our own prompts"}\n')
+    usual = {"toxicity": {}, "bias": None}
+    steps = [SafetyConfig(**usual), SafetyConfig(toxicity={"prompts": str(tmp_path / "own.jsonl")}, bias=None)]
+    one, both = (BenchmarkTextConfig().filled([], some) for some in (steps[:1] * 2, steps))
+    assert isinstance(one.prompts, str) and len(both.sources()[0].paths) == 2
+    packaged, all_of_them = (
+        [row["texts"] for row in lines_of(build(benchmark_text, x) / "items.jsonl")] for x in (one, both)
+    )
+    assert all_of_them == [*packaged, ["One of our own prompts"]]
+
+
 LAYOUTS = {
     "question alone": lambda question, choices, right: question,
     "with its answer": lambda question, choices, right: f"{question} {right}",

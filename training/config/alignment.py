@@ -196,7 +196,7 @@ class PreferenceTuningConfig(TrainerConfig):
     """Held-out prompts that both models answer at the end, the first of the file."""
     answer_max_tokens: int = measured_only(64, ge=1)
     """Longest sampled answer."""
-    temperature: float = measured_only(1.0, gt=0)
+    temperature: float = measured_only(1.0, ge=0.01)
     """Sampling temperature of these answers."""
     evaluate_every: Distance = outside_identity("10 %")
     """How often loss, margin and win rate on held-out pairs are measured during training; the weights do not depend on
@@ -272,7 +272,7 @@ class RlhfConfig(TrainerConfig):
     """Prompts with more tokens are left out."""
     answer_max_tokens: int = Field(64, ge=1)
     """Longest sampled answer."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0.01)
     """Sampling temperature of policy and reference; 1 in InstructGPT, appendix C.4."""
     kl_coef: float = Field(0.05, ge=0)
     """Weight of the KL penalty; 0.02 in InstructGPT, section 3.5, 0.05 in Stiennon et al. 2020."""
