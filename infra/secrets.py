@@ -12,6 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote, unquote
 
@@ -214,7 +215,12 @@ _FORMS = (
 
 def hide(text: str) -> str:
     """The text without the secrets that this process's environment holds, and without what looks like one."""
-    return Hider().hide(text)
+    return _hider(tuple(os.environ.items())).hide(text)
+
+
+@lru_cache(maxsize=1)
+def _hider(environ: tuple[tuple[str, str], ...]) -> Hider:
+    return Hider(dict(environ))
 
 
 class Hider:

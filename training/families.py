@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from typing import Any, Literal
 
 from infra.errors import Problem
+
+version = cache(metadata.version)
+"""Read once: the planner asks for each of thousands of layouts."""
 
 
 @dataclass(frozen=True)

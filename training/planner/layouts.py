@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import get_args
 
+from training import families
 from training.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
 from training.pipeline_cut import passes
 from training.planner.architecture import of_parameters
@@ -152,8 +154,8 @@ def runs_here(layout: Layout, job: Training) -> bool:
     arch, grouped = job.arch, layout.tp * layout.cp > 1
     family = FAMILIES.get(arch.family, Family(context_parallel=False))
     degrees = layout.tp, layout.cp, layout.pp
-    if (arch.experts > 1 or layout.ep > 1) and expert_ranks_problem(
-        layout.ep, arch.family, {"num_experts": arch.experts}, degrees
+    if (arch.experts > 1 or layout.ep > 1) and not _can_share_experts(
+        layout.ep, arch.family, arch.experts, degrees, families.version("transformers")
     ):
         return False
     if layout.ep > 1 and layout.sharding not in (("ddp",) if layout.tp > 1 else ("ddp", "zero1")):
@@ -169,6 +171,12 @@ def runs_here(layout: Layout, job: Training) -> bool:
         return family.pipeline_parallel and goes and layout.sharding in (("ddp",) if grouped else ("ddp", "zero1"))
     averaged = layout.sharding in _SHARDING_WEIGHTS or layout.ep > 1
     return layout.tp == 1 or layout.dp * layout.cp == 1 or averaged
+
+
+@cache
+def _can_share_experts(ep: int, family: str, experts: int, degrees: tuple[int, int, int], of_transformers: str) -> bool:
+    """Asked of thousands of layouts, a few times each. of_transformers: the version, on which the answer depends."""
+    return expert_ranks_problem(ep, family, {"num_experts": experts}, degrees) is None
 
 
 def padded_vocabulary(layout: Layout, node: int) -> int:
