@@ -138,6 +138,20 @@ def test_how_it_ended_is_told_as_of_a_child(forks: Forks) -> None:
     assert "on purpose" in forks.out.read_text()
 
 
+def test_what_imports_leave_in_the_temporary_folder_goes_with_the_server(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    forks = Forks(tmp_path, stack, TMPDIR=str(temporary))
+    killed = forks.start("end", "kill", modules=("torch.distributed.nn.jit.instantiator",))
+    assert killed.wait() == -signal.SIGKILL
+    assert list(temporary.rglob("_remote_module_non_scriptable.py")), "torch makes none any more: this can go"
+    stack.close()
+    assert not list(temporary.iterdir())
+
+
 def test_a_killed_server_leaves_its_children_alone_and_forks_no_more(forks: Forks) -> None:
     child = forks.start("wait", str(forks.folder / "begun"))
     wait_until((forks.folder / "begun").exists)
