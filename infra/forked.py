@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from infra.fork_server import LARGEST_REQUEST, Start
+from infra.held_folder import held_folder
 from infra.json import parse_own_json
 from infra.process import PARENT_FD
 from infra.project import PROJECT
@@ -53,10 +54,11 @@ class ForkServer:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._parent_pipe = os.pipe()
         # torch makes a folder as it is imported, and a server that is killed does not remove it.
-        self._temporary = TemporaryDirectory(prefix="stemma-imports-", ignore_cleanup_errors=True)
+        self._held = ExitStack()
+        temporary = self._held.enter_context(held_folder("stemma-imports"))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), str(read_end), self._temporary.name],
+                [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), str(read_end), str(temporary)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -127,7 +129,7 @@ class ForkServer:
         os.close(self._parent_pipe)
         self._process.kill()
         self._process.wait()
-        self._temporary.cleanup()
+        self._held.close()
 
     def _send(self, message: Mapping[str, Any], *descriptors: int) -> None:
         data = json.dumps(message).encode()

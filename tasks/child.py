@@ -11,12 +11,14 @@ ranks, this process starts them, each running this program too, and says how the
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -306,6 +308,8 @@ def _build(job: Job, run: Run, word: Path) -> Outcome:
         stage = STAGES[job.stage]
         config = stage.config.model_validate(job.config)
         inputs = {name: Path(folder) for name, folder in job.inputs.items()}
+        if stage.trains or stage.makes == "scores":
+            import_torch(Path(job.scratch))
         build = stage.load()
         watch_others()
         result = build(config, inputs, Path(job.out), run)
@@ -319,6 +323,16 @@ def _build(job: Job, run: Run, word: Path) -> Outcome:
         # The traceback goes to the stage's log, what it comes to goes to the user.
         traceback.print_exc()
         return _failed(failure_of(error, job.node, Path(job.out), f"stemma logs {job.node}"))
+
+
+def import_torch(folder: Path) -> None:
+    """Import torch, which writes a module of its own among the temporary files as it is imported. A process that is
+    killed leaves it: in the stage's work it goes with that."""
+    usual, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        importlib.import_module("torch.distributed.nn.jit.instantiator")
+    finally:
+        tempfile.tempdir = usual
 
 
 def _measured(job: Job, run: Run, built: Outcome, measure: Callable[[Path, Run], Result], word: Path) -> Outcome:
