@@ -81,7 +81,8 @@ def plan(
         if look and rows[node.id].status == "build":
             problems += map(node.place, _of_first_records(node))
     if problems:
-        raise StageError(*problems)
+        # What names a source's files is read for its digest and for its first records.
+        raise StageError(*dict.fromkeys(problems))
     return rows
 
 

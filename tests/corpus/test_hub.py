@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from corpus.config import IngestConfig
 from corpus.documents import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
+from tests.command import Answer, write_config
 
 TEXTS = {split: [f"{split} text {number}" for number in range(30)] for split in ("train", "test")}
 
@@ -113,3 +115,13 @@ def test_where_a_dataset_lies_does_not_bear_on_identity(dataset, tmp_path):
         dataset["train"].save_to_disk(tmp_path / place)
     one, two = (canonical(config(tmp_path / place)) for place in ("here", "there"))
     assert one == two and "dataset" not in json.dumps(one)
+
+
+def test_an_index_that_leads_out_of_its_folder_is_named_once(run: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../../etc/passwd"}]}))
+    read = [{"kind": "huggingface", "dataset": str(tmp_path / "set")}]
+    config = write_config(tmp_path / "config.yaml", {"name": "foreign", "ingest": {"read": read}})
+    answer = run("check", config, "--root", tmp_path / "store")
+    [error] = answer.document["errors"]
+    assert answer.code != 0 and "leads out of" in error["message"]
