@@ -61,10 +61,10 @@ def command(
     return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 
 
-def writing_model(model: str, root: Path) -> Path:
-    """The folder of a model that writes text: a folder, an artifact, or a stage for its newest.
+def model_folder(model: str, root: Path) -> Path:
+    """The folder of a model: a folder, an artifact, or a stage for its newest.
 
-    Raises ConfigError `unknown_artifact`, `no_model`, and `writes_no_text` for a reward model and its like.
+    Raises ConfigError `unknown_artifact`, `no_model`.
     """
     from infra.errors import ConfigError, Problem
     from infra.store.reference import opened
@@ -73,10 +73,19 @@ def writing_model(model: str, root: Path) -> Path:
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
     folder = Path(model) if Path(model).is_dir() else opened(Store(root, reading=True), model, models)[0]
-    config = folder / "config.json"
-    if not config.is_file():
+    if not (folder / "config.json").is_file():
         raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))
-    kinds = read_own_json(config).get("architectures") or []
+    return folder
+
+
+def writing_model(model: str, root: Path) -> Path:
+    """The folder of a model that writes text, as of `model_folder`. Raises ConfigError `writes_no_text` for a reward
+    model and its like.
+    """
+    from infra.errors import ConfigError, Problem
+
+    folder = model_folder(model, root)
+    kinds = read_own_json(folder / "config.json").get("architectures") or []
     if kinds and not any(kind.endswith(_WRITE) for kind in kinds):
         message = f"it is a {kinds[0]}, which scores or labels text and writes none"
         raise ConfigError(Problem("writes_no_text", model, message, _instead(folder)))

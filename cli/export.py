@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cli.chat import refused_by_gates, writing_model
+from cli.chat import model_folder, refused_by_gates
 from cli.completion import artifacts
 from cli.options import root_of, root_option
 from cli.output import as_json, print_warnings
@@ -22,7 +22,8 @@ from cli.output import as_json, print_warnings
 @as_json
 def command(model: str, folder: Path, force: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
-    model card as README.md. What was written is loaded with transformers before FOLDER appears.
+    model card as README.md. Before FOLDER appears, a new process that knows nothing of this project loads it with
+    transformers, runs generate, the chat template and a pipeline, and its logits are compared with the model's.
 
     MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
     model that a gate refused is not written, unless --force is given.
@@ -35,7 +36,7 @@ def command(model: str, folder: Path, force: bool, root: str | None, as_json: bo
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
-    source = writing_model(model, store.root)
+    source = model_folder(model, store.root)
     if (manifest := store.read(source)) is not None:
         require_whole(store, source, manifest)
     refused = refused_by_gates(source)
@@ -52,7 +53,10 @@ def command(model: str, folder: Path, force: bool, root: str | None, as_json: bo
     loaded = export(artifact, card, folder)
     if not as_json:
         chat = "with" if loaded.chat_template else "without"
-        click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template: loads and writes")
+        click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
+        click.echo("in a new process, with transformers alone and the model's logits:")
+        for check in loaded.checks:
+            click.echo(f"  {check}")
         click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
         click.echo(f"written to {folder}")
     document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}

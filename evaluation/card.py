@@ -11,6 +11,7 @@ from typing import Any
 
 from evaluation.artifacts import Artifact, ancestors
 from evaluation.config import RegisterConfig
+from evaluation.elsewhere import WRITE, auto_class
 from evaluation.gates import Verdict
 from evaluation.page.words import size
 from evaluation.pipeline_results import PipelineResults
@@ -99,11 +100,12 @@ def _front_matter(
         for task, metrics in tasks.items()
         if "acc" in metrics
     ]
-    kind = (model.read_json("config.json") or {}).get("model_type")
+    described = model.read_json("config.json") or {}
+    kind = described.get("model_type")
     data = ModelCardData(
         language=languages or None,
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=auto_class(described)[1],
         tags=["stemma", *([kind] if kind else [])],
         model_name=name if results else None,
         eval_results=results or None,
@@ -129,22 +131,37 @@ def _summary(pipeline: PipelineResults, called: str | None, model: Artifact) -> 
 def _use(config: RegisterConfig, model: Artifact) -> str:
     tokenizer = model.read_json("tokenizer_config.json") or {}
     has_template = "chat_template" in tokenizer or (model.folder / "chat_template.jinja").is_file()
-    if has_template and model.stage in ("sft", "preference_tuning", "rlhf"):
-        prompt = """messages = [{"role": "user", "content": "Explain in one sentence what a list is."}]
+    auto, _ = auto_class(model.read_json("config.json") or {})
+    asked = '{"role": "user", "content": "Explain in one sentence what a list is."}'
+    if auto not in WRITE and has_template:
+        prompt = f"""messages = [
+    {asked},
+    {{"role": "assistant", "content": "A list is an ordered collection of items."}},
+]
+inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)"""
+    elif has_template and model.stage in ("sft", "preference_tuning", "rlhf"):
+        prompt = f"""messages = [{asked}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
     else:
         prompt = 'inputs = tokenizer("Once upon a time", return_tensors="pt")'
+    if auto == "AutoModelForCausalLM":
+        output = """output = model.generate(**inputs, max_new_tokens=64)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+    elif auto == "AutoModelForSeq2SeqLM":
+        output = """output = model.generate(**inputs, max_new_tokens=64)
+print(tokenizer.decode(output[0]))"""
+    else:
+        output = "print(model(**inputs).logits)"
     return f"""## Use
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 folder = "."  # this model's folder, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
+model = {auto}.from_pretrained(folder)
 {prompt}
-output = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=64)
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+{output}
 ```
 
 {config.intended_use}

@@ -1,42 +1,56 @@
-"""A model as a folder that the Hugging Face hub takes, checked by loading it with transformers."""
+"""A model as a folder that the Hugging Face hub takes, checked by the snippets that its users run."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+
+from corpus.model_inputs import name_model_inputs
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.artifacts import Artifact
 from evaluation.card import model_card
 from evaluation.config import RegisterConfig
 from infra.errors import stage_error
+from infra.foreign import check_model
+from infra.json import read_own_json
 from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import Manifest
 
 CARD = "README.md"
 REGISTERED_CARD = "MODEL_CARD.md"
+ELSEWHERE = Path(__file__).parent / "elsewhere.py"
 OURS = {MANIFEST, "trained_sequences.json"}
 """Files of the artifact that only this store reads."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What transformers found in an exported folder. tokens: that it wrote after a first one."""
+    """What a new process found in an exported folder.
+
+    tokens: tokens that the model wrote after a text, 0 for a model that writes none. checks: what the process ran.
+    """
 
     architecture: str
     parameters: int
     chat_template: bool
     tokens: int
+    checks: list[str]
 
 
 def export(model: Artifact, card: str, out: Path) -> Loaded:
-    """Writes weights, tokenizer, generation config and README.md, and loads what it wrote.
+    """Write weights, tokenizer, generation config and README.md, and try them in a new process.
 
-    `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`, and
-    `not_loadable` where transformers cannot load or run what was written.
+    `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`,
+    `not_loadable` where transformers cannot load or run what was written, and `other_logits` where it gives others
+    than the model.
     """
     out = Path(os.path.abspath(out))  # `.` has no name
     # transformers makes a module's name of a folder's, and warns where a space or hyphen is in it.
@@ -56,7 +70,8 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
                 (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, unfinished / path)
         (unfinished / CARD).write_text(card, encoding="utf-8")
-        loaded = load_as_a_stranger(unfinished)
+        name_model_inputs(unfinished)  # models of earlier versions lack them
+        loaded = check_elsewhere(unfinished, model.folder)
         if is_there:
             for path in sorted(unfinished.iterdir()):
                 path.rename(out / path.name)
@@ -67,21 +82,44 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
     return loaded
 
 
-def load_as_a_stranger(folder: Path) -> Loaded:
-    """Loads a folder by transformers' own classes and lets it write a few tokens. Raises StageError `not_loadable`."""
-    from transformers import AutoModelForCausalLM
+def check_elsewhere(folder: Path, source: Path) -> Loaded:
+    """Run the usual snippets on `folder` in a process that knows nothing of this project (`evaluation/elsewhere.py`),
+    and compare its token ids and logits with those of `source` in this process."""
+    import torch
+    import transformers
 
+    fix = "stemma verify tells whether it is whole"
+    check_model(folder)
+    with TemporaryDirectory(prefix="stemma-export-") as empty:
+        # Sums of floating-point numbers depend on the number of threads.
+        command = [sys.executable, "-I", str(ELSEWHERE), str(folder), str(torch.get_num_threads())]
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        ended = subprocess.run(command, cwd=empty, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        result = Path(empty, "result.json")
+        found = read_own_json(result) if result.exists() else {}
+        if ended.returncode or "error" in found:
+            last = (ended.stderr.strip().splitlines() or [""])[-1]
+            reason = found.get("error") or f"the process ended with code {ended.returncode}: {last}"
+            message = f"transformers cannot use it: {found.get('check', 'import')}: {reason}"
+            raise stage_error("not_loadable", str(folder), message, fix)
+        logits = np.load(Path(empty, "logits.npy"), allow_pickle=False)
     try:
-        tokenizer = load_pretrained_tokenizer(folder)
-        network = load_pretrained_model(AutoModelForCausalLM, folder)
-        inputs = tokenizer("Once upon a time", return_tensors="pt")
-        given = inputs["input_ids"]
-        written = network.generate(given, attention_mask=inputs["attention_mask"], max_new_tokens=4, do_sample=False)
+        tokenizer = load_pretrained_tokenizer(source)
+        auto, dtype = getattr(transformers, found["auto"]), getattr(torch, found["dtype"])
+        network = load_pretrained_model(auto, source, dtype=dtype).eval()
+        with torch.no_grad():
+            inputs = {name: torch.tensor([ids]) for name, ids in found["inputs"].items()}
+            expected = network(**inputs).logits.float().numpy()
     except Exception as error:  # whatever transformers makes of a folder that it cannot use
-        message = f"transformers cannot use it: {type(error).__name__}: {error}".splitlines()[0]
-        raise stage_error("not_loadable", str(folder), message, "stemma verify tells whether it is whole") from error
-    parameters = sum(weight.numel() for weight in network.parameters())
-    return Loaded(type(network).__name__, parameters, bool(tokenizer.chat_template), written.shape[1] - given.shape[1])
+        message = f"this project cannot use it: {type(error).__name__}: {error}".splitlines()[0]
+        raise stage_error("not_loadable", str(source), message, fix) from error
+    if list(tokenizer(found["text"]).input_ids) != found["inputs"]["input_ids"]:
+        message = f"token ids of {found['text']!r} are others than the model's"
+        raise stage_error("other_logits", str(folder), message, fix)
+    if not np.array_equal(expected, logits, equal_nan=True):
+        message = f"logits of {found['text']!r} differ from the model's by up to {abs(expected - logits).max():g}"
+        raise stage_error("other_logits", str(folder), message, fix)
+    return Loaded(**{item.name: found[item.name] for item in fields(Loaded)})
 
 
 def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:

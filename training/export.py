@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from corpus.model_inputs import name_model_inputs
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from corpus.trained import FILE as TRAINED
 from training import ranks
@@ -32,7 +33,8 @@ def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: 
     Every rank must call.
 
     source: the folder of the tokenizer, or of the model that this one was made from: its tokenizer's files and its
-        trained_sequences.json are copied. None if they are in `out_dir` already.
+        trained_sequences.json are copied, and the tokenizer's settings name the inputs that the model takes. None if
+        they are in `out_dir` already.
     end_ids: ids that end an answer, besides the model's own end of text.
     """
     config = model.config
@@ -52,6 +54,7 @@ def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: 
     model.save_pretrained(out_dir, state_dict=weights, safe_serialization=True)
     if source is not None:
         copy_beside(source, out_dir)
+    name_model_inputs(out_dir)
 
 
 def copy_beside(source: Path, out_dir: Path) -> None:

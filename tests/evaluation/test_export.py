@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from corpus.model_inputs import name_model_inputs
+from corpus.tokens.chat_template import CHAT_TEMPLATE
 from evaluation.artifacts import Artifact
-from evaluation.export import card_of, export
+from evaluation.export import card_of, check_elsewhere, export
 from infra.errors import StageError
 
 
 @pytest.fixture
 def artifact(model_dir: Path, tmp_path: Path) -> Artifact:
+    """A model of an earlier version: its tokenizer does not name the model's inputs."""
     folder = tmp_path / "sft" / "0123456789abcdef"
     shutil.copytree(model_dir, folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (folder / "aux").mkdir(exist_ok=True)
     (folder / "aux" / "metrics.jsonl").write_text("{}")
     (folder / "trained_sequences.json").write_text("{}")
@@ -23,29 +31,84 @@ def artifact(model_dir: Path, tmp_path: Path) -> Artifact:
 
 
 def test_what_is_exported_loads_and_has_its_card(
-    artifact: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    artifact: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = AutoTokenizer.from_pretrained(artifact.folder)("Once upon a time", return_tensors="pt")
+    assert "token_type_ids" in before  # of transformers 4: generate rejects them
     card, card_from = card_of(artifact, None)
     loaded = export(artifact, card, tmp_path / "my hub")
     assert "not a valid Python identifier" not in capfd.readouterr().err
     assert (loaded.architecture, card_from) == ("LlamaForCausalLM", "") and loaded.tokens >= 1
+    assert loaded.chat_template and loaded.checks[-1] == 'pipeline("text-generation", model=folder)'
+    assert run_card(tmp_path / "my hub", monkeypatch)["output"].shape[1] > 1
     names = {path.name for path in (tmp_path / "my hub").rglob("*")}
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= names
     assert not {"aux", "trained_sequences.json"} & names
     assert (tmp_path / "my hub" / "README.md").read_text().startswith("---\n")
 
 
-def test_an_empty_folder_that_is_there_is_filled_and_stays(
+def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the snippet of a model's card in its folder, and return its variables."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    variables: dict[str, Any] = {}
+    with monkeypatch.context() as patched:
+        patched.chdir(folder)
+        exec(snippet, variables)
+    return variables
+
+
+def test_a_reward_model_fills_an_empty_folder_that_is_there(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where somebody is, say: `stemma export rlhf .`"""
+    """The working directory, say: `stemma export reward_model .`"""
+    AutoModelForSequenceClassification.from_pretrained(artifact.folder, num_labels=1).save_pretrained(artifact.folder)
+    model = Artifact("reward_model", artifact.folder, None)
     here = tmp_path / "here"
     (here / ".here.unfinished" / "of a kill").mkdir(parents=True)
     monkeypatch.chdir(here)
     before = here.stat().st_ino
-    export(artifact, "# card", Path())
-    assert here.stat().st_ino == before and (here / "README.md").read_text() == "# card"
-    assert (here / "config.json").is_file() and not [path for path in here.iterdir() if path.name.startswith(".")]
+    loaded = export(model, card_of(model, None)[0], Path())
+    assert here.stat().st_ino == before and not [path for path in here.iterdir() if path.name.startswith(".")]
+    assert (loaded.architecture, loaded.tokens) == ("LlamaForSequenceClassification", 0)
+    assert loaded.checks[-1] == 'pipeline("text-classification", model=folder)'
+    assert "pipeline_tag: text-classification" in (here / "README.md").read_text()
+    assert run_card(here, monkeypatch)["model"].num_labels == 1
+
+
+def test_other_logits_than_the_model_s_are_no_export(artifact: Artifact, tmp_path: Path) -> None:
+    """As of a config.json whose keys another version of transformers reads otherwise."""
+    served = tmp_path / "served"
+    shutil.copytree(artifact.folder, served)
+    name_model_inputs(served)
+    model = AutoModelForCausalLM.from_pretrained(served)
+    model.get_output_embeddings().weight.data.mul_(1.5)
+    model.save_pretrained(served)
+    with pytest.raises(StageError, match="differ from the model's by up to") as caught:
+        check_elsewhere(served, artifact.folder)
+    assert [problem.code for problem in caught.value.problems] == ["other_logits"]
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "names"),
+    [
+        ({"model_type": "gpt2"}, {}, ["input_ids", "attention_mask"]),
+        ({}, {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}, ["input_ids", "attention_mask"]),
+        ({"type_vocab_size": 2}, {}, None),
+    ],
+)
+def test_a_tokenizer_names_the_inputs_that_its_model_takes(
+    tmp_path: Path, config: dict[str, Any], settings: dict[str, Any], names: list[str] | None
+) -> None:
+    """GPT-2 accepts token_type_ids in silence, and adds the embedding of token 0 to each of a text."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"tokenizer_class": "TokenizersBackend", **settings}))
+    name_model_inputs(tmp_path)
+    found = json.loads(path.read_text())
+    assert (found.get("model_input_names"), found["tokenizer_class"]) == (names, "PreTrainedTokenizerFast")
+    written = path.stat()
+    name_model_inputs(tmp_path)
+    assert path.stat().st_mtime_ns == written.st_mtime_ns
 
 
 def test_what_does_not_load_leaves_nothing(artifact: Artifact, tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_an_exported_model_gives_the_trainer_s_logits_and_loss_in_transformers(
     torch.testing.assert_close(logits, theirs.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.losses(batch).sum() / 45, theirs.loss, rtol=1e-4, atol=1e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path, local_files_only=True).get_vocab()["<|end|>"] == 4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert tokenizer.get_vocab()["<|end|>"] == 4
+    assert set(tokenizer("Why?")) == {"input_ids", "attention_mask"}  # generate takes no token_type_ids
 
 
 def test_bf16_is_near_fp32_and_keeps_fp32_gradients() -> None:
