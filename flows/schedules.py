@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 from zoneinfo import available_timezones
 
-from prefect._vendor.croniter import CroniterBadDateError, croniter
+from prefect._vendor.croniter import croniter
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
@@ -26,13 +25,17 @@ LONGEST_MONTH = {month: 29 if month == 2 else 30 if month in (4, 6, 9, 11) else 
 EXPECTED = 'five fields were expected, minute hour day month weekday, e.g. "0 2 * * *" for 2:00 every day'
 
 
-def next_dates(cron: str, timezone: str, count: int = 3) -> list[datetime]:
-    """The next times of a cron expression, with their offset from UTC.
+def next_dates(cron: str, timezone: str, count: int = 3, start: datetime | None = None) -> list[datetime]:
+    """The next times of a cron expression, with their offset from UTC, as the server computes them.
+
+    start: the earliest; now by default.
 
     Raises ConfigError for an unknown time zone, for what is no cron expression, and for one that never fires.
     """
     # Every run imports this file; importing Prefect's server takes two seconds and more.
     from prefect.server.schemas.schedules import CronSchedule
+
+    from infra.servers.cron import cron_dates
 
     if timezone not in available_timezones():
         near = difflib.get_close_matches(timezone, available_timezones(), n=1, cutoff=0.5)
@@ -41,10 +44,9 @@ def next_dates(cron: str, timezone: str, count: int = 3) -> list[datetime]:
     if len(cron.split()) != 5:
         raise ConfigError(Problem("bad_cron", "--cron", f"{cron!r} has {len(cron.split())} fields", EXPECTED))
     try:
-        schedule = CronSchedule(cron=cron, timezone=timezone)
-        return list(asyncio.run(schedule.get_dates(count)))
-    except CroniterBadDateError:
-        raise ConfigError(Problem("never_fires", "--cron", _why_never(cron), "choose days that come")) from None
+        if dates := list(cron_dates(CronSchedule(cron=cron, timezone=timezone), count, start)):
+            return list(dates)
+        raise ConfigError(Problem("never_fires", "--cron", _why_never(cron), "choose days that come"))
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(Problem("bad_cron", "--cron", f"{cron!r}: {reason}", EXPECTED)) from None

@@ -14,6 +14,8 @@ Its migrations take six seconds of an empty SQLite database, and to write down w
 to four: most of a server's start. So a new database begins as a copy of one that is through with them
 (infra/empty_databases.py).
 
+On days when clocks change Prefect's dates of a cron schedule are early or a day early. See infra/servers/cron.py.
+
 Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
 could have deployments made, and so commands run. See infra/servers/callers.py.
 
@@ -42,6 +44,7 @@ from prefect.server.api import server
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.database.interface import PrefectDBInterface
 from prefect.server.events.models import automations
+from prefect.server.schemas.schedules import CronSchedule
 from prefect.settings import get_current_settings
 from sqlalchemy import make_url
 
@@ -49,6 +52,7 @@ from infra.empty_databases import keep, take
 from infra.secrets import HidingStream
 from infra.servers.asgi_server import LIMITS, BoundedBody
 from infra.servers.callers import OwnCallersOnly
+from infra.servers.cron import cron_dates
 from infra.servers.lost_runs import end_lost_runs
 from infra.servers.settings import Settings
 from infra.store.layout import Layout
@@ -155,6 +159,7 @@ if __name__ == "__main__":
     _guard(options.host, options.port)
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
     automations.run_coro_as_sync = _read_later  # type: ignore[assignment]
+    CronSchedule._get_dates_generator = cron_dates  # type: ignore[assignment, method-assign]
     database = _NewDatabase()
     PrefectDBInterface.create_db = lambda self: database.create(self)  # type: ignore[method-assign]
     blocks.run_block_auto_registration = database.register_blocks

@@ -60,6 +60,58 @@ def test_a_cron_that_never_fires_is_refused_naming_why(cron: str, code: str, tol
     assert told in problem.message
 
 
+@pytest.mark.parametrize(
+    ("cron", "timezone", "start", "expected"),
+    [
+        # Berlin's clock goes from 2:00 to 3:00 on 28 March 2027, and from 3:00 to 2:00 on 31 October.
+        ("0 2 * * *", "Europe/Berlin", "2027-03-27T12:00Z", ["03-28 03:00+0200", "03-29 02:00+0200"]),
+        ("0,30 2,3 * * *", "Europe/Berlin", "2027-03-27T12:00Z", ["03-28 03:00+0200", "03-28 03:30+0200"]),
+        ("0 2 * * *", "Europe/Berlin", "2027-03-28T01:00Z", ["03-28 03:00+0200", "03-29 02:00+0200"]),
+        ("0 */2 * * *", "Europe/Berlin", "2027-03-28T00:00:00.5Z", ["03-28 03:00+0200", "03-28 04:00+0200"]),
+        ("30 * * * *", "Europe/Berlin", "2027-03-28T00:00Z", ["03-28 01:30+0100", "03-28 03:30+0200"]),
+        ("30 2 * * *", "Europe/Berlin", "2027-10-30T12:00Z", ["10-31 02:30+0200", "11-01 02:30+0100"]),
+        ("30 2 * * *", "Europe/Berlin", "2027-10-31T01:00Z", ["11-01 02:30+0100", "11-02 02:30+0100"]),
+        ("30 * * * *", "Europe/Berlin", "2027-10-31T00:00Z", ["10-31 02:30+0200", "10-31 02:30+0100"]),
+        # Chile's goes from midnight to 1:00 on 5 September 2027.
+        ("0 0 * * *", "America/Santiago", "2027-09-04T12:00Z", ["09-05 01:00-0300", "09-06 00:00-0300"]),
+        # The hour behind the looking: 0:10 had passed (Prefect skipped the day of the next change).
+        ("10 0 * * *", "America/Montreal", "2027-11-07T04:30:02Z", ["11-08 00:10-0500", "11-09 00:10-0500"]),
+        # Days of the month and of the week are alternatives, and `*/2` names some.
+        ("0 2 15 * 1", "UTC", "2027-01-12T00:00Z", ["01-15 02:00+0000", "01-18 02:00+0000"]),
+        ("0 2 */10 * 1", "UTC", "2027-01-12T00:00Z", ["01-18 02:00+0000", "01-21 02:00+0000"]),
+        ("0 2 * * FRI-MON", "UTC", "2027-01-12T00:00Z", ["01-15 02:00+0000", "01-16 02:00+0000"]),
+        ("0 2 * * 5#2", "UTC", "2027-01-12T00:00Z", ["02-12 02:00+0000", "03-12 02:00+0000"]),
+        ("0 2 L * *", "UTC", "2027-01-12T00:00Z", ["01-31 02:00+0000", "02-28 02:00+0000"]),
+    ],
+)
+def test_dates_when_clocks_change_are_cron_s(cron: str, timezone: str, start: str, expected: list[str]) -> None:
+    """2:00 in Berlin came at 1:00, and midnight in Santiago at 23:00 of the day before."""
+    dates = next_dates(cron, timezone, 2, datetime.fromisoformat(start))
+    assert [date.strftime("%m-%d %H:%M%z") for date in dates] == expected
+
+
+def test_the_server_runs_a_skipped_hour_after_the_gap(prefect_url: str) -> None:
+    start, end = datetime(2027, 3, 27, 12, tzinfo=UTC), datetime(2027, 3, 29, 12, tzinfo=UTC)
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        flow = client.create_flow_from_name(f"clocks {uuid4()}")
+        night = {"schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}}
+        made = client.request(
+            "POST", "/deployments/", json={"name": "nightly", "flow_id": str(flow), "schedules": [night]}
+        )
+        made.raise_for_status()
+        deployment = UUID(made.json()["id"])
+        try:
+            window = {"start_time": start.isoformat(), "end_time": end.isoformat()}
+            client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json=window)
+            runs = client.read_flow_runs(
+                deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])), limit=200
+            )
+            due = sorted(run.expected_start_time for run in runs if start < run.expected_start_time < end)  # type: ignore[operator, type-var]
+            assert [f"{date:%m-%d %H:%M}" for date in due] == ["03-28 01:00", "03-29 00:00"]  # type: ignore[str-bytes-safe]
+        finally:
+            client.delete_deployment(deployment)
+
+
 def test_dates_follow_the_clocks_of_their_time_zone() -> None:
     leap_day, _ = next_dates("0 12 29 2 *", "UTC", 2)
     assert (leap_day.month, leap_day.day) == (2, 29)

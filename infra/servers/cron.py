@@ -1,0 +1,79 @@
+"""Dates of a cron schedule, on the days when clocks change too.
+
+Prefect 3.6 adds up hours from the time at which it looks. A time that the clock skips in spring therefore comes an hour
+early, and midnight on the day before (PrefectHQ/prefect#10678). Here cronsim computes the dates, as Debian's cron does:
+
+- a schedule that names its hours (`0 2 * * *`, `*/30 0-6 * * *`, `0 */6 * * *`) runs at the first moment after a gap,
+  once for all that the gap holds, and in the first of two hours of the same name;
+- one that runs in every hour (`*/15 * * * *`) goes by the time that passes.
+
+How days of the month and of the week combine is left to Prefect's rule (`day_or`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from prefect._vendor.croniter import croniter
+from prefect.server.schemas.schedules import MAX_ITERATIONS, CronSchedule, _prepare_scheduling_start_and_end
+from prefect.types._datetime import DateTime, create_datetime_instance, now
+
+_prefect_dates = CronSchedule._get_dates_generator
+
+
+def cron_dates(
+    schedule: CronSchedule, n: int | None = None, start: datetime | None = None, end: datetime | None = None
+) -> Iterator[DateTime]:
+    """Yield the dates of a schedule in ascending order, none for one that never fires.
+
+    It takes the place of `CronSchedule._get_dates_generator`.
+
+    Args:
+        schedule: Schedule of Prefect's server.
+        n: Maximum number of dates; by default 1, or `MAX_ITERATIONS` where there is an end.
+        start: Earliest date, by default now.
+        end: Latest date.
+    """
+    fields, nth_weekdays = croniter.expand(schedule.cron)
+    if len(fields) != 5:  # with seconds or years, which cron does not know
+        yield from _prefect_dates(schedule, n, start, end)
+        return
+    first, last = _prepare_scheduling_start_and_end(start or now("UTC"), end, schedule.timezone)
+    zone = ZoneInfo(schedule.timezone or "UTC")
+    begin = datetime.fromtimestamp(math.ceil(first.timestamp()) - 1, zone)
+    day_before = datetime.fromtimestamp(begin.timestamp() - timedelta(days=1).total_seconds(), zone)
+    # A date that a gap moved to `start` is due before it by the clock's face.
+    changed = begin.utcoffset() != day_before.utcoffset()
+    try:
+        dates = CronSim(_spelled_out(fields, nth_weekdays), day_before if changed else begin)
+    except CronSimError:  # a day that none of the months has
+        return
+    dates.day_and = not schedule.day_or or "*" in (fields[2][0], fields[4][0])
+    found: list[datetime] = []
+    for date in dates:
+        moment = date.astimezone(UTC)  # dates of one zone compare by the clock's face
+        if moment < first or moment in found[-1:]:
+            continue
+        if last and moment > last:
+            return
+        found.append(moment)
+        yield create_datetime_instance(moment).astimezone(zone)
+        if len(found) == (n or (MAX_ITERATIONS if end else 1)):
+            return
+
+
+def _spelled_out(fields: Sequence[Sequence[int | str]], nth_weekdays: dict[int, set[int | str]]) -> str:
+    """A cron expression whose fields are `*` or lists: cronsim takes one that begins with a star, as `*/6`, for every
+    hour."""
+    *others, weekdays = [[str(value).upper() for value in field] for field in fields]
+    if nth_weekdays:
+        weekdays = [
+            f"{day}L" if which == "l" else f"{day}#{which}"
+            for day, whiches in nth_weekdays.items()
+            for which in whiches
+        ]
+    return " ".join(",".join(field) for field in (*others, weekdays))
