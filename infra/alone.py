@@ -65,7 +65,11 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         out.mkdir(parents=True, exist_ok=True)
         journal = sys.stderr if rank == 0 else None
         run = Run(work, launch, journal=journal, is_cancelled=is_cancelled, listen=listen)
-        result = function(config, _Inputs({name: Path(folder) for name, folder in inputs.items()}), out, run)
+        try:
+            result = function(config, _Inputs({name: Path(folder) for name, folder in inputs.items()}), out, run)
+        except SystemExit as error:  # of code that it calls, and 0 would read as success
+            message = f"{function.__name__} was ended by sys.exit({error.code!r}) and left no result"
+            raise stage_error("exited", function.__module__, message, "have its code raise an error") from error
     except (ValidationError, BadYaml) as error:
         sys.exit(str(error))
     except StemmaError as error:

@@ -53,8 +53,8 @@ class Graders:
         self._functions: dict[str, RewardFunction] = {}
 
     def functions(self, path: str, answered: Sequence[Answered]) -> list[float]:
-        """What the function gives each answer. Raises StageError where it raises, ends its process, gives none or one
-        that is no finite number, and in other processes where it takes too long."""
+        """What the function gives each answer, nan where it abstains. Raises StageError as `call` does, and in other
+        processes where it ends its process or takes too long."""
         if self._count:
             return self._shared_out(path, answered)
         if path not in self._functions:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from infra.errors import stage_error
 from training.config.functions import FIX
 
-RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Sequence[float]]
-"""(prompts, answers, responses of the instructions file, "" where there is none) → a reward of each answer."""
+RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Iterable[float | None]]
+"""(prompts, answers, responses of the instructions file, "" where there is none) → a reward of each answer, None where
+the function abstains."""
 
 KEY = "rlhf.reward_functions"
+LONGEST_SHOWN = 80
 
 
 class Answered(NamedTuple):
@@ -32,6 +35,9 @@ def reward_function(path: str) -> RewardFunction:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise stage_error("no_such_function", where, f"expected a function: {error}", FIX) from error
+    except (Exception, SystemExit) as error:
+        message = f"expected a function: importing {module} raised {type(error).__name__}: {error}"
+        raise stage_error("no_such_function", where, message, FIX) from error
     if not callable(found):
         raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", FIX)
     function: RewardFunction = found
@@ -39,20 +45,62 @@ def reward_function(path: str) -> RewardFunction:
 
 
 def call(path: str, function: RewardFunction, answered: Sequence[Answered]) -> list[float]:
-    """Its rewards. Raises StageError where it raises, gives too few, or one that is no finite number, with the
-    answer."""
+    """Its rewards, nan where it abstains with None. Raises StageError where it raises or exits, returns anything but a
+    reward for each answer, or gives one that is no finite number, with the answer."""
     where = f"{KEY}.{path}"
     prompts, answers, responses = map(list, zip(*answered, strict=True)) if answered else ([], [], [])
     try:
-        given = list(function(prompts, answers, responses))
-    except Exception as error:
+        returned = function(prompts, answers, responses)
+        given = _each(returned)
+    except (Exception, SystemExit) as error:
         kind = type(error).__name__
         raise stage_error("reward_function_failed", where, f"it raised {kind}: {error}", "mend the function") from error
+    if given is None:
+        message = f"expected a list with a reward for each of {len(answers)} answers, it returned {_shown(returned)}"
+        fix = "define it without async" if inspect.iscoroutine(returned) else "mend the function"
+        raise stage_error("reward_function_failed", where, message, fix)
     if len(given) != len(answers):
         message = f"expected a reward for each of {len(answers)} answers, it gave {len(given)}"
         raise stage_error("reward_function_failed", where, message, "mend the function")
+    rewards = []
     for value, answer in zip(given, answers, strict=True):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            message = f"expected a finite number, it gave {value!r} for the answer {answer[:80]!r}"
-            raise stage_error("reward_not_finite", where, message, "have it give a number for every answer")
-    return [float(value) for value in given]
+        reward = math.nan if value is None else _number(value)
+        if reward is None:
+            message = f"expected a finite number or None, it gave {_shown(value)} for the answer {answer[:80]!r}"
+            raise stage_error("reward_not_finite", where, message, "have it give a number or None for every answer")
+        rewards.append(reward)
+    return rewards
+
+
+def _each(returned: object) -> list[object] | None:
+    """The items of what a function returned: of a list, array, tensor, generator or the like; None for anything else.
+    Raises what a generator raises."""
+    if inspect.iscoroutine(returned):
+        returned.close()  # it will never be awaited
+        return None
+    if isinstance(returned, str | bytes | Mapping):
+        return None
+    try:
+        items = iter(returned)  # type: ignore[call-overload]
+    except TypeError:  # also of an array or tensor without dimensions
+        return None
+    return list(items)
+
+
+def _number(value: object) -> float | None:
+    """A finite number of Python, numpy or torch as a float, None for anything else."""
+    # Neither library is imported here: a function may need none, and each process that grades would wait for them.
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", (0,))) == 1:
+        value = value.item()
+    if not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -135,8 +135,12 @@ class Rewards:
             error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
         scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
         for path, values in self.by_functions(texts, prompts).items():
-            metrics[f"rlhf/function/{path}"] = float(values.mean())
-            scores = scores + config.reward_functions[path] * values
+            abstained = values.isnan()
+            if not abstained.all():
+                metrics[f"rlhf/function/{path}"] = float(values.nanmean())
+            if abstained.any():
+                metrics[f"rlhf/abstained/{path}"] = float(abstained.float().mean())
+            scores = scores + config.reward_functions[path] * values.nan_to_num(0.0)
         if config.unfinished_reward is not None:
             scores = torch.where(answers.finished, scores, config.unfinished_reward)
         else:
@@ -144,8 +148,8 @@ class Rewards:
         return Rewarded(scores, metrics, error)
 
     def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """What each function gives the answers (B,), before its weight. Each rank asks for its part, and every rank
-        must call."""
+        """What each function gives the answers (B,), before its weight, nan where it abstains. Each rank asks for its
+        part, and every rank must call."""
         mine = ranks.own_part(len(texts))
         answered = [
             Answered(one.text, text, one.response) for one, text in zip(prompts[mine], texts[mine], strict=True)

@@ -109,12 +109,15 @@ class Heldout:
         return combined, {name: ensemble.apart(one) for name, one in each.items()}
 
     def _by_functions(self, answers: Mapping[str, Completions]) -> _Scores:
-        """The weighted sum of what the config's functions give; nothing where it names none."""
+        """The weighted sum of what the config's functions give, without those that abstain; nothing where it names
+        none."""
         weights = self._config.reward_functions
         found: _Scores = {}
         for name, side in answers.items() if weights else ():
             given = self._rewards.by_functions([self._chat.decode(ids) for ids in side.ids], self._each)
-            found[name] = np.asarray(sum(weights[path] * values.double() for path, values in given.items()))
+            found[name] = np.asarray(
+                sum(weights[path] * values.double().nan_to_num(0.0) for path, values in given.items())
+            )
         return found
 
     def _best_of(self, sft: PreTrainedModel) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,40 @@ def too_few(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[
     return [1.0]
 
 
+def exits(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    sys.exit(0)
+
+
+def nothing(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> None:
+    return None
+
+
+def one_for_all(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> Any:
+    return torch.tensor(0.5)
+
+
+async def coroutine(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [1.0 for _ in answers]
+
+
+def by_answer(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> dict[str, float]:
+    return dict.fromkeys(answers, 1.0)
+
+
+def texts(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[str]:
+    return ["1.0" for _ in answers]
+
+
+def broken_later(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> Iterator[float]:
+    yield 1.0
+    raise TypeError("no such answer")
+
+
+def abstains(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float | None]:
+    """From answers to some prompts."""
+    return [2.0 if prompt == "Why?" else None for prompt in prompts]
+
+
 HERE = "tests.training.test_algorithms"
 ANSWERED = [Answered("Why?", "No.", "Yes."), Answered("How?", "Well.", "")]
 
@@ -65,14 +99,63 @@ def test_a_reward_function_is_called_by_its_import_path() -> None:
         ("broken", "reward_function_failed", "it raised KeyError: 'no such unit test'"),
         ("unknown", "reward_not_finite", "it gave nan for the answer 'No.'"),
         ("too_few", "reward_function_failed", "a reward for each of 2 answers, it gave 1"),
+        ("exits", "reward_function_failed", "it raised SystemExit: 0"),
+        ("broken_later", "reward_function_failed", "it raised TypeError: no such answer"),
+        ("nothing", "reward_function_failed", "a list with a reward for each of 2 answers, it returned None"),
+        ("one_for_all", "reward_function_failed", "it returned tensor(0.5000)"),
+        ("coroutine", "reward_function_failed", "it returned <coroutine object coroutine at"),
+        ("by_answer", "reward_function_failed", "it returned {'No.': 1.0, 'Well.': 1.0}"),
+        ("texts", "reward_not_finite", "a finite number or None, it gave '1.0' for the answer 'No.'"),
     ],
 )
+@pytest.mark.filterwarnings("error")  # of a coroutine that was never awaited
 def test_a_reward_function_that_fails_is_a_named_stop(name: str, code: str, said: str) -> None:
     path = f"{HERE}:{name}"
     with pytest.raises(StageError) as caught:
         call(path, reward_function(path), ANSWERED)
     (problem,) = caught.value.problems
     assert problem.code == code and problem.path == f"rlhf.reward_functions.{path}" and said in problem.message
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        np.array([0.5, 1.0], np.float32),
+        np.array([0.5, 1.0], np.float16)[:, None],
+        torch.tensor([0.5, 1.0], dtype=torch.bfloat16),
+        [torch.tensor(0.5), np.int64(1)],
+        (value for value in (0.5, np.True_)),
+        (0.5, True),
+    ],
+    ids=["float32", "a column", "bfloat16", "scalars", "generator", "tuple"],
+)
+def test_rewards_are_numbers_of_python_numpy_and_torch(rewards: Any) -> None:
+    """Those of numpy's float32, int64 and bool and of torch were refused as no numbers."""
+    assert call("rewards:f", lambda *_: rewards, ANSWERED) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("value", [10**400, 1j, np.zeros(2), torch.tensor(math.inf), b"1"])
+def test_other_values_are_no_rewards(value: Any) -> None:
+    with pytest.raises(StageError, match="expected a finite number or None"):
+        call("rewards:f", lambda *_: [1.0, value], ANSWERED)
+
+
+def test_a_function_that_abstains_is_left_out_for_that_answer(tokenizer_dir: Path) -> None:
+    """As in trl, which sums the rewards that are not None."""
+    config = RlhfConfig(
+        algorithm="rloo",
+        answers_per_prompt=2,
+        reward_functions={f"{HERE}:abstains": 1.0, f"{HERE}:lengths": 0.5},
+        unfinished_penalty=0.0,
+    )
+    chat = Chat.load(tokenizer_dir)
+    answers = Completions([[], []], chat.encode(["No.", "Well."]), torch.tensor([True, True]))
+    rewards = Rewards(Ensemble({}, config), RewardScale(0.0), chat, config, Hardware(torch.device("cpu"), bf16=False))
+    rewarded = rewards.of(answers, [Prompt(asked, [], "", None) for asked in ("Why?", "How?")])
+    assert rewarded.scores.tolist() == [2.0 + 1.5, 2.5]
+    assert rewarded.metrics[f"rlhf/function/{HERE}:abstains"] == 2.0
+    assert rewarded.metrics[f"rlhf/abstained/{HERE}:abstains"] == 0.5
+    assert f"rlhf/abstained/{HERE}:lengths" not in rewarded.metrics
 
 
 @pytest.mark.parametrize("path", ["no_such_module:f", f"{HERE}:nobody", f"{HERE}:RANDOM"])

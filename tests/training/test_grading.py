@@ -54,6 +54,14 @@ def broken(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[s
     raise KeyError("no such unit test")
 
 
+def abstains(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float | None]:
+    return [None for _ in answers]
+
+
+def exits(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    sys.exit(0)
+
+
 def unknown(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
     return [math.nan]
 
@@ -74,6 +82,7 @@ def test_answers_are_graded_in_processes_as_without_them(graders: Graders) -> No
     path = f"{HERE}:lengths"
     assert graders.functions(path, asked) == Graders().functions(path, asked)
     assert graders.functions(path, asked[:1]) == pytest.approx([1.42])
+    assert [math.isnan(reward) for reward in graders.functions(f"{HERE}:abstains", asked[:2])] == [True, True]
     codes = ["def f(): return 1", "def f(): return 2", "import time\ntime.sleep(99)", "def f(): return True"]
     assert graders.tests(codes, ["assert f() == 1"] * 4) == [1.0, 0.0, 0.0, 1.0]
 
@@ -83,6 +92,7 @@ def test_answers_are_graded_in_processes_as_without_them(graders: Graders) -> No
     [
         ("broken", "reward_function_failed", "it raised KeyError: 'no such unit test'"),
         ("unknown", "reward_not_finite", "it gave nan for the answer 'No.'"),
+        ("exits", "reward_function_failed", "it raised SystemExit: 0"),
         ("ends", "reward_function_failed", "the process that graded the answer 'No.' ended with SIGKILL"),
         ("nobody", "no_such_function", "expected a function"),
     ],

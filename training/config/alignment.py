@@ -235,9 +235,10 @@ class RlhfConfig(TrainerConfig):
     are always written by the own one."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
     """Functions that reward answers, `package.module:name`, with their weights: they are called with the prompts, the
-    answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each.
-    Added to the reward model's normalised score or the rule's; without the input `reward_model` they are all there
-    is. What an answer gets must not depend on those beside it: ranks and processes share them out."""
+    answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each, or
+    None, with which a function abstains: its reward is left out for that answer, as in trl. Added to the reward model's
+    normalised score or the rule's; without the input `reward_model` they are all there is. What an answer gets must not
+    depend on those beside it: ranks and processes share them out."""
     reward_processes: int = outside_identity(0, ge=0)
     """Processes of each rank in which reward functions are called and unit tests (`verify: tests`) run side by side, an
     answer at a time; they end with the stage. 0: functions are called in the training's own process, with all answers
