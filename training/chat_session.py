@@ -20,6 +20,9 @@ from training.sampling import stream
 
 KEPT = 8
 """Models that stay in memory."""
+CLEANED = 8
+"""Characters at the end of a text that the tokens after it may still change where the tokenizer removes spaces
+(`clean_up_tokenization_spaces`): " n't" becomes "n't", and " ' " becomes "'", which may leave a space for the next."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ def _spoken(
 ) -> Generator[str, None, Spoken]:
     spoken: list[int] = []
     said, ended = "", False
+    held_back = CLEANED if tokenizer.clean_up_tokenization_spaces else 0
     for token in stream(
         model, ids, max_new_tokens=max_new_tokens, temperature=temperature, stops=stops, hardware=hardware, seed=seed
     ):
@@ -101,8 +105,9 @@ def _spoken(
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield ""
         else:
-            yield text[len(said) :]
-            said = text
+            piece = text[len(said) : max(0, len(text) - held_back)]
+            yield piece
+            said += piece
     rest = str(tokenizer.decode(spoken, skip_special_tokens=True))[len(said) :]
     if rest:
         yield rest

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -28,7 +30,7 @@ from tests.command import environment, stemma
 from tests.processes import wait_until
 from tests.raw_http import ask as raw_ask
 from training.answer_queue import AT_ONCE, WAITING
-from training.chat_session import answer, continuation
+from training.chat_session import _spoken, answer, continuation
 from training.serving import app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -198,6 +200,64 @@ def rest(client: socket.socket) -> str:
     return read.decode()
 
 
+@pytest.fixture
+def endless_port(endless_dir: Path) -> Iterator[int]:
+    """The port of a server of the endless model, in this process. Each piece of an answer repeats the model's name, so
+    that a few hundred are more than the buffers of a connection hold."""
+    port = any_free_port()
+    server = Server(app({"n" * 20_000: endless_dir}, Settings().callers(port), None), "127.0.0.1", port)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield port
+    server.should_exit = True
+    thread.join()
+
+
+ENDLESS = {"max_tokens": 500_000, "stream": True}
+SHORT = {"max_tokens": 2, "stream": True}
+
+
+def test_streams_whose_clients_leave_give_back_their_turns(endless_port: int) -> None:
+    """Four of them stopped the server until Python's garbage collector happened to run."""
+    begun = [opened(endless_port, ENDLESS) for _ in range(AT_ONCE)]
+    for stream in begun:
+        assert b"text/event-stream" in stream.recv(1000)
+    others = [opened(endless_port, ENDLESS) for _ in range(200 - AT_ONCE)]
+    wait_until(lambda: " 503 " in rest(opened(endless_port, SHORT)))  # no room for one more
+    for stream in others:
+        stream.close()
+    with contextlib.ExitStack() as stack:  # those that waited have left the queue, while others still hold the turns
+        wait_until(lambda: b"text/event-stream" in stack.enter_context(opened(endless_port, SHORT)).recv(1000))
+    for stream in begun:
+        stream.close()
+    assert rest(opened(endless_port, SHORT)).endswith("data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_clients_that_do_not_read_hold_no_turn_once_their_answers_are_written(endless_port: int) -> None:
+    readers = [opened(endless_port, {"max_tokens": 300, "stream": True}) for _ in range(AT_ONCE)]
+    assert "data: [DONE]" in rest(opened(endless_port, SHORT))
+    for reader in readers:
+        assert "data: [DONE]" in rest(reader)
+
+
+def test_streamed_pieces_are_the_whole_text_where_spaces_are_cleaned_up(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A character was lost wherever the tokens after a space took it away: "one , two" was streamed as "one  two"."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, clean_up_tokenization_spaces=True)
+    draw = random.Random(3)
+    parts = [" ", "  ", "'", "n't", "s", "re", "ve", "m", ",", ".", "?", "!", "one", "é", "do not"]
+    texts = ["one , two", "It can 't be , is n't it ?", "[1 , 2 , 3] .", "a    ' s", "日本語 , 日本語"]
+    for text in [*texts, *("".join(draw.choices(parts, k=12)) for _ in range(300))]:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        monkeypatch.setattr("training.chat_session.stream", lambda *_, ids=ids, **__: iter(ids))
+        pieces = list(_spoken(None, tokenizer, None, [1], set(), 99, 0.0, 0))  # type: ignore[arg-type]
+        assert "".join(pieces) == tokenizer.decode(ids)
+
+
 def test_light_requests_do_not_wait_for_answers_and_a_signal_ends_them_all(endless_dir: Path) -> None:
     """60 answers that waited held up the list of models, and a SIGTERM waited for streams without end."""
     port = any_free_port()
@@ -205,7 +265,7 @@ def test_light_requests_do_not_wait_for_answers_and_a_signal_ends_them_all(endle
     server = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/v1/models"), timeout_s=120)
-        endless = {"max_tokens": 500_000, "stream": True}
+        endless = ENDLESS
         streams = [opened(port, endless) for _ in range(AT_ONCE)]
         for stream in streams:
             assert b"text/event-stream" in stream.recv(1000)
