@@ -56,7 +56,7 @@ class SlotCache(DynamicCache):
             kept[target, :, :length] = kept[source, :, :length]
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, cache_kwargs: dict[str, Any] | None = None
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """As transformers asks: keeps what a layer has computed (N, H, T, D); returns all that it is to see."""
         if layer_idx == len(self._keys):

@@ -19,11 +19,13 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    # transformers draws a bar for each model that it loads, and asks huggingface_hub whether to.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "MOSAICML_PLATFORM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "WANDB_MODE": "disabled",
 }
-"""Telemetry off, in every library that has some."""
+"""Telemetry off, in every library that has some, and progress bars other than ours."""
 
 HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 """How often a flow run gives the server a sign of life, in seconds: the least that Prefect allows, and 180 by default.
