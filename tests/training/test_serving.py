@@ -235,7 +235,7 @@ def test_streams_whose_clients_leave_give_back_their_turns(endless_port: int) ->
 
 
 def test_clients_that_do_not_read_hold_no_turn_once_their_answers_are_written(endless_port: int) -> None:
-    readers = [opened(endless_port, {"max_tokens": 300, "stream": True}) for _ in range(AT_ONCE)]
+    readers = [opened(endless_port, {"max_tokens": 150, "stream": True}) for _ in range(AT_ONCE)]
     assert "data: [DONE]" in rest(opened(endless_port, SHORT))
     for reader in readers:
         assert "data: [DONE]" in rest(reader)
