@@ -144,14 +144,16 @@ inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dic
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
     else:
         prompt = 'inputs = tokenizer("Once upon a time", return_tensors="pt")'
+    # Folders of earlier versions stay as they are in a store: their tokenizers also return `token_type_ids`.
+    given = 'inputs["input_ids"], attention_mask=inputs["attention_mask"]'
     if auto == "AutoModelForCausalLM":
-        output = """output = model.generate(**inputs, max_new_tokens=64)
+        output = f"""output = model.generate({given}, max_new_tokens=64)
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
     elif auto == "AutoModelForSeq2SeqLM":
-        output = """output = model.generate(**inputs, max_new_tokens=64)
+        output = f"""output = model.generate({given}, max_new_tokens=64)
 print(tokenizer.decode(output[0]))"""
     else:
-        output = "print(model(**inputs).logits)"
+        output = f"print(model({given}).logits)"
     return f"""## Use
 
 ```python

@@ -20,14 +20,14 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from prefect._vendor.croniter import croniter
 from prefect.server.schemas.schedules import MAX_ITERATIONS, CronSchedule, _prepare_scheduling_start_and_end
-from prefect.types._datetime import DateTime, create_datetime_instance, now
+from prefect.types._datetime import create_datetime_instance, now
 
 _prefect_dates = CronSchedule._get_dates_generator
 
 
 def cron_dates(
     schedule: CronSchedule, n: int | None = None, start: datetime | None = None, end: datetime | None = None
-) -> Iterator[DateTime]:
+) -> Iterator[datetime]:
     """Yield the dates of a schedule in ascending order, none for one that never fires.
 
     It takes the place of `CronSchedule._get_dates_generator`.
@@ -42,8 +42,9 @@ def cron_dates(
     if len(fields) != 5:  # with seconds or years, which cron does not know
         yield from _prefect_dates(schedule, n, start, end)
         return
-    first, last = _prepare_scheduling_start_and_end(start or now("UTC"), end, schedule.timezone)
-    zone = ZoneInfo(schedule.timezone or "UTC")
+    timezone = schedule.timezone or "UTC"
+    first, last = _prepare_scheduling_start_and_end(start or now("UTC"), end, timezone)
+    zone = ZoneInfo(timezone)
     begin = datetime.fromtimestamp(math.ceil(first.timestamp()) - 1, zone)
     day_before = datetime.fromtimestamp(begin.timestamp() - timedelta(days=1).total_seconds(), zone)
     # A date that a gap moved to `start` is due before it by the clock's face.

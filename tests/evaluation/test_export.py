@@ -24,6 +24,9 @@ def artifact(model_dir: Path, tmp_path: Path) -> Artifact:
     folder = tmp_path / "sft" / "0123456789abcdef"
     shutil.copytree(model_dir, folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("model_input_names", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "aux").mkdir(exist_ok=True)
     (folder / "aux" / "metrics.jsonl").write_text("{}")
     (folder / "trained_sequences.json").write_text("{}")
@@ -33,11 +36,11 @@ def artifact(model_dir: Path, tmp_path: Path) -> Artifact:
 def test_what_is_exported_loads_and_has_its_card(
     artifact: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = AutoTokenizer.from_pretrained(artifact.folder)("Once upon a time", return_tensors="pt")
-    assert "token_type_ids" in before  # of transformers 4: generate rejects them
     card, card_from = card_of(artifact, None)
     loaded = export(artifact, card, tmp_path / "my hub")
     assert "not a valid Python identifier" not in capfd.readouterr().err
+    # transformers 4 returned token_type_ids too, which generate rejects.
+    assert set(AutoTokenizer.from_pretrained(tmp_path / "my hub")("Why?")) == {"input_ids", "attention_mask"}
     assert (loaded.architecture, card_from) == ("LlamaForCausalLM", "") and loaded.tokens >= 1
     assert loaded.chat_template and loaded.checks[-1] == 'pipeline("text-generation", model=folder)'
     assert run_card(tmp_path / "my hub", monkeypatch)["output"].shape[1] > 1
@@ -117,6 +120,15 @@ def test_what_does_not_load_leaves_nothing(artifact: Artifact, tmp_path: Path) -
         export(artifact, "# card", tmp_path / "hub")
     assert caught.value.problems[0].code == "not_loadable"
     assert [path.name for path in tmp_path.iterdir()] == ["sft"]
+
+
+def test_a_model_s_own_code_is_refused_before_the_folder_is_tried(artifact: Artifact, tmp_path: Path) -> None:
+    config = artifact.folder / "config.json"
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **code}))
+    with pytest.raises(StageError) as caught:
+        export(artifact, "# card", tmp_path / "hub")
+    assert [problem.code for problem in caught.value.problems] == ["foreign_code"]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(artifact: Artifact, tmp_path: Path) -> None:

@@ -239,7 +239,8 @@ def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
         for path in files
         if calls.search(text := path.read_text(encoding="utf8")) and any(map(calls.search, _calls(text)))
     }
-    assert found == {"corpus/pretrained.py"}
+    # The second is a process of strangers' snippets, which starts once `check_model` has looked at the folder.
+    assert found == {"corpus/pretrained.py", "evaluation/elsewhere.py"}
 
 
 def _calls(source: str) -> list[str]:
