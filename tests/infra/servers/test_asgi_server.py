@@ -125,6 +125,7 @@ def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(TimedProtocol, "connection_lost", lambda self, error: (closed.append(1), lost(self, error)))
     with connected(url, GET.replace(b"/ ", b"/large ") + b"\r\n"):
         wait_until(lambda: closed)
+    assert ask(url, "GET", "/").status == 200, "others are served"
 
 
 def test_a_slow_upload_within_the_rate_is_taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
