@@ -38,7 +38,7 @@ def command(
     from flows.config import load
     from flows.graph import graph
     from flows.journal import latest
-    from flows.needs import check_hardware, refuse, stage_needs, steps_to_build
+    from flows.needs import GpusHere, check_hardware, refuse, stage_needs, steps_to_build
     from flows.plan import plan
     from flows.start import runs_on_worker
     from infra.errors import ConfigError
@@ -49,7 +49,8 @@ def command(
     selection = selection_of(only_, from_, until_, force_, strict_versions)
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
-    if problems := check_hardware(pipeline, steps_to_build(nodes, chosen, store, selection.force)):
+    built = steps_to_build(nodes, chosen, store, selection.force)
+    if problems := check_hardware(pipeline, built):
         raise ConfigError(*problems)
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()
@@ -58,6 +59,8 @@ def command(
     notes = branch_notes(nodes, rows)
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
     refuse(pipeline, nodes, found)
+    gpus = GpusHere.of(pipeline.launch, nodes, built)
+    unfit = [*gpus.problems(), *gpus.memory_problems(nodes, found)] if gpus else []
     shown = [
         {
             **rows[name].as_json(),
@@ -68,6 +71,7 @@ def command(
         for name in chosen
     ]
     document = {"status": "done", "config": str(config), "root": store.place, "stages": shown}
+    document["this_machine"] = [problem.as_json() for problem in unfit]
     if not as_json:
         never_run = next(latest(store.runs(), pipeline.name), None) is None
         _print(shown, store.root, needs, never_run)
@@ -75,6 +79,8 @@ def command(
         _print_made_by(shown)
         for row in filter(lambda row: row["note"], shown):
             click.echo(row["note"])
+        for problem in unfit:
+            click.echo(f"\nthis machine cannot train it: {problem}")
     return document, 0
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from cli.answer import CANCELLED, answer, cancelled
-from infra.errors import ConfigError, Problem, StemmaError, bounded, shortened, stage_error
+from infra.errors import ConfigError, Problem, StageError, StemmaError, bounded, shortened, stage_error
+from infra.installed import lock_problem
 from infra.interrupts import interrupt_received
 from infra.project import name_user
 
@@ -72,7 +73,10 @@ def _unforeseen(error: BaseException) -> StemmaError:
             )
         message = f"user {os.geteuid()} may not write or read it: {error.strerror}"
         return stage_error("not_permitted", path, message, "give that user the right, or name another place")
-    return stage_error("crashed", "", f"{type(error).__name__}: {error}".splitlines()[0], "--debug shows where")
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, ImportError) and (problem := lock_problem("not_installed", "", line)):
+        return StageError(problem)
+    return stage_error("crashed", "", line, "--debug shows where")
 
 
 def failure(error: StemmaError) -> dict[str, Any]:

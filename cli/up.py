@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from cli.options import root_of, root_option
-from cli.output import as_json
+from cli.output import as_json, print_warnings
+from infra.errors import Problem
 
 
 @click.command("up")
@@ -44,6 +45,7 @@ def command(
     os.environ.update(environment(folder))
     from flows.automations import ensure_automations
 
+    unfit = _unfit()
     settings = settings_of(folder)
     document = {
         "status": "done",
@@ -52,12 +54,24 @@ def command(
         "database": settings.database,
         "guarded": settings.guarded,
         "automations": ensure_automations(),
+        "this_machine": [problem.as_json() for problem in unfit],
     }
     if not as_json:
         for service in services:
             link = settings.page_of(service.url) or "in the background"
             click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
+        print_warnings(unfit)
     return document, 0
+
+
+def _unfit() -> list[Problem]:
+    """Return why stages of this worker may fail: its packages, and GPUs that its torch cannot use."""
+    from infra.installed import lock_problem
+    from infra.launch.gpus import ask_driver, ask_torch, gpu_problems, has_gpu
+
+    problem = lock_problem("other_packages", "")
+    answer = ask_torch() if has_gpu() else None
+    return [*([problem] if problem else []), *(gpu_problems(answer, ask_driver(), asked=False) if answer else [])]
 
 
 @click.command("down")

@@ -32,6 +32,7 @@ from flows.stop import Stop
 from flows.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
 from infra.json import read_own_json
+from infra.launch.gpus import has_gpu
 from infra.lineage import messages
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
@@ -141,7 +142,7 @@ class PipelineRun:
             self.store.leases.check()
             chosen = self.selection.choose(self.nodes)
             launch = self.config.launch
-            if launch.ranks > 1 or launch.device == "gpu" or launch.hardware or launch.checkpoint_remote:
+            if launch.ranks > 1 or launch.device == "gpu" or launch.hardware or launch.checkpoint_remote or has_gpu():
                 from flows.needs import refuse_run
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corpus.config import InstructionsConfig, ShardConfig, TokenizerConfig
@@ -18,9 +18,9 @@ from flows.plan import Row, plan
 from infra.errors import ConfigError, Problem, StageError
 from infra.json import read_json
 from infra.launch.config import LaunchConfig
+from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, gpu_problems, has_gpu, memory_problems
 from infra.launch.ranks import Node
 from infra.store.store import Store
-from tasks.warm_start import has_gpu
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
 from training.pipeline_cut import pipeline_problem
@@ -74,14 +74,18 @@ def refuse_run(
     not hold or this machine cannot begin, and where their checkpoints cannot be uploaded to."""
     rows, missing = _rows(nodes, chosen, store, force)
     built = [name for name in chosen if name not in rows or rows[name].status == "build"]
-    if problems := [*check_hardware(config, built), *_cannot_begin(config.launch, nodes, built)]:
+    gpus = GpusHere.of(config.launch, nodes, built)
+    if problems := [*check_hardware(config, built), *_cannot_begin(config.launch, nodes, built, gpus)]:
         raise ConfigError(*problems)
     place = config.launch.checkpoint_remote
-    if config.launch.hardware is None and place is None:
+    if config.launch.hardware is None and place is None and gpus is None:
         return  # of a source that is missing its own stage tells, and branches without it go on
     if missing is not None:
         raise missing
-    refuse(config, nodes, stage_needs(config, nodes, rows))
+    needed = stage_needs(config, nodes, rows)
+    refuse(config, nodes, needed)
+    if gpus and (problems := gpus.memory_problems(nodes, needed)):
+        raise ConfigError(*problems)
     if place and any(nodes[name].stage.makes_weights for name in built):
         _refuse_place(place)
 
@@ -102,7 +106,43 @@ def _rows(
     return {name: planned[name] for name in chosen}, None
 
 
-def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> list[Problem]:
+@dataclass(frozen=True)
+class GpusHere:
+    """The GPUs that trainings of a run would use on this machine.
+
+    answer: what the installed torch sees; driver: what nvidia-smi says. processes: ranks on this machine, a GPU each.
+    asked: whether `launch.device` asks for a GPU.
+    """
+
+    answer: TorchAnswer
+    driver: DriverAnswer
+    processes: int
+    asked: bool
+
+    @classmethod
+    def of(cls, launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> GpusHere | None:
+        """None where no GPU of this machine would be used, or no torch is there to use it."""
+        trains = launch.cluster == "local" and any(nodes[name].stage.trains for name in built)
+        if launch.device == "cpu" or not trains or not has_gpu() or (answer := ask_torch()) is None:
+            return None
+        return cls(answer, ask_driver(), launch.processes, launch.device == "gpu")
+
+    def problems(self) -> list[Problem]:
+        """Return why torch cannot use them."""
+        return gpu_problems(self.answer, self.driver, asked=self.asked)
+
+    def memory_problems(self, nodes: Graph, needed: Mapping[str, StageNeeds]) -> list[Problem]:
+        """Return which of them another process has filled. needed: by step, as planned for them."""
+        used = self.answer.gpus[: self.processes]
+        problems = []
+        for name, one in needed.items():
+            # A GPU that the planner does not know was planned as a CPU, whose kernels take other memory.
+            if one.device in DEVICES:
+                problems += memory_problems(used, self.driver, one.memory_gb * 1e9, nodes[name].key)
+        return problems
+
+
+def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str], gpus: GpusHere | None) -> list[Problem]:
     """What training would end of at its beginning, after all that comes before it, where it starts its ranks here."""
     if launch.cluster != "local" or not any(nodes[name].stage.trains for name in built):
         return []
@@ -115,6 +155,8 @@ def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> l
     if launch.device == "gpu" and not has_gpu():
         message = "expected a CUDA GPU, found none"
         found.append(Problem("no_gpu", "launch.device", message, "set launch.device to auto or cpu"))
+    if gpus:
+        found += gpus.problems()
     if any(_runs_answers(nodes, name) for name in built):
         try:
             find_sandbox(launch.sandbox)

@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import format_exception
 
 from infra.errors import Problem, StageError, StemmaError
+from infra.installed import lock_problem
 from infra.secrets import hide
 from infra.store.store import disk_error
 
@@ -63,6 +64,8 @@ def failure_of(
     if fault := _machine_fault(error, where):
         return StageError(fault)
     line = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, ImportError) and (problem := lock_problem("not_installed", where, line)):
+        return StageError(problem)
     return StageError(Problem("crashed", where, line, traceback))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from infra.forked import ForkServer, NotForkedError, Process
 from infra.launch.config import LaunchConfig
+from infra.launch.gpus import has_gpu
 from tasks.child import Job, starts_ranks
 from tasks.environment import stage_environment
 from tasks.stage import Node
@@ -39,7 +40,6 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
 """What a stage's function imports when it is called, and that takes long; what its module imports comes by itself."""
 
 
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 _WITH_CUDA = ("training", "evaluation")
 
 
@@ -127,11 +127,6 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
 def uses_gpu(stage: str) -> bool:
     """Whether this stage trains or asks models, on a machine that has a GPU."""
     return _package(stage) in _WITH_CUDA and has_gpu()
-
-
-def has_gpu() -> bool:
-    """Whether this machine has the device of a GPU, found without a library that would open it."""
-    return any(map(os.path.exists, _GPU_DEVICES))
 
 
 def _package(stage: str) -> str:

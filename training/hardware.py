@@ -13,8 +13,9 @@ from typing import Literal
 
 import torch
 
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.launch.config import LaunchConfig
+from infra.launch.gpus import DriverAnswer, ask_driver, describe, gpu_problems, has_gpu
 from training import ranks
 from training.links import try_links
 from training.planner.devices import peak_of
@@ -86,16 +87,11 @@ def prepare(
         `expert_parallel`; in others every rank has a part of a batch and the whole model.
     say: told, in the first rank, of what was found (name of an event, message).
 
-    Raises StageError for a GPU that is not there.
+    Raises StageError for a GPU that is not there, or that the installed torch cannot use.
     """
     ranks.share_examples(*(launch.shares_of_examples if shares_examples else (1, 1, 1)))
     ranks.share_experts(launch.expert_parallel if shares_examples else 1)
-    gpu = torch.cuda.is_available()
-    if launch.device == "gpu" and not gpu:
-        raise stage_error(
-            "no_gpu", "launch.device", "expected a CUDA GPU, found none", "set launch.device to auto or cpu"
-        )
-    device = torch.device("cuda", ranks.local_rank()) if gpu and launch.device != "cpu" else torch.device("cpu")
+    device = _device(launch)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if launch.threads is not None:
@@ -108,6 +104,24 @@ def prepare(
     precision = precision_of(launch, device)
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.type == "cpu")
     return Hardware(device, precision == "bf16", launch.attention, precision == "fp16", shares)
+
+
+def _device(launch: LaunchConfig) -> torch.device:
+    """That of this rank. A GPU that torch cannot use is an error also where none was asked for: a training that was
+    meant for it would take weeks on the CPU."""
+    if launch.device == "cpu":
+        return torch.device("cpu")
+    asked = launch.device == "gpu"
+    if not has_gpu() and not torch.cuda.is_available():
+        if asked:
+            raise stage_error(
+                "no_gpu", "launch.device", "expected a CUDA GPU, found none", "set launch.device to auto or cpu"
+            )
+        return torch.device("cpu")
+    answer = describe(free=False)
+    if problems := gpu_problems(answer, DriverAnswer() if answer.usable else ask_driver(), asked=asked):
+        raise StageError(*problems)
+    return torch.device("cuda", ranks.local_rank()) if answer.usable else torch.device("cpu")
 
 
 def precision_of(launch: LaunchConfig, device: torch.device) -> Literal["bf16", "fp16", "fp32"]:

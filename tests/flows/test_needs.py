@@ -16,6 +16,7 @@ from flows.needs import architecture_of, check_hardware, refuse, refuse_run, sta
 from flows.plan import plan
 from infra.errors import ConfigError
 from infra.launch.config import LaunchConfig
+from infra.launch.gpus import DriverAnswer, Gpu, TorchAnswer
 from infra.store.store import Store
 from tests.command import stemma, write_config
 from tests.evaluation.conftest import make_model
@@ -31,6 +32,9 @@ from training.sandbox import weakness
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
 QUICKSTART = CONFIG.with_name("quickstart.yaml")
+H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 79 * 2**30, 78 * 2**30)
+TORCH = TorchAnswer("2.7.0+cu126", "12.6", ("sm_80", "sm_90"), True, gpus=(H100,))
+"""What torch answers on a machine with one H100."""
 
 
 def needs(tmp_path: Path, of: Path = CONFIG, **settings: str) -> Any:
@@ -324,9 +328,35 @@ def test_a_run_says_at_its_beginning_that_training_could_not_begin(
     assert not problems(nodes="2", device="gpu", cluster="slurm"), "which has its own machines"
     assert not problems(("ingest",), nodes="2", device="gpu"), "nothing trains"
     monkeypatch.setattr("flows.needs.has_gpu", lambda: True)
+    monkeypatch.setattr("flows.needs.ask_torch", lambda: TORCH)
     monkeypatch.setenv("NODE_RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert not problems(nodes="2", device="gpu")
+
+
+def test_a_run_is_refused_for_a_gpu_that_its_trainings_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.needs.has_gpu", lambda: True)
+    monkeypatch.setattr("flows.needs.device_at_hand", lambda _: DEVICES["h100"])
+    monkeypatch.setattr("flows.needs.ask_driver", lambda: DriverAnswer("570.86.15", "", ("pid 4711 (python)",), True))
+
+    def problems(gpu: Gpu, chosen: str = "pretrain", **launch: str) -> list[tuple[str, str]]:
+        monkeypatch.setattr("flows.needs.ask_torch", lambda: replace(TORCH, gpus=(gpu,)))
+        config = load(CONFIG, {f"launch.{key}": value for key, value in {"processes": "1", **launch}.items()})
+        try:
+            refuse_run(config, graph(config), (chosen,), Store(tmp_path / "store", reading=True), ())
+        except ConfigError as error:
+            return [(one.code, one.path) for one in error.problems]
+        return []
+
+    assert not problems(H100)
+    blackwell = replace(H100, name="NVIDIA B200", capability=(10, 0))
+    assert problems(blackwell) == [("gpu_not_supported", "launch.device")]
+    assert not problems(blackwell, device="cpu") and not problems(blackwell, "clean"), "which use no GPU"
+    full = replace(H100, free=9 * 2**30)
+    assert problems(full) == [("gpu_in_use", "pretrain")]
+    assert not problems(full, device="cpu")
 
 
 def test_a_run_whose_answers_are_executed_needs_a_sandbox_at_its_beginning(

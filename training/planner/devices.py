@@ -18,7 +18,8 @@ class Device:
     link, network: bytes/s that one device sends to others of its node, and of other nodes, in one direction.
     node: devices of a node. power_w: the most it draws. price: USD an hour to rent, low and high. bought: to buy one.
     matmul: share of the peak that large matrix products reach.
-    part: of the name that the driver gives it. sources: where all this is written.
+    part: of the name that the driver gives it. sources: where all this is written. capability: CUDA's compute
+    capability; None for one that CUDA does not run on.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Device:
     matmul: float
     sources: str
     part: str = ""
+    capability: tuple[int, int] | None = None
 
     @property
     def memory(self) -> float:
@@ -63,25 +65,25 @@ DEVICES = _of(
         "v100", "NVIDIA V100 SXM2 32 GB", {"fp32": 15.7e12, "fp16": 125e12}, 32, 0.9e12, 150e9, 6.25e9, 8, 300,
         (0.55, 3.06), 10_000, 0.62,
         "NVIDIA V100 data sheet (2020); rent: Lambda 0.55, AWS p3.16xlarge 24.48 / 8; matmul: Megatron-LM V1 reaches "
-        "62.4 of 125 TFLOP/s in training", "V100",
+        "62.4 of 125 TFLOP/s in training", "V100", (7, 0),
     ),
     Device(
         "a100-40", "NVIDIA A100 SXM4 40 GB", {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12},
         40, 1.555e12, 300e9, 12.5e9, 8, 400, (1.23, 4.10), 12_500, 0.85,
         "NVIDIA A100 data sheet (2021); rent: 1,400 to 4,600 USD for 6 days of 8 (Mosaic LLMs, Part 1), AWS p4d "
-        "32.77 / 8; network: 800 Gbit/s a node (Mosaic LLMs, Part 1)", "A100-SXM4-40GB",
+        "32.77 / 8; network: 800 Gbit/s a node (Mosaic LLMs, Part 1)", "A100-SXM4-40GB", (8, 0),
     ),
     Device(
         "a100-80", "NVIDIA A100 SXM4 80 GB", {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12},
         80, 2.039e12, 300e9, 25e9, 8, 400, (1.79, 5.12), 15_000, 0.85,
         "NVIDIA A100 data sheet (2021); rent: Lambda 1.79, AWS p4de 40.97 / 8; bought: 15,000 (lecture on OPT); "
-        "network: 1,600 Gbit/s a node (llm-foundry)", "A100",
+        "network: 1,600 Gbit/s a node (llm-foundry)", "A100", (8, 0),
     ),
     Device(
         "h100", "NVIDIA H100 SXM5 80 GB",
         {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "fp8": 1979e12},
         80, 3.35e12, 450e9, 50e9, 8, 700, (1.99, 12.29), 30_000, 0.62,
-        "NVIDIA H100 data sheet (2023); rent: 1.99 (RunPod, 2025), AWS p5.48xlarge 98.32 / 8 (2023)", "H100",
+        "NVIDIA H100 data sheet (2023); rent: 1.99 (RunPod, 2025), AWS p5.48xlarge 98.32 / 8 (2023)", "H100", (9, 0),
     ),
     Device(
         "h200", "NVIDIA H200 SXM 141 GB",
@@ -89,7 +91,7 @@ DEVICES = _of(
         141, 4.8e12, 450e9, 50e9, 8, 700, (2.5, 10.6), 32_000, 0.70,
         "NVIDIA H200 data sheet (2024); rent: 2.5 (marketplaces, 2025), AWS p5e 84.80 / 8; matmul: products of "
         "benchmarks/bench_kernels.py reach 674 to 720 TFLOP/s",
-        "H200",
+        "H200", (9, 0),
     ),
     Device(
         "b200", "NVIDIA B200 SXM 180 GB",
@@ -97,17 +99,17 @@ DEVICES = _of(
         180, 7.7e12, 900e9, 50e9, 8, 1000, (2.99, 14.2), 40_000, 0.60,
         "NVIDIA DGX B200 data sheet (2024); bandwidth as the driver reports it (pytorch/ao, pull request 4002); rent: "
         "2.99 (marketplaces, 2025), AWS p6 113.93 / 8; matmul: not measured in print in training, taken near H100's",
-        "B200",
+        "B200", (10, 0),
     ),
     Device(
         "l40s", "NVIDIA L40S 48 GB", {"fp32": 91.6e12, "tf32": 183e12, "fp16": 362e12, "bf16": 362e12, "fp8": 733e12},
         48, 0.864e12, 32e9, 12.5e9, 8, 350, (0.79, 2.25), 8_000, 0.60,
-        "NVIDIA L40S data sheet (2023); rent: RunPod 0.79, AWS g6e 2.25", "L40S",
+        "NVIDIA L40S data sheet (2023); rent: RunPod 0.79, AWS g6e 2.25", "L40S", (8, 9),
     ),
     Device(
         "a10g", "NVIDIA A10G 24 GB", {"fp32": 31.5e12, "tf32": 35e12, "fp16": 70e12, "bf16": 70e12}, 24, 0.6e12, 16e9,
         6.25e9, 8, 300, (0.75, 2.04), 3_000, 0.80,
-        "NVIDIA A10G data sheet (AWS g5, 2021); rent: AWS g5.xlarge to g5.48xlarge", "A10G",
+        "NVIDIA A10G data sheet (AWS g5, 2021); rent: AWS g5.xlarge to g5.48xlarge", "A10G", (8, 6),
     ),
     Device(
         "tpu-v3", "Google TPU v3", {"fp32": 15e12, "bf16": 123e12}, 32, 0.9e12, 82e9, 82e9, 1024, 262, (0.88, 2.2),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from infra.errors import ConfigError, Problem
+from infra.launch.gpus import compiles_for, installed_cuda, needed_cuda
 from training.planner.architecture import Architecture, of_parameters, of_preset
 from training.planner.devices import GIB, Device, find_device
 from training.planner.failures import failures
@@ -382,6 +383,19 @@ def _optimal(flops: float, chosen: Law) -> dict[str, dict[str, float]]:
     return found
 
 
+def _torch_for(device: Device) -> Iterator[str]:
+    """The build of torch that a device needs, and whether the installed one is such a build."""
+    if device.capability is None:
+        return
+    version, cuda = installed_cuda()
+    said = f"torch: built for {needed_cuda(device.capability)} (sm_{device.capability[0]}{device.capability[1]})"
+    if cuda is None:
+        yield f"{said}; none for CUDA is installed here"
+    else:
+        fits = "; installed" if compiles_for(cuda, device.capability) else "; NOT installed"
+        yield f"{said}{fits}: torch {version} for CUDA {cuda}"
+
+
 def _assumptions(request: Request, found: Estimate, hours: float, faster: float) -> list[str]:
     kernels, device = found.job.kernels, request.device
     said = [
@@ -398,6 +412,7 @@ def _assumptions(request: Request, found: Estimate, hours: float, faster: float)
         f"to buy: {request.to_buy:,.0f} USD a device, {'a list price' if request.capital is None else 'as given'}, "
         "without its host, power and people",
         f"device: {device.sources}",
+        *_torch_for(device),
         f"energy: {device.power_w:.0f} W a device × {HOST[1]} for its host × PUE {PUE[1]} "
         f"({HOST[0]} × {PUE[0]} to {HOST[2]} × {PUE[2]})",
         f"carbon: {CARBON[1]} kg a kWh, the world's mean ({CARBON[0]} to {CARBON[2]})",

@@ -1,0 +1,49 @@
+"""The installed packages against those of requirements.lock."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from infra.errors import Problem
+from infra.project import PROJECT
+
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+) *\\?$", re.MULTILINE)
+_SHOWN = 5
+_FIX = "install them: remove .venv and run make .venv/.installed, which takes all from the lock"
+
+
+def differing_packages() -> list[str]:
+    """Return each package that is missing or has another version than requirements.lock, such as `torch 2.11.0 (lock:
+    2.15.0)`. Those that the lock has for some systems only are left out; all are where there is no lock."""
+    lock = PROJECT / "requirements.lock"
+    if not lock.is_file():
+        return []
+    installed = {_name(one.metadata["Name"] or ""): one.version for one in metadata.distributions()}
+    found = []
+    for name, version in _PINNED.findall(lock.read_text(encoding="utf8")):
+        here = installed.get(_name(name))
+        # A build of the same version for a device has a local part: 2.15.0+cpu.
+        if here is None or here.partition("+")[0] != version.partition("+")[0]:
+            found.append(f"{name} {here or 'is missing'} (lock: {version})")
+    return found
+
+
+def lock_problem(code: str, where: str, message: str = "") -> Problem | None:
+    """Return the problem of an environment that is not the lock's, None for one that is.
+
+    Args:
+        code: of the problem.
+        where: a dotted key or stage, or empty.
+        message: what came of it.
+    """
+    if not (packages := differing_packages()):
+        return None
+    more = f" and {len(packages) - _SHOWN:,} more" if len(packages) > _SHOWN else ""
+    text = f"{len(packages):,} installed packages differ from requirements.lock: {', '.join(packages[:_SHOWN])}{more}"
+    return Problem(code, where, f"{message}; {text}" if message else text, _FIX)
+
+
+def _name(name: str) -> str:
+    """The name that an index knows a package by."""
+    return re.sub(r"[-_.]+", "-", name).lower()
