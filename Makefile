@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long test-newer lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu lock clean
+.PHONY: help demo test test-long test-newer lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -54,6 +54,9 @@ bench-train: $(READY) ## tokens a second of pretraining against its peers, about
 bench-gpu: $(READY) ## steps of pretraining and their kernels on one GPU, about 10 minutes on an H200
 	@"$(BIN)/python" benchmarks/bench_gpu.py
 	@"$(BIN)/python" benchmarks/bench_kernels.py
+
+gpu-proof: $(READY) ## what users get on one GPU, in at most 9 minutes: tests, every learning stage, both loops; call it again to go on
+	@"$(BIN)/python" -m benchmarks.gpu_proof
 
 bench-scaling: $(READY) ## two ranks against one, pinned to cores, and what of their sending hides; about 10 minutes on 2 quiet cores
 	@"$(BIN)/python" benchmarks/bench_scaling.py

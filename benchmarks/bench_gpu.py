@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="cpu: a nano model, to try it")
-    parser.add_argument("--child", choices=ROWS, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        train(ROWS[options.child], options)
+        train(Row(**options.child), options)
         return
     if options.device == "gpu" and not torch.cuda.is_available():
         print("no CUDA GPU: nothing is measured")
@@ -86,20 +86,34 @@ def main() -> None:
     print("| training | tokens/s | TFLOP/s | MFU | ms a step | planned | GB | planned | s of the first step |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write(Setting("data", 0, 0, LENGTH, 4, 0, 0), folder, VOCABULARY, DOCUMENT)
-        write_tokenizer(folder / "tokenizer", VOCABULARY)
+        folder = write_inputs(Path(name))
         for title in options.only:
             print(_told(title, options, folder), flush=True)
 
 
-def _told(title: str, options: argparse.Namespace, folder: Path) -> str:
-    arguments = ["--child", title, "--steps", str(options.steps), "--device", options.device, "--folder", str(folder)]
+def write_inputs(folder: Path) -> Path:
+    """Write the shards and the tokenizer that rows train on; returns the folder."""
+    write(Setting("data", 0, 0, LENGTH, 4, 0, 0), folder, VOCABULARY, DOCUMENT)
+    write_tokenizer(folder / "tokenizer", VOCABULARY)
+    return folder
+
+
+def measure(row: Row, folder: Path, steps: int, device: str) -> dict[str, Any]:
+    """Return the figures of a row, trained in a process of its own; raises RuntimeError with the end of its log."""
+    arguments = ["--child", json.dumps(asdict(row)), "--steps", str(steps), "--device", device, "--folder", str(folder)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, env=environment)
     if done.returncode:
-        return "\n".join([f"| {title} | failed |", *done.stderr.splitlines()[-LINES_OF_THE_DEAD:]])
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+        raise RuntimeError("\n".join(done.stderr.splitlines()[-LINES_OF_THE_DEAD:]))
+    figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def _told(title: str, options: argparse.Namespace, folder: Path) -> str:
+    try:
+        found = measure(ROWS[title], folder, options.steps, options.device)
+    except RuntimeError as error:
+        return f"| {title} | failed |\n{error}"
     cells = [
         f"{found['tokens_per_s']:,.0f}", f"{found['tflops']:.0f}", f"{found['mfu']:.1%}" if found["mfu"] else "",
         f"{found['step_s'] * 1e3:.0f}", f"{found['planned_s'] * 1e3:.0f}" if found["planned_s"] else "",

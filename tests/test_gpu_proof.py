@@ -1,0 +1,49 @@
+"""`make gpu-proof` at toy size on a CPU: on a day with a GPU it works at the first call."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import REPOSITORY
+
+
+def proof(out: Path, *parts: str) -> tuple[str, dict[str, Any]]:
+    """What it prints, and its parts."""
+    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--device", "cpu", "--toy", "--out", str(out)]
+    done = subprocess.run(
+        [*command, *(("--only", *parts) if parts else ())],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads((out / "proof.json").read_text())["parts"]
+
+
+def test_parts_leave_figures_and_are_not_run_again(tmp_path: Path) -> None:
+    output, parts = proof(tmp_path, "losses", "sampling")
+    assert [row["holds"] for row in parts["losses"]["rows"]] == [True, True]
+    assert all(row["tokens_per_s"] > 0 for row in parts["sampling"]["rows"])
+    assert (tmp_path / "proof.md").read_text() in output
+    output, again = proof(tmp_path, "losses", "machine")
+    assert output.startswith("losses: done before\nmachine: ")
+    assert again["losses"] == parts["losses"] and list(again) == ["machine", "losses", "sampling"]
+
+
+@pytest.mark.long
+def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
+    _, parts = proof(tmp_path)
+    assert set(parts) == {"machine", "tests", "losses", "loops", "stages", "options", "sampling"}
+    assert [row["stage"] for row in parts["stages"]["rows"]] == ["pretrain", "sft", "reward_model", "rlhf"]
+    assert all(row["memory_gb"] > 0 and row["planned_gb"] > 0 for row in parts["stages"]["rows"])
+    assert {row[""] for row in parts["loops"]["rows"]} == {"composer", "native"}
+    assert parts["tests"]["rows"][0]["failures"] == 0
