@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 OUTSIDE_IDENTITY = "outside_identity"
 MEASURED_ONLY = "measured_only"
+IN_IDENTITY = "in_identity"
 
 # What YAML 1.1 reads as a boolean.
 _BOOLEANS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
@@ -88,6 +89,12 @@ def measured_only(default: Any = ..., **kwargs: Any) -> Any:
     """A field that changes what is measured of a trained model, and not the model: part of the identity of the
     measurement alone."""
     return Field(default, json_schema_extra={MEASURED_ONLY: True}, **kwargs)
+
+
+def in_identity(default: Any = ..., **kwargs: Any) -> Any:
+    """A field that is part of the identity at its default too: a new key of an optional section that by default changes
+    what the section does, so that only artifacts of configs that have the section move."""
+    return Field(default, json_schema_extra={IN_IDENTITY: True}, **kwargs)
 
 
 @cache

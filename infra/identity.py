@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from infra.config import MEASURED_ONLY, OUTSIDE_IDENTITY, normal_default
+from infra.config import IN_IDENTITY, MEASURED_ONLY, OUTSIDE_IDENTITY, normal_default
 from infra.sources import SOURCE_PATH
 
 FINGERPRINT_LENGTH = 16
@@ -46,8 +46,7 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
             name: canonical(getattr(value, name), f"{where}.{name}", measuring=measuring)
             for name, field in type(value).model_fields.items()
             if bears_on_result(field, measuring=measuring)
-            and (_is_tag(field) or not _is_default(type(value), name, getattr(value, name)))
-            and (_is_tag(field) or not _is_default(type(value), name, getattr(value, name)))
+            and (_always_named(field) or not _is_default(type(value), name, getattr(value, name)))
         }
     if isinstance(value, Mapping):
         for key in value:
@@ -148,8 +147,11 @@ def bears_on_result(field: FieldInfo, *, measuring: bool = False) -> bool:
     return not outside and SOURCE_PATH not in field.metadata and not _names_source_path(field.annotation)
 
 
-def _is_tag(field: FieldInfo) -> bool:
-    """True for the key that tells the kinds of a union apart: left out, two kinds could read the same."""
+def _always_named(field: FieldInfo) -> bool:
+    """True for keys that stay at their default too: `in_identity`, and the key that tells the kinds of a union apart,
+    which could read the same without it."""
+    if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get(IN_IDENTITY):
+        return True
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 

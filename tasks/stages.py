@@ -190,7 +190,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "base_model",
             about="The base model, taken from a Hugging Face folder instead of pretraining.",
-            version=2,
+            version=3,
             config=BaseModelConfig,
             section=True,
             function="training.adopt:import_model",

@@ -20,7 +20,7 @@ from infra.run import Result, Run
 from training.config import BaseModelConfig
 from training.export import export
 from training.models import load
-from training.new_tokens import CHAT_TOKENS, draw_from_mean
+from training.new_tokens import CHAT_TOKENS, add_untrained, draw_from_mean
 
 
 def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -51,6 +51,7 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     # A model may have had rows to spare (151,936 of Qwen's 151,669 tokens), which nothing has trained.
     added = {number for token, number in tokenizer.get_vocab().items() if token not in known}
     draw_from_mean(model, {*added, *range(before, len(tokenizer))}, config.seed)
+    add_untrained(model, tokenizer.convert_tokens_to_ids(missing))
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Forward = Callable[..., Any]
@@ -24,6 +25,8 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """The layers that a model is stacked of: the members of its outermost lists of modules."""
     found: list[nn.Module] = []
     for child in model.children():
+        if isinstance(child, ParametrizationList):  # of an embedding with rows that learn beside adapters
+            continue
         found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
     return found
 

@@ -1,22 +1,29 @@
 """Low-rank adapters (LoRA, Hu et al. 2022): frozen weights with small trained ones beside them, merged at the end.
 
-Shapes: I inputs and O outputs of a layer, R the rank.
+Tokens that no text has trained have rows in the embedding and the output layer that learn beside the adapters: frozen,
+they would stay alike, and a model could neither read the turns of a chat nor end its answers (peft's
+`trainable_token_indices`).
+
+Shapes: I inputs and O outputs of a layer, R the rank, V tokens and N of them that learn, D the width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
+from torch.nn.utils import parametrize
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infra.errors import stage_error
 from training.config import LoraConfig
+from training.new_tokens import untrained_ids
 
 _A, _B = "lora_a", "lora_b"
+_TABLE, _ROWS = "parametrizations.weight.original", "parametrizations.weight.0.rows"
 
 
 class LoraLinear(nn.Linear):
@@ -37,6 +44,56 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + self._scale * linear(linear(input, self.lora_a), self.lora_b)
+
+
+class LearningRows(nn.Module):
+    """A parametrization of a table (V, D) of tokens whose rows `ids` learn while the others are frozen.
+
+    rows: (N, D), which begin as they are in the table.
+    """
+
+    def __init__(self, table: Tensor, ids: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.tensor(ids, dtype=torch.long, device=table.device), persistent=False)
+        self.rows = nn.Parameter(table.detach()[torch.tensor(ids, device=table.device)].clone())
+
+    def forward(self, table: Tensor) -> Tensor:
+        return table.index_copy(0, self.get_buffer("ids"), self.rows)
+
+
+def learning_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: LoraConfig) -> list[int]:
+    """The tokens whose rows learn beside adapters.
+
+    Raises StageError `no_such_token` for a token that the tokenizer does not have.
+    """
+    if config.trainable_tokens == "untrained":
+        return untrained_ids(model, tokenizer)
+    known = tokenizer.get_vocab()
+    if missing := [token for token in config.trainable_tokens if token not in known]:
+        raise stage_error(
+            "no_such_token",
+            "sft.lora.trainable_tokens",
+            f"expected tokens of the model's tokenizer, it has no {', '.join(missing)}",
+            "name tokens as tokenizer.json has them, or leave the key out",
+        )
+    return sorted({int(known[token]) for token in config.trainable_tokens})
+
+
+def learn_rows(model: PreTrainedModel, ids: Sequence[int]) -> int:
+    """Has the rows `ids` of a model with adapters learn too, in place; return the number of weights that learn more.
+
+    A row of tied input and output embeddings is one.
+    """
+    if not ids:
+        return 0
+    learning: dict[int, LearningRows] = {}
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if layer is None:
+            continue
+        table = layer.weight
+        rows = learning.setdefault(id(table), LearningRows(table, ids))
+        parametrize.register_parametrization(layer, "weight", rows)
+    return sum(rows.rows.numel() for rows in learning.values())
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
@@ -77,9 +134,14 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     return learning
 
 
-def merged(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """The weights of a model with adapters as those of one without: W + (α / R) B A in each adapted layer."""
-    found = {name: value for name, value in weights.items() if not name.endswith((_A, _B))}
+def merged(weights: Mapping[str, Tensor], config: LoraConfig, ids: Sequence[int] = ()) -> dict[str, Tensor]:
+    """The weights of a model with adapters as those of one without: W + (α / R) B A in each adapted layer, and the rows
+    `ids` of the tokens as they learnt."""
+    found = {name: value for name, value in weights.items() if not name.endswith((_A, _B, _TABLE, _ROWS))}
+    for name, table in weights.items():
+        if name.endswith(_TABLE):
+            layer = name.removesuffix(_TABLE)
+            found[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
     for name, a in weights.items():
         if name.endswith(_A):
             layer = name.removesuffix(_A)

@@ -1,7 +1,8 @@
 """Rows of an embedding that no text has trained: chat tokens before SFT, tokens that a model is given, padding.
 
-A pretraining says in config.json which chat tokens its text had none of (`untrained_tokens`), and in
-generation_config.json which rows belong to no token (`suppress_tokens`, by which transformers never writes them).
+A pretraining says in config.json which chat tokens its text had none of (`untrained_tokens`), as an imported model does
+of those that it was given, and in generation_config.json which rows belong to no token (`suppress_tokens`, by which
+transformers never writes them).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.tokens.chat_template import ASSISTANT, END, USER
 
@@ -38,11 +39,34 @@ def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
     return getattr(model, "generation_config", None)
 
 
+def untrained_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that no text has trained: those that config.json names, and special tokens whose rows are all zeros or
+    equal to another's, as the reserved tokens of published base models are."""
+    table = model.get_input_embeddings().weight.detach()
+    special = [number for number in tokenizer.added_tokens_decoder if number < len(table)]
+    rows = table[torch.tensor(special, dtype=torch.long, device=table.device)]
+    _, kind, count = torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
+    alike = (count[kind] > 1) | (rows == 0).all(1)
+    found = {number for number, untrained in zip(special, alike.tolist(), strict=True) if untrained}
+    return sorted({*found, *(getattr(model.config, _KEY, None) or [])} - {tokenizer.pad_token_id, *unused_ids(model)})
+
+
+def add_untrained(model: PreTrainedModel, ids: Iterable[int]) -> None:
+    """Names more tokens in config.json whose rows no text has trained."""
+    if named := sorted({*(getattr(model.config, _KEY, None) or []), *ids}):
+        setattr(model.config, _KEY, named)
+
+
+def forget_untrained(model: PreTrainedModel) -> None:
+    """Has config.json name no untrained tokens any more: a training has begun that they are part of."""
+    if hasattr(model.config, _KEY):
+        delattr(model.config, _KEY)
+
+
 def begin_untrained(model: PreTrainedModel, seed: int) -> int:
     """Gives the tokens that `name_untrained` named the mean of the others, once; how many they were."""
     ids = list(getattr(model.config, _KEY, None) or [])
-    if hasattr(model.config, _KEY):
-        delattr(model.config, _KEY)
+    forget_untrained(model)
     draw_from_mean(model, ids, seed)
     return len(ids)
 

@@ -177,9 +177,10 @@ def _outer(model: nn.Module) -> tuple[set[int], set[int]]:
     inputs, outputs = set(), set()
     for layer in model.modules():
         if isinstance(layer, nn.Embedding):
-            inputs.add(id(layer.weight))
+            inputs.update(map(id, layer.parameters()))
         elif isinstance(layer, PreTrainedModel):
             output = layer.get_output_embeddings()
             if output is not None:
-                outputs.add(id(output.get_parameter("weight")))
+                # Its weight, or the frozen one with the rows that learn (training/lora.py).
+                outputs.update(id(weight) for name, weight in output.named_parameters() if name != "bias")
     return inputs, outputs

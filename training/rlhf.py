@@ -33,6 +33,7 @@ from training.grading import Graders
 from training.hardware import Hardware, prepare
 from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
+from training.new_tokens import forget_untrained
 from training.policy_and_value import PolicyAndValue, acting
 from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf_heldout import Heldout
@@ -87,6 +88,7 @@ def _trained(
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"])
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
+    forget_untrained(policy)
     longest = _longest(config, policy)
     ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
     choose_attention(policy, hardware, longest)

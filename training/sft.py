@@ -34,7 +34,7 @@ from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.language_model import LanguageModel
 from training.loaders import example_loader
-from training.lora import add_adapters, merged
+from training.lora import add_adapters, learn_rows, learning_ids, merged
 from training.mixed_text import Text, as_long_as_the_others, text_examples
 from training.models import limit_length, load
 from training.new_tokens import begin_untrained
@@ -83,10 +83,15 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     graders = Graders(sandbox=run.launch.sandbox)
     announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
+    ids = learning_ids(network, chat.tokenizer, config.lora) if config.lora else []
     begin_untrained(network, config.seed)
     if config.lora:
         learning = add_adapters(network, config.lora, config.seed)
-        run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones")
+        of_tokens = ""
+        if rows := learn_rows(network, ids):
+            names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
+            of_tokens = f", and {rows:,} of the rows of {len(ids):,} tokens ({names})"
+        run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones{of_tokens}")
     training_packs = (
         packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
     )
@@ -132,7 +137,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     )
     tuned = model
     if config.lora or config.start_share:
-        network = _merged(network, inputs["model"], config, hardware, max_length)
+        network = _merged(network, inputs["model"], config, hardware, max_length, ids)
         tuned = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
@@ -193,12 +198,12 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
 
 
 def _merged(
-    tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int
+    tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int, ids: Sequence[int]
 ) -> PreTrainedModel:
-    """The model in `start`, whole on every rank, with what `tuned` learnt: its adapters merged into their weights, and
-    `start_share` of the way back."""
+    """The model in `start`, whole on every rank, with what `tuned` learnt: its adapters and the rows `ids` of its
+    tokens merged into their weights, and `start_share` of the way back."""
     weights = whole_weights(tuned)
-    weights = merged(weights, config.lora) if config.lora else weights
+    weights = merged(weights, config.lora, ids) if config.lora else weights
     network = load(start)
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)

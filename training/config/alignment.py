@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from infra.config import Config, measured_only, outside_identity
+from infra.config import Config, in_identity, measured_only, outside_identity
 from infra.errors import Problem
 from infra.sources import Source
 from training.config.functions import file_of, missing_functions
@@ -47,6 +47,11 @@ class LoraConfig(Config):
     targets: tuple[str, ...] = ()
     """The layers that get one, by the last part of their names, e.g. q_proj, v_proj; by default all linear layers but
     the output layer (Dettmers et al. 2023, "QLoRA", section 4: these are needed to match full tuning)."""
+    trainable_tokens: Literal["untrained"] | tuple[str, ...] = in_identity("untrained")
+    """Tokens whose rows in the embedding and the output layer learn beside the adapters, as peft's
+    `trainable_token_indices`. untrained: those that no text has trained, which are the chat tokens that a base model
+    was given, and special tokens whose rows are zeros or equal; frozen, a model never learns to end its answers. A list
+    names tokens; [] is none."""
 
 
 class SftConfig(TrainerConfig):
@@ -73,7 +78,7 @@ class SftConfig(TrainerConfig):
     lora: LoraConfig | None = None
     """Adapters in place of all weights, merged into them at the end, so that what is made is a model like any other;
     null: all weights learn. Adapters want a learning rate of about ten times that of all weights. Embeddings stay as
-    they are."""
+    they are, but for tokens that no text has trained (`trainable_tokens`)."""
     text_share: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
     learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest

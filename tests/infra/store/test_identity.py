@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
 from flows.config import parse
-from infra.config import StageConfig, outside_identity
+from infra.config import StageConfig, in_identity, outside_identity
 from infra.identity import NoStableForm, canonical, canonical_json, changed_settings, digest_files, fingerprint
 from infra.sources import SourcePath
 from tests.infra.store.pin import PINNED, current
@@ -198,3 +198,18 @@ def test_a_section_that_is_there_with_its_defaults_differs_from_none() -> None:
     stricter = {"toxicity": {"threshold": 0.3}}
     assert list(changed_settings({"toxicity": {}}, with_rule, stricter, stricter)) == [("toxicity.threshold", 0.5, 0.3)]
     assert not list(changed_settings({"toxicity": {}}, with_rule, {"toxicity": {}}, with_rule))
+
+
+class Adapters(StageConfig):
+    rank: int = 4
+    tokens: str = in_identity("untrained")
+
+
+class Tuning(StageConfig):
+    rate: float = 0.001
+    adapters: Adapters | None = None
+
+
+def test_a_key_that_is_always_named_moves_only_configs_with_its_section() -> None:
+    assert canonical(Tuning()) == {}
+    assert canonical(Tuning(adapters=Adapters())) == {"adapters": {"tokens": "untrained"}}
