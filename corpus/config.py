@@ -268,6 +268,12 @@ class ShardConfig(StageConfig):
     by_source: bool = False
     """Packs the training text of each source into sequences and shard files of its own, so that `pretrain.mixture` can
     mix the sources while it trains. The validation side mixes all sources in every stretch either way."""
+    end_of_text: str | None = Field(None, min_length=1)
+    """The token that ends every document. null: <|endoftext|> or <|end_of_text|> where the tokenizer has one, else its
+    eos_token, as of Gemma (<eos>), Llama 2 and Mistral (</s>)."""
+    begin_of_text: str | None = None
+    """The token that every document begins with; "" is none. null: the tokenizer's bos_token where it puts one in front
+    of every text, by its post-processor or `add_bos_token`, as the models of Llama, Gemma and Mistral were trained."""
     shard_mb: float = Field(64, gt=0)
     """Megabytes (2^20 bytes) a shard file before compression."""
     compression: Annotated[str, Field(pattern=r"^(zstd|br|bz2)(:\d+)?$")] | None = None

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from corpus.canaries import draw_canaries, plant, write_canaries
 from corpus.config import ShardConfig
 from corpus.documents import document_parts
-from corpus.tokens.encode import end_of_text, load_tokenizer, unknown_id
+from corpus.tokens.chat_template import END_OF_TEXT
+from corpus.tokens.encode import bounds_of, load_tokenizer, unknown_id
 from corpus.tokens.packing import Form, Side, Slice, by_source, in_order, slices_of, write_shards
 from corpus.tokens.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
@@ -49,19 +50,21 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     """Writes train/ and validation/ as MDS folders, index.parquet and meta.json.
 
     Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary; `starts`, uint32: the positions in
-    it at which a document begins, the first always 0, so that attention can be kept within documents; and `sources`,
-    uint16: the number, in meta.json, of the source of the document at each start. Every document ends with
-    <|endoftext|>; the tokens after the last full sequence of a side are left out and counted in meta.json. Special
-    tokens that a text happens to spell are encoded as ordinary text. index.parquet has a row a document, in the order
-    of the shards. With `config.by_source` the training side holds one source after the other: no sequence and no shard
-    file is of two, each source leaves out what fills no last sequence of its own, and meta.json has the numbers of its
-    sequences. With `config.canaries` canaries.json names what was planted.
+    it at which the text of a document begins, the first always 0, so that attention can be kept within documents; and
+    `sources`, uint16: the number, in meta.json, of the source of the document at each start. Every document ends with
+    <|endoftext|> or the token that the tokenizer has for it, and begins with its bos_token where it puts one in front
+    of every text (`bounds_of`); the tokens after the last full sequence of a side are left out and counted in
+    meta.json. Special tokens that a text happens to spell are encoded as ordinary text. index.parquet has a row a
+    document, in the order of the shards. With `config.by_source` the training side holds one source after the other: no
+    sequence and no shard file is of two, each source leaves out what fills no last sequence of its own, and meta.json
+    has the numbers of its sequences. With `config.canaries` canaries.json names what was planted.
     Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
     `no_end_of_text` for a tokenizer without it.
     """
     import_once("streaming")  # with all that it imports it takes 0.7 GB
     folder = inputs["tokenizer"]
     tokenizer = load_tokenizer(folder)
+    bounds = bounds_of(tokenizer, folder, config.end_of_text, config.begin_of_text)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     form = Form(
         run.work_dir / STEP,
@@ -69,21 +72,29 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
         config.sequence_length,
         config.compression,
         config.hashes,
+        0 if bounds.opening is None else 1,
     )
     facts = {
         "vocab_size": vocab_size,
         "sequence_length": config.sequence_length,
         "token_dtype": form.dtype,
-        "end_of_text_id": end_of_text(tokenizer, folder),
+        "end_of_text_id": bounds.closing,
         "unknown_id": unknown_id(tokenizer),
         "heldout_share": config.heldout_share,
     }
+    # Only where they are not those of this project's tokenizers, whose shards keep their digest.
+    if bounds.end != END_OF_TEXT:
+        facts["end_of_text"] = bounds.end
+    if bounds.opening is not None:
+        facts["begin_of_text_id"] = bounds.opening
     parts = document_parts(inputs["documents"])
     if config.canaries:
         canaries = draw_canaries(config.canaries, config.canary_seed)
         parts = [*parts, *plant(canaries, config.heldout_share, run.work_dir / "canaries")]
         write_canaries(canaries, out_dir)
-    function = partial(tokenise, str(folder), form.dtype, config.heldout_share)
+    function = partial(
+        tokenise, str(folder), config.end_of_text, config.begin_of_text, form.dtype, config.heldout_share
+    )
     rows = [pq.read_metadata(part).num_rows for part in parts]
     summaries = map_partitions(run, STEP, function, parts, unit="documents", sizes=rows)
     index, names = joined_index([partition_folder(run, STEP, number) for number in range(len(parts))], summaries)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from corpus.source_names import unknown_source
+from corpus.tokens.encode import bounds_of, load_tokenizer
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig
 from evaluation.mitigation_config import MitigationsConfig
 from flows.graph import MODEL, Graph, ancestors, first_model, items_to_clear, models_before
@@ -20,6 +22,7 @@ from infra.store.measurements import measurement_of
 from tasks.payloads import PAYLOADS
 from tasks.stage import Node
 from training.config import (
+    BaseModelConfig,
     Continues,
     KeepEvery,
     MixtureConfig,
@@ -69,6 +72,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     for node in built:
         yield from map(node.place, _of_training(node, nodes))
         yield from map(node.place, _of_vllm(node, nodes, config.launch))
+        if isinstance(node.config, ShardConfig):
+            yield from map(node.place, _of_document_bounds(node.config, nodes.get(node.inputs.get("tokenizer", ""))))
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
             yield from _of_rewards(node, node.config)
@@ -151,6 +156,22 @@ def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]
     if section.lora and architecture == "gpt2":
         message = "expected a model with linear layers, gpt2 has none that adapters are known for"
         yield Problem("no_such_layer", "sft.lora", message, "tune all weights: set sft.lora to null")
+
+
+def _of_document_bounds(section: ShardConfig, tokenizer: Node | None) -> Iterator[Problem]:
+    """A tokenizer from outside that has no token to end documents with, as far as its files are here."""
+    if tokenizer is None or not isinstance(tokenizer.config, BaseModelConfig):
+        return
+    folder = Path(tokenizer.config.path)
+    if not (folder / "tokenizer.json").is_file():
+        return
+    try:
+        bounds_of(load_tokenizer(folder), folder, section.end_of_text, section.begin_of_text)
+    except StageError as error:
+        for problem in error.problems:
+            yield Problem(problem.code, "shard.end_of_text", f"{folder}: {problem.message}", problem.fix)
+    except Exception as error:  # what `tokenizers` raises for a file that it cannot read is a plain Exception
+        yield Problem("bad_tokenizer", "base_model.path", f"{folder / 'tokenizer.json'} cannot be read: {error}")
 
 
 def _of_vllm(node: Node, nodes: Graph, launch: LaunchConfig) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """Documents in packed sequences: where each begins, and the attention that stays within it.
 
-A document begins with the `<|endoftext|>` that ended the one before, which so plays the part of a beginning-of-text
-token, as it does when the model is scored or asked from nothing. It sees nothing of what came before it.
+A document begins with the token before its text. That is the beginning-of-text token of tokenizers that put one in
+front of every text, else the `<|endoftext|>` that ended the document before, which so plays its part, as it does when
+the model is scored or asked from nothing. It sees nothing of what came before it.
 
 Shapes: B sequences, T tokens, D documents of one sequence.
 """

@@ -103,6 +103,7 @@ def text_examples(
     if tokenizer is not None and "end_of_text_id" in meta:
         check_tokenizer(tokenizer, meta, f"{key.partition('.')[0]}.inputs.shards", TEXT_BY_MODEL)
     wanted = _numbers(shards, sources, key)
+    begin = meta.get("begin_of_text_id")  # an example begins with it where every document does
     random = np.random.default_rng(seed)
     examples: list[Text] = []
     limit = run.launch.shard_cache_gb
@@ -112,7 +113,9 @@ def text_examples(
             before = len(examples)
             for number in random.permutation(sequences.size):
                 tokens, starts, _ = sequences[int(number)]
-                pieces = np.split(tokens, starts[1:])
+                pieces = np.split(tokens, starts[1:] - (begin is not None))
+                if begin is not None and pieces[-1][-1] == begin:  # of a document whose text is in the next sequence
+                    pieces[-1] = pieces[-1][:-1]
                 if sources:
                     of_source = np.isin(sequences.sources(int(number)), wanted)
                     pieces = [piece for piece, is_wanted in zip(pieces, of_source, strict=True) if is_wanted]

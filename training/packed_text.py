@@ -117,13 +117,14 @@ def check_tokenizer(
 ) -> None:
     """Raises StageError `other_tokenizer` for shards that this tokenizer did not make, as far as their numbers tell.
     path: the key that names one of the two."""
-    ours = max(tokenizer.get_vocab().values()) + 1, tokenizer.get_vocab().get(END_OF_TEXT)
+    end = meta.get("end_of_text", END_OF_TEXT)
+    ours = max(tokenizer.get_vocab().values()) + 1, tokenizer.get_vocab().get(end)
     theirs = meta["vocab_size"], meta["end_of_text_id"]
     if ours != theirs:
         raise stage_error(
             "other_tokenizer",
             path,
-            f"expected the tokenizer of the shards: {theirs[0]:,} ids with {END_OF_TEXT} at {theirs[1]}, this one has "
+            f"expected the tokenizer of the shards: {theirs[0]:,} ids with {end} at {theirs[1]}, this one has "
             f"{ours[0]:,} with it at {ours[1]}",
             fix,
         )

@@ -6,9 +6,10 @@ import os
 import re
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +20,22 @@ from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.cuts import kinds
 from corpus.tokens.cutting import Cutting, cutting_of, without_space_in_front
 from infra.errors import stage_error
-from infra.json import parse_own_json
+from infra.json import BadJson, parse_own_json, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from corpus.tokens.chunks import Table
 
+DOCUMENT_ENDS = (END_OF_TEXT, "<|end_of_text|>")
+"""Tokens that end a document in whatever tokenizer has them: ours, GPT-2's, Qwen's; Llama 3's."""
+
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
 
 
 class Encoder(Protocol):
-    """Encodes documents, each closed by <|endoftext|>."""
+    """Encodes documents, each closed by the token that ends documents."""
 
     def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         """The ids of all texts, one after the other, and how many each has."""
@@ -50,12 +54,83 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def end_of_text(tokenizer: Tokenizer, folder: Path) -> int:
-    """The id that closes a document. Raises StageError `no_end_of_text`."""
-    found = tokenizer.token_to_id(END_OF_TEXT)
-    if found is None:
-        raise stage_error("no_end_of_text", str(folder), f"expected the token {END_OF_TEXT} in it")
-    return int(found)
+@dataclass(frozen=True)
+class Bounds:
+    """The tokens around each document.
+
+    end: the token that closes a document, and its id. opening: the id of the token that a document begins with; None
+    for tokenizers whose models read the end of the document before in its place.
+    """
+
+    end: str
+    closing: int
+    opening: int | None = None
+
+
+def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin: str | None = None) -> Bounds:
+    """Return the tokens around each document.
+
+    Args:
+        tokenizer: of `load_tokenizer`.
+        folder: its folder, with tokenizer_config.json.
+        end: the token that closes a document. None: the first of `DOCUMENT_ENDS` that there is, else the tokenizer's
+            eos_token. Chat models may have the end of an answer as that, and have read documents with the others.
+        begin: the token that a document begins with, "" for none. None: the tokenizer's bos_token if it is put in front
+            of every text, by its post-processor or `add_bos_token`, as the model was then trained.
+
+    Raises:
+        StageError: `no_end_of_text` for a tokenizer without any of them, or without those that are named.
+    """
+    roles = _roles(folder)
+    ends = (end,) if end else (*DOCUMENT_ENDS, roles.get("eos_token"))
+    known = [token for token in ends if token and tokenizer.token_to_id(token) is not None]
+    if not known:
+        wanted = f"the token {end}" if end else f"{END_OF_TEXT}, or an eos_token that the vocabulary has,"
+        raise stage_error(
+            "no_end_of_text",
+            str(folder),
+            f"expected {wanted} to end documents with",
+            "name a token of tokenizer.json as shard.end_of_text",
+        )
+    closing = int(tokenizer.token_to_id(known[0]))
+    opening = None
+    if begin is None:
+        bos = roles.get("bos_token")
+        opening = tokenizer.token_to_id(bos) if bos else None
+        if opening is not None and not _puts_in_front(tokenizer, opening, roles.get("add_bos_token")):
+            opening = None
+    elif begin:
+        opening = tokenizer.token_to_id(begin)
+        if opening is None:
+            raise stage_error(
+                "no_end_of_text",
+                str(folder),
+                f"expected the token {begin} to begin documents with",
+                "name a token of tokenizer.json as shard.begin_of_text",
+            )
+    return Bounds(known[0], closing, None if opening == closing else opening)
+
+
+def _roles(folder: Path) -> dict[str, Any]:
+    """bos_token, eos_token and add_bos_token, as far as a tokenizer's folder names them."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (path := folder / name).is_file():
+            try:
+                settings = read_json(path)
+            except BadJson as error:
+                raise stage_error("bad_tokenizer", str(path), str(error)) from None
+            for key in ("bos_token", "eos_token", "add_bos_token"):
+                value = settings.get(key) if isinstance(settings, dict) else None
+                value = value.get("content") if isinstance(value, dict) else value
+                found |= {} if value is None else {key: value}
+    return found
+
+
+def _puts_in_front(tokenizer: Tokenizer, opening: int, stated: bool | None) -> bool:
+    if isinstance(stated, bool):
+        return stated
+    return bool(tokenizer.encode("a", add_special_tokens=True).ids[:1] == [opening])
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
@@ -66,13 +141,27 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
 
 
-def encoder_of(tokenizer: Tokenizer, closing: int) -> Encoder:
+def encoder_of(tokenizer: Tokenizer, closing: int, opening: int | None = None) -> Encoder:
     """The fastest encoder that gives exactly the tokenizer's ids."""
+    if opening is not None:
+        return WithOpening(encoder_of(tokenizer, closing), opening)
     plain, cutting = PlainEncoder(tokenizer, closing), cutting_of(tokenizer)
     if cutting is None:
         return plain
     table = TableEncoder(plain, cutting)
     return PartlyPlain(table, plain, cutting.added) if cutting.added else table
+
+
+class WithOpening:
+    """Another encoder, with a token in front of each document."""
+
+    def __init__(self, encoder: Encoder, opening: int) -> None:
+        self._encoder = encoder
+        self._opening = opening
+
+    def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
+        ids, lengths = self._encoder.encode(texts)
+        return np.insert(ids, np.cumsum(lengths) - lengths, np.uint32(self._opening)), lengths + 1
 
 
 class PlainEncoder:

@@ -50,6 +50,7 @@ class Form:
     """What all shards of a run have in common.
 
     partitions: folder with the tokenised partitions, NNNNN/tokens.bin, of the type `dtype`.
+    before_text: tokens that each document begins with before its text.
     """
 
     partitions: Path
@@ -57,6 +58,7 @@ class Form:
     length: int
     compression: str | None
     hashes: tuple[str, ...]
+    before_text: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,11 @@ def _write_shard(form: Form, item: Slice, folder: Path) -> None:
     tokens = _read_tokens(form, documents, begins, item.sequences * form.length)
     edges = np.arange(item.sequences, dtype=np.int64) * form.length
     # A sequence begins with the rest of a document or with a new one: position 0 is a start either way.
-    places = np.union1d(begins[(begins >= 0) & (begins < len(tokens))], edges)
+    of_text = begins + form.before_text
+    is_new = (begins >= 0) & (of_text < len(tokens)) & (begins % form.length + form.before_text < form.length)
+    if form.before_text:
+        is_new &= begins % form.length != 0  # at its very beginning, the token before the text is of that document
+    places = np.union1d(of_text[is_new], edges)
     sources = documents["source"][np.searchsorted(begins, places, "right") - 1].astype(np.uint16)
     starts = (places % form.length).astype(np.uint32)
     cuts = np.searchsorted(places, edges)[1:]

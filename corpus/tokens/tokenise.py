@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from corpus.documents import is_heldout
 from corpus.selection import read_batches
 from corpus.sources import source_name
-from corpus.tokens.encode import Encoder, encoder_of, end_of_text, load_tokenizer
+from corpus.tokens.encode import Encoder, bounds_of, encoder_of, load_tokenizer
 
 BATCH_ROWS = 512
 TOKENS = "tokens.bin"
 INDEX_FILE = "index.npy"
 
-# One document, tokenised: its id as a number, tokens with the closing one, UTF-8 bytes, side, numbers of its source and
+# One document, tokenised: its id as a number, tokens with those around it, UTF-8 bytes, side, numbers of its source and
 # language, and where its tokens lie: in the file of which partition, from which token on.
 INDEX = np.dtype(
     [
@@ -38,15 +38,18 @@ Index = NDArray[np.void]
 
 
 @lru_cache(maxsize=1)
-def encoder_in(folder: str) -> Encoder:
-    """The encoder of a tokenizer's folder, made once."""
+def encoder_in(folder: str, end: str | None = None, begin: str | None = None) -> Encoder:
+    """The encoder of a tokenizer's folder, made once. end, begin: as of `bounds_of`."""
     tokenizer = load_tokenizer(Path(folder))
-    return encoder_of(tokenizer, end_of_text(tokenizer, Path(folder)))
+    bounds = bounds_of(tokenizer, Path(folder), end, begin)
+    return encoder_of(tokenizer, bounds.closing, bounds.opening)
 
 
-def tokenise(folder: str, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
+def tokenise(
+    folder: str, end: str | None, begin: str | None, dtype: str, heldout_share: float, part: Path, out: Path
+) -> dict[str, Any]:
     """`encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
-    return encode_part(encoder_in(folder), dtype, heldout_share, part, out)
+    return encode_part(encoder_in(folder, end, begin), dtype, heldout_share, part, out)
 
 
 def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:

@@ -141,7 +141,8 @@ def _shard_reader(folder: Path, shard: dict[str, Any]) -> Iterator[Any]:
 
 def _sequence(sample: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
     tokens, starts = sample["tokens"], sample["starts"]
-    ends = np.flatnonzero(tokens == meta["end_of_text_id"]) + 1
+    # With a token that begins documents, the text begins behind it.
+    ends = np.flatnonzero(tokens == meta["end_of_text_id"]) + (2 if "begin_of_text_id" in meta else 1)
     expected = np.union1d([0], ends[ends < len(tokens)])
     unknown = 0 if meta["unknown_id"] is None else int((tokens == meta["unknown_id"]).sum())
     return {

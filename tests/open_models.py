@@ -1,0 +1,82 @@
+"""Tokenizers and models in the small that have the properties of well-known open ones: special tokens, what is put in
+front of a text, and who ends what. Nothing is copied: vocabularies are trained on the sentences below."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+SENTENCES = [
+    f"The {who} {did} the {what} in the {where}; why? It can't wait, they're late."
+    for who in ("cat", "old man", "river", "child", "teacher")
+    for did in ("saw", "took", "made", "lost")
+    for what in ("house", "stone", "letter", "song")
+    for where in ("city", "field", "night")
+]
+
+# Special tokens in the order of their ids, and the roles that tokenizer_config.json names.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama3": {
+        "tokens": ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
+        "bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "in_front": True,
+    },
+    "llama3-instruct": {
+        "tokens": ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
+        "bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "in_front": True,
+    },
+    "mistral": {"tokens": ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], "bos": "<s>", "eos": "</s>", "in_front": True},
+    "gemma": {
+        "tokens": ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
+        "bos": "<bos>", "eos": "<eos>", "pad": "<pad>", "in_front": True, "settings": {"add_bos_token": True},
+    },
+    "qwen": {
+        "tokens": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        "eos": "<|im_end|>", "pad": "<|endoftext|>", "settings": {"add_bos_token": False},
+    },
+    "quiet": {"tokens": ["<s>", "</s>"], "bos": "<s>", "eos": "</s>"},
+}  # fmt: skip
+
+
+def tokenizer_of(family: str, *, chat_template: str | None = None, tokens: list[str] | None = None) -> Any:
+    """A fast tokenizer of transformers. tokens: special ones in place of the family's."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    about = FAMILIES[family]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = tokens or about["tokens"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    bos = about.get("bos")
+    if about.get("in_front"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    roles = {f"{role}_token": about[role] for role in ("bos", "eos", "pad") if role in about}
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles, **about.get("settings", {})
+    )
+    made.chat_template = chat_template
+    return made
+
+
+def save_model(folder: Path, tokenizer: Any, *, tied: bool = True, positions: int = 256) -> Path:
+    """A Llama of two layers with random weights beside its tokenizer, as such a folder is downloaded."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=positions, tie_word_embeddings=tied, bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
