@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,27 @@ from cli.output import as_json, print_warnings
     show_default=True,
     help="vllm: one model, for many users, on loopback; auto takes it where it is installed and a GPU is there.",
 )
+@click.option(
+    "--requests-per-minute",
+    type=click.IntRange(1),
+    help="Of each API key, or of each address where none is asked for; more get HTTP 429. By default unlimited.",
+)
 @root_option
 @as_json
 def command(
-    models: tuple[str, ...], host: str | None, port: int | None, engine: str, root: str | None, as_json: bool
+    models: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    engine: str,
+    requests_per_minute: int | None,
+    root: str | None,
+    as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Serve MODEL, or several, by OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
 
     Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. Where
-    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key. Of a model that a
-    gate refused a warning says so.
+    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key. Further clients,
+    each with a key, are named in $STEMMA_API_KEYS=name:key,name:key. Of a model that a gate refused a warning says so.
     """
     folder = root_of(root)
     found = _named([writing_model(model, folder) for model in models])
@@ -46,11 +58,15 @@ def command(
         raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
     refused = [problem for place in found.values() for problem in refused_by_gates(place)]
     print_warnings(refused)
+    from infra.servers.api_keys import KEYS, RateLimit, api_keys
     from infra.servers.credentials import credentials
     from infra.servers.ports import HOST, reserved_port
     from infra.servers.settings import Settings, chosen, is_loopback
 
-    settings, known = chosen(Settings(), host), credentials()
+    settings, known, keys = chosen(Settings(), host), credentials(), api_keys()
+    own_only = KEYS if keys else "--requests-per-minute" if requests_per_minute else None
+    if engine == "vllm" and own_only:
+        raise click.UsageError(f"vLLM knows one key and no rate limit: leave {own_only} out, or --engine")
     # Its API key guards /v1 and little else: /invocations answers anybody (vLLM's docs, "Security").
     if engine == "vllm" and not is_loopback(settings.host):
         raise click.UsageError(
@@ -60,7 +76,8 @@ def command(
     with reserved_port(port or 8000, asked_for=port is not None, host=settings.host) as free:
         url = f"http://{settings.page}:{free}"
         names = ", ".join(found)
-        if engine == "vllm" or (engine == "auto" and len(found) == 1 and is_loopback(settings.host) and _vllm_fits()):
+        is_for_vllm = len(found) == 1 and is_loopback(settings.host) and not own_only
+        if engine == "vllm" or (engine == "auto" and is_for_vllm and _vllm_fits()):
             key = known.password if known else secrets.token_hex(16)
             click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
             _become_vllm(*next(iter(found.items())), settings.host, free, key)
@@ -69,7 +86,8 @@ def command(
         from training.serving import app
 
         answers = AnswerQueue()
-        served = app(found, settings.callers(free), known, answers)
+        limit = RateLimit(requests_per_minute, time.monotonic) if requests_per_minute else None
+        served = app(found, settings.callers(free), known, answers, keys=keys, rate_limit=limit)
         click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
         Server(served, settings.host, free, on_end=answers.end).run()
     document = {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}

@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import suppress
 
 from infra.errors import StemmaError
-from training.chat_session import Spoken
+from training.chat_session import Piece, Spoken
 
 AT_ONCE = 4
 WAITING = 64
@@ -26,7 +26,7 @@ LAST_TOKEN_S = 2.0
 """Time that threads have for the token that they compute when the process ends."""
 INTERRUPTED = 130
 
-Talk = Generator[str, None, Spoken]
+Talk = Generator[Piece, None, Spoken]
 
 
 class Unavailable(Exception):
@@ -52,17 +52,17 @@ class AnswerQueue:
         self._is_ending = False
         atexit.register(self._end_process)
 
-    def begin(self, talk: Talk) -> Answer:
-        """Give an answer its turn, or have it wait for one. Raises Unavailable where too many wait."""
+    def begin(self, talks: Sequence[Talk]) -> Answers:
+        """Give answers to one request their turns, or have them wait. Raises Unavailable where too many wait."""
         if self._is_ending:
             raise _ending()
         if len(self._written) >= self._at_once and len(self._waiting) >= self._most_waiting:
             message = f"{len(self._written)} answers are being written and {len(self._waiting)} wait: try again later"
             raise Unavailable(message, "overloaded")
-        answer = Answer(talk, self)
-        self._waiting.append(answer)
+        answers = Answers(talks, self)
+        self._waiting += answers.all
         self._start_next()
-        return answer
+        return answers
 
     def end(self) -> None:
         """Begin no more answers, and end those that are being written or wait."""
@@ -102,28 +102,41 @@ class AnswerQueue:
         return any(answer.is_alive() for answer in self._written)
 
 
-class Answer:
-    """One answer, written by a thread and read in the event loop."""
+class Answers:
+    """The answers to one request, read in the event loop. spoken: how those ended that have, by their numbers."""
 
-    def __init__(self, talk: Talk, queue: AnswerQueue) -> None:
-        self._talk, self._queue = talk, queue
+    def __init__(self, talks: Sequence[Talk], queue: AnswerQueue) -> None:
+        self.pieces_queue: asyncio.Queue[tuple[int, Piece | Spoken] | BaseException] = asyncio.Queue()
+        self.all = [Answer(talk, number, self, queue) for number, talk in enumerate(talks)]
+        self.spoken: dict[int, Spoken] = {}
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Spoken]]:
+        """Yield the pieces of each answer by its number, and how it ended. Raises Unavailable, or what a model
+        raised."""
+        while len(self.spoken) < len(self.all):
+            found = await self.pieces_queue.get()
+            if isinstance(found, BaseException):
+                raise found
+            number, piece = found
+            if isinstance(piece, Spoken):
+                self.spoken[number] = piece
+            yield found
+
+    def stop(self) -> None:
+        """End them before their next tokens."""
+        for answer in self.all:
+            answer.stop()
+
+
+class Answer:
+    """One answer, written by a thread."""
+
+    def __init__(self, talk: Talk, number: int, answers: Answers, queue: AnswerQueue) -> None:
+        self._talk, self._number, self._queue = talk, number, queue
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[str | Spoken | BaseException] = asyncio.Queue()
+        self._pieces = answers.pieces_queue
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self.spoken: Spoken | None = None
-
-    async def pieces(self) -> AsyncIterator[str]:
-        """Yield the text piece by piece; `spoken` is set at its end. Raises Unavailable, or what the model raised."""
-        while True:
-            piece = await self._pieces.get()
-            if isinstance(piece, BaseException):
-                raise piece
-            if isinstance(piece, Spoken):
-                self.spoken = piece
-                return
-            if piece:
-                yield piece
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._write, name="stemma-answer", daemon=True)
@@ -154,8 +167,9 @@ class Answer:
             self._talk.close()
             self._in_loop(self._queue.forget, self)
 
-    def _hand_over(self, piece: str | Spoken | BaseException) -> None:
-        self._in_loop(self._pieces.put_nowait, piece)
+    def _hand_over(self, piece: Piece | Spoken | BaseException) -> None:
+        found = piece if isinstance(piece, BaseException) else (self._number, piece)
+        self._in_loop(self._pieces.put_nowait, found)
 
     def _in_loop(self, function: object, argument: object) -> None:
         try:

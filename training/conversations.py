@@ -28,7 +28,7 @@ def turns_of(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """Messages {"role", "content"} as (role, text) of user and assistant alone: what the system says, before all
     others, is the beginning of the first question, as in the chat template.
 
-    Raises StageError `bad_role` for any other role or place.
+    Raises StageError `bad_role` for any other role or place, and where no user follows the system.
     """
     system = messages[0]["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
     turns = []
@@ -40,6 +40,8 @@ def turns_of(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
         if message["role"] == "user":
             text, system = system + text, ""
         turns.append((message["role"], text))
+    if system:
+        raise stage_error("bad_role", "messages", "expected a message of the user after that of the system")
     return turns
 
 

@@ -14,7 +14,7 @@ Shapes: B prompts, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -61,9 +61,11 @@ def sample(
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         draws = draws_of(chosen, max_new_tokens, seed) if temperature else None
-        for row, token in _stream(
-            [prompts[n] for n in chosen], model, max_new_tokens, temperature, stops, hardware, draws
-        ):
+
+        def pick(logits: Tensor, rows: Tensor, step: int, draws: Tensor | None = draws) -> Tensor:
+            return choose(logits, temperature, None if draws is None else draws[rows, step].to(logits.device))
+
+        for row, token in stream([prompts[n] for n in chosen], model, max_new_tokens, stops, hardware, pick):
             answers[chosen[row]].append(token)
         on_batch(start + len(chosen))
     return list(answers.values())
@@ -123,36 +125,17 @@ def _by_slots(
 
 
 def stream(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    stops: set[int],
-    hardware: Hardware,
-    seed: int = 0,
-) -> Iterator[int]:
-    """The ids of one answer as they come; all at the end for a family that is not proven."""
-    if model.config.model_type not in FAMILIES:
-        with hardware.autocast():
-            (whole,) = generate(model, [prompt], Sampling(max_new_tokens, temperature, seed=seed), stops)
-        yield from whole
-        return
-    draws = draws_of([0], max_new_tokens, seed) if temperature else None
-    for _, token in _stream([prompt], model, max_new_tokens, temperature, stops, hardware, draws):
-        yield token
-
-
-def _stream(
     prompts: Sequence[Sequence[int]],
     model: PreTrainedModel,
     max_new_tokens: int,
-    temperature: float,
-    stops: set[int],
+    stops: Collection[int],
     hardware: Hardware,
-    draws: Tensor | None,
+    pick: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Iterator[tuple[int, int]]:
-    """Yields (row, token) step by step; rows that stopped leave the batch. draws: of `draws_of` for these rows."""
+    """Yield (row, token) step by step for a model of a proven family; rows that stopped leave the batch.
+
+    pick: the tokens (N,) of logits (N, V), given the rows (N,) that they belong to and the step.
+    """
     device = hardware.device
     width = max(map(len, prompts))
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
@@ -175,7 +158,7 @@ def _stream(
             if len(ids) < len(rows):
                 logits, positions, mask = logits[read], positions[read], mask[read]
                 cache.batch_select_indices(read)
-            tokens = choose(logits, temperature, None if draws is None else draws[rows, step].to(device))
+            tokens = pick(logits, rows, step).to(device)
             listed = tokens.tolist()
             yield from zip(rows.tolist(), listed, strict=True)
             alive = torch.tensor([number for number, token in enumerate(listed) if token not in stops], device=device)

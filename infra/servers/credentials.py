@@ -47,6 +47,7 @@ def credentials() -> Credentials | None:
 
 SERVERS_ONLY = (
     AUTH,
+    "STEMMA_API_KEYS",
     "STEMMA_DATABASE_URL",
     "PREFECT_API_AUTH_STRING",
     "PREFECT_API_KEY",

@@ -20,6 +20,7 @@ from evaluation.generation import Sampling, generate
 from infra.errors import StageError
 from training.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
 from training.attention import FLEX, answering, choose_attention
+from training.chat_session import _tokens
 from training.completions import Batch, Completions
 from training.config import ModelConfig, PretrainConfig
 from training.documents import block_mask, document_numbers, within_documents
@@ -29,8 +30,9 @@ from training.language_model import LanguageModel
 from training.loaders import next_token_batch
 from training.models import build, flops_per_token, hf_config
 from training.planner.architecture import of_transformers
-from training.sampling import sample, stream
+from training.sampling import sample
 from training.shared_prompts import share
+from training.token_choice import SamplingOptions
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
@@ -270,8 +272,8 @@ def test_a_family_that_is_not_proven_answers_as_generate_has_it(model_type: str)
             for _ in range(6):
                 ids = torch.cat([ids, network(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
         assert answer == ids[0, len(prompt) :].tolist()
-        one = stream(network, prompt, max_new_tokens=6, temperature=0, stops=set(), hardware=CPU)
-        assert list(one) == answer
+        one = _tokens(network, prompt, SamplingOptions(6, temperature=0), CPU)
+        assert [token.id for token in one] == answer
 
 
 @pytest.mark.parametrize("prefix", [False, True])

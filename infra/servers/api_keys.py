@@ -1,0 +1,87 @@
+"""API keys of a server's clients, from the environment, and how many requests each may make."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from infra.errors import ConfigError, Problem
+from infra.servers.credentials import SHORTEST_PASSWORD, Credentials
+
+KEYS = "STEMMA_API_KEYS"
+MINUTE_S = 60.0
+
+
+def api_keys() -> list[Credentials]:
+    """The clients that $STEMMA_API_KEYS names, `name:key,name:key`; empty where it is not set.
+
+    Raises ConfigError for anything else, and for names or keys that are there twice.
+    """
+    clients = []
+    for text in filter(None, (part.strip() for part in os.environ.get(KEYS, "").split(","))):
+        name, colon, key = text.partition(":")
+        if not (colon and name and len(key) >= SHORTEST_PASSWORD):
+            message = f"name:key,name:key was expected, with keys of {SHORTEST_PASSWORD} characters or more"
+            raise ConfigError(Problem("bad_credentials", KEYS, message, how_to_set()))
+        clients.append(Credentials(name, key))
+    for what, values in (("name", [one.user for one in clients]), ("key", [one.password for one in clients])):
+        if len(set(values)) < len(values):
+            raise ConfigError(Problem("bad_credentials", KEYS, f"each {what} once was expected", how_to_set()))
+    return clients
+
+
+def how_to_set() -> str:
+    return f'export {KEYS}="ada:$(openssl rand -hex 16),ben:$(openssl rand -hex 16)"'
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The answer of a rate limit. remaining: requests that the client may make now; wait_s: until the next one."""
+
+    is_allowed: bool
+    remaining: int
+    wait_s: float
+
+
+class RateLimit:
+    """Requests per minute of each client, as a bucket that is full at first and fills up evenly.
+
+    Args:
+        per_minute: Requests.
+        clock: Seconds, never going back.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}  # requests left, and when
+
+    def take(self, client: str) -> Allowance:
+        """Count a request of a client, if it may make one."""
+        now = self._clock()
+        if client not in self._buckets:
+            self._forget_full(now)
+        left, since = self._buckets.get(client, (float(self.per_minute), now))
+        left = min(self.per_minute, left + (now - since) * self.per_minute / MINUTE_S)
+        is_allowed = left >= 1
+        left -= is_allowed
+        self._buckets[client] = (left, now)
+        wait_s = max(0.0, 1 - left) * MINUTE_S / self.per_minute
+        return Allowance(is_allowed, int(left), wait_s)
+
+    def headers(self, allowance: Allowance) -> Mapping[str, str]:
+        """As OpenAI's API sends them."""
+        given = {
+            "x-ratelimit-limit-requests": str(self.per_minute),
+            "x-ratelimit-remaining-requests": str(allowance.remaining),
+            "x-ratelimit-reset-requests": f"{allowance.wait_s:.3f}s",
+        }
+        return given if allowance.is_allowed else {**given, "Retry-After": str(max(1, math.ceil(allowance.wait_s)))}
+
+    def _forget_full(self, now: float) -> None:
+        """Drop clients whose buckets are full again: as many may come as there are addresses."""
+        full = [name for name, (_, since) in self._buckets.items() if now - since >= MINUTE_S]
+        for name in full:
+            del self._buckets[name]

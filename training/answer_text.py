@@ -1,0 +1,94 @@
+"""The text of an answer while its tokens come: characters that no later token changes, up to a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+CLEANED = 8
+"""Characters at the end of a text that the tokens after it may still change where the tokenizer removes spaces
+(`clean_up_tokenization_spaces`): " n't" becomes "n't", and " ' " becomes "'", which may leave a space for the next."""
+WINDOW, KEPT = 48, 16
+"""Tokens that are decoded at once, and how many of them stay when the window moves on: decoding an answer from its
+beginning for each token takes time that grows with the square of its length."""
+MOST_UNFINISHED = 8
+"""Tokens that may belong to one unfinished character; more are bytes that are no text."""
+
+
+class AnswerText:
+    """Text of an answer's tokens.
+
+    Args:
+        tokenizer: Of the model.
+        stops: Texts before whose first occurrence the answer ends.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, stops
+        self._held_back = CLEANED if tokenizer.clean_up_tokenization_spaces else 0
+        self._window: list[int] = []
+        self._final = 0
+        """Characters of the window's text that no later token changes."""
+        self._unfinished = 0
+        self._pending = ""
+        """Final text that may be the beginning of a stop string."""
+        self._emitted = 0
+        self.length = 0
+        """Characters of all tokens so far."""
+        self.is_stopped = False
+
+    def add(self, token: int) -> str:
+        """The further text that is certain now, often one token's, sometimes none."""
+        self._window.append(token)
+        text = self._decoded()
+        # A character may need more than one token: wait until it is whole.
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and self._unfinished < MOST_UNFINISHED:
+            self._unfinished += 1
+            return ""
+        self._unfinished = 0
+        final = max(self._final, len(text) - self._held_back)
+        piece, self._final = text[self._final : final], final
+        self.length = self._emitted + len(self._pending) + len(piece) + len(text) - final
+        if len(self._window) > WINDOW:
+            self._move(text)
+        certain = self._before_stop(piece)
+        if self.is_stopped:
+            self.length = self._emitted
+        return certain
+
+    def end(self) -> str:
+        """The rest of the text, once no further token comes."""
+        if self.is_stopped:
+            return ""
+        rest = self._before_stop(self._decoded()[self._final :])
+        if not self.is_stopped:
+            rest += self._pending
+            self._emitted += len(self._pending)
+        self.length = self._emitted
+        return rest
+
+    def _decoded(self) -> str:
+        return str(self._tokenizer.decode(self._window, skip_special_tokens=True))
+
+    def _move(self, text: str) -> None:
+        """Let go of the oldest tokens, where that leaves what is not final yet as it is."""
+        shorter = str(self._tokenizer.decode(self._window[-KEPT:], skip_special_tokens=True))
+        if self._final >= CLEANED and shorter.endswith(text[self._final - CLEANED :]):
+            self._final = len(shorter) - (len(text) - self._final)
+            self._window = self._window[-KEPT:]
+
+    def _before_stop(self, piece: str) -> str:
+        """What is certain to be before the first stop string."""
+        pending = self._pending + piece
+        found = [place for stop in self._stops if (place := pending.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._pending = ""
+            certain = pending[: min(found)]
+        else:
+            begun = next((n for n in range(len(pending)) if any(s.startswith(pending[n:]) for s in self._stops)), None)
+            certain = pending if begun is None else pending[:begun]
+            self._pending = pending[len(certain) :]
+        self._emitted += len(certain)
+        return certain

@@ -1,0 +1,8 @@
+"""Models behind OpenAI's protocol, with a page to talk to two of them side by side.
+
+`app` is the ASGI app, which `stemma serve` runs.
+"""
+
+from training.serving.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,308 @@
+"""Requests of OpenAI's protocol: which keys are known, with their bounds and defaults, as in its API reference.
+
+A key that this server does not know, or whose value it cannot act on, is refused: ignoring it would change the answer
+without a word. A key that is null is one that is left out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from transformers import PreTrainedTokenizerBase
+
+from training.chat_session import chat_prompt, text_prompt
+
+MOST_CHOICES = 128
+MOST_STOPS = 16
+MOST_LOGPROBS = 20
+
+
+class Refused(Exception):
+    """A request that is not answered. status: of HTTP; param: the key that it is about."""
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    @property
+    def error(self) -> dict[str, str | None]:
+        return {"message": self.message, "type": "invalid_request_error", "param": self.param, "code": self.code}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What an answer follows.
+
+    Args:
+        ids: Token ids.
+        stop_ids: Tokens that end the answer.
+        text: The prompt as it was given, None where it was given as ids.
+        added: Number of tokens at the beginning that the prompt as given does not have.
+    """
+
+    ids: list[int]
+    stop_ids: frozenset[int]
+    text: str | None = None
+    added: int = 0
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _as_prompts(value: Any) -> Any:
+    """A list of texts or of lists of token ids, from any of the four forms of a prompt."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and all(type(one) is int for one in value):
+        return [value]
+    whole = isinstance(value, list) and value
+    if not whole or not all(
+        isinstance(one, str) or (isinstance(one, list) and one and all(type(token) is int for token in one))
+        for one in value
+    ):
+        raise ValueError("a text, a list of texts, a list of token ids or a list of such lists was expected")
+    return value
+
+
+class _StreamOptions(_Keys):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Request(_Keys, ABC):
+    """What both kinds of requests share."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1, ge=0, le=2)
+    top_p: float = Field(1, ge=0, le=1)
+    seed: int | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)] = Field(
+        [], max_length=MOST_STOPS
+    )
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    presence_penalty: float = Field(0, ge=-2, le=2)
+    frequency_penalty: float = Field(0, ge=-2, le=2)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> Request:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only a request with stream: true has them")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of an answer, None for as many as the model has positions for."""
+        return self.max_tokens
+
+    @property
+    def echoes(self) -> bool:
+        """True where the text of the prompt comes before that of the answer."""
+        return False
+
+    @property
+    @abstractmethod
+    def likeliest(self) -> int | None:
+        """Number of the likeliest tokens that are reported for each token, None where log-probabilities are not."""
+
+    @abstractmethod
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+        """The prompts of the request. Raises StageError where the model cannot read them."""
+
+
+class _Part(_Keys):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(_Keys):
+    name: str
+    arguments: str = "{}"
+
+
+class _ToolCall(_Keys):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Message(_Keys):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[_Part], BeforeValidator(_as_parts)] = []
+    name: str | None = None
+    tool_calls: list[_ToolCall] = []
+    tool_call_id: str | None = None
+    # What a client sends back of an answer.
+    refusal: None = None
+    annotations: Annotated[list[JsonValue], Field(max_length=0)] = []
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> _Message:
+        if "content" not in self.model_fields_set and self.role != "assistant":
+            raise ValueError("content: a text was expected")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        given = {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key) is not None}
+        if self.tool_calls:
+            given["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "".join(part.text for part in self.content), **given}
+
+
+class _ResponseFormat(_Keys):
+    type: Literal["text"] = "text"
+
+
+class _ToolFunction(_Keys):
+    name: str
+    description: str | None = None
+    parameters: dict[str, JsonValue] = {}
+    strict: Literal[False] = False
+
+
+class _Tool(_Keys):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class ChatRequest(Request):
+    messages: list[_Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
+    tools: list[_Tool] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    # Known keys of which one value, or any, leaves the answer as it is.
+    response_format: _ResponseFormat = _ResponseFormat()
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
+    functions: Annotated[list[JsonValue], Field(max_length=0)] = []
+    function_call: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: Literal[True] = True
+    modalities: list[Literal["text"]] = ["text"]
+    service_tier: Literal["auto", "default"] = "auto"
+    store: Literal[False] = False
+    metadata: dict[str, str] = {}
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: only a request with logprobs: true has them")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
+        messages = [message.for_template() for message in self.messages]
+        return [Prompt(*chat_prompt(tokenizer, messages, tools if self.tool_choice == "auto" else ()))]
+
+
+class CompletionRequest(Request):
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)] = Field(max_length=MOST_CHOICES)
+    max_tokens: int | None = Field(16, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = False
+    # Known keys of which one value leaves the answer as it is.
+    best_of: int | None = None
+    suffix: Literal[""] = ""
+
+    @model_validator(mode="after")
+    def _together(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.n:
+            raise ValueError("best_of: this server writes as many answers as it returns, n")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: at least 1 was expected, or echo: true")
+        if len(self.prompt) * self.n > MOST_CHOICES:
+            raise ValueError(f"n: at most {MOST_CHOICES} answers to all prompts together were expected")
+        return self
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo
+
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+        return [self._prompt(tokenizer, given) for given in self.prompt]
+
+    def _prompt(self, tokenizer: PreTrainedTokenizerBase, given: str | list[int]) -> Prompt:
+        if isinstance(given, str):
+            ids, stop_ids = text_prompt(tokenizer, given)
+            return Prompt(ids, stop_ids, given, len(text_prompt(tokenizer, "")[0]))
+        wrong = next((token for token in given if not 0 <= token < len(tokenizer)), None)
+        if wrong is not None:
+            message = f"prompt: token ids from 0 to {len(tokenizer) - 1} were expected, not {wrong}"
+            raise Refused(400, message, "invalid_token_id", "prompt")
+        return Prompt(given, text_prompt(tokenizer, "")[1])
+
+
+Kind = TypeVar("Kind", bound=Request)
+
+
+def read(kind: type[Kind], body: bytes) -> Kind:
+    """A request of this kind. Raises Refused, naming the key."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        if not key and (named := message.partition(": ")[0]) in kind.model_fields:
+            raise Refused(400, message, "invalid_value", named) from None
+        if first["type"] == "extra_forbidden":
+            message = f"{key}: this server does not know it"
+            raise Refused(400, message, "unknown_parameter", key) from None
+        code = "invalid_value" if key else "bad_request"
+        raise Refused(400, f"{key}: {message}".removeprefix(": "), code, key or None) from None
+
+
+def served_name(name: str | None, names: Sequence[str] | Mapping[str, Any]) -> str:
+    """The name of the model that a request means, the first where it names none. Raises Refused."""
+    if name is None:
+        return next(iter(names))
+    if name not in names:
+        message = f"no model {name!r} is served; there are {', '.join(names)}"
+        raise Refused(404, message, "model_not_found", "model")
+    return name

@@ -1,0 +1,110 @@
+"""Responses of OpenAI's protocol, whole and as chunks of a stream: of chats and of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from training.chat_session import PlacedToken
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TokenTexts:
+    """The text of single tokens. Some tokenizers drop the space of a token that begins a text, so that each is decoded
+    after another token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._before = tokenizer("a", add_special_tokens=False).input_ids[-1:]
+        self._before_text = tokenizer.decode(self._before)
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, token: int) -> str:
+        if token not in self._known:
+            text = str(self._tokenizer.decode([*self._before, token], clean_up_tokenization_spaces=False))
+            self._known[token] = text[len(self._before_text) :]
+        return self._known[token]
+
+
+class Shape(Protocol):
+    """The form of an endpoint's choices. object, chunk: names of a whole response and of a chunk; prefix: of ids."""
+
+    object: str
+    chunk: str
+    prefix: str
+
+    def whole(self, text: str) -> dict[str, Any]: ...
+
+    def first(self) -> dict[str, Any] | None:
+        """What a stream's first chunk holds, before any text; None where there is no such chunk."""
+
+    def part(self, text: str) -> dict[str, Any]: ...
+
+    def last(self) -> dict[str, Any]: ...
+
+    def logprobs(self, tokens: Sequence[PlacedToken], texts: TokenTexts) -> dict[str, Any]: ...
+
+
+class ChatShape:
+    object, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def first(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def last(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+    def logprobs(self, tokens: Sequence[PlacedToken], texts: TokenTexts) -> dict[str, Any]:
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            text = texts[token]
+            # A part of a character has bytes that its tokenizer does not name.
+            return {"token": text, "logprob": logprob, "bytes": None if REPLACEMENT in text else [*text.encode()]}
+
+        content = []
+        for placed in tokens:
+            likeliest = [entry(*pair) for pair in placed.token.likeliest]
+            content.append({**entry(placed.token.id, placed.token.logprob), "top_logprobs": likeliest})
+        return {"content": content, "refusal": None}
+
+
+class TextShape:
+    object, chunk, prefix = "text_completion", "text_completion", "cmpl"
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def first(self) -> dict[str, Any] | None:
+        return None
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def last(self) -> dict[str, Any]:
+        return {"text": ""}
+
+    def logprobs(self, tokens: Sequence[PlacedToken], texts: TokenTexts) -> dict[str, Any]:
+        top: list[dict[str, float] | None] = []
+        for placed in tokens:
+            token = placed.token
+            if token.logprob is None:
+                top.append(None)  # the first token of a prompt, before which there is none
+                continue
+            named: dict[str, float] = {}
+            for number, logprob in (*token.likeliest, (token.id, token.logprob)):
+                named.setdefault(texts[number], logprob)
+            top.append(named)
+        return {
+            "tokens": [texts[placed.token.id] for placed in tokens],
+            "token_logprobs": [placed.token.logprob for placed in tokens],
+            "top_logprobs": top,
+            "text_offset": [placed.offset for placed in tokens],
+        }
