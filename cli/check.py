@@ -38,7 +38,7 @@ def command(
     from flows.config import load
     from flows.graph import graph
     from flows.journal import latest
-    from flows.needs import GpusHere, check_hardware, refuse, stage_needs, steps_to_build
+    from flows.needs import GpusHere, check_hardware, model_folder_problems, refuse, stage_needs, steps_to_build
     from flows.plan import plan
     from flows.start import runs_on_worker
     from infra.errors import ConfigError
@@ -50,7 +50,7 @@ def command(
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
     built = steps_to_build(nodes, chosen, store, selection.force)
-    if problems := check_hardware(pipeline, built):
+    if problems := [*check_hardware(pipeline, built), *model_folder_problems(nodes, built)]:
         raise ConfigError(*problems)
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()

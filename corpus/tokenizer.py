@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.config import TokenizerConfig
+from corpus.model_folder import TOKENIZER_FILES
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from corpus.tokens.compression import heldout_sample, report
@@ -90,15 +91,13 @@ def _settings(kind: str) -> dict[str, Any]:
     }
 
 
-# What a Hugging Face tokenizer folder has at least one of.
-_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-
-
 def _adopted(folder: Path) -> Any:
     """The tokenizer in a folder. Raises StageError `bad_tokenizer`."""
-    if not any((folder / name).is_file() for name in _FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise stage_error(
-            "bad_tokenizer", str(folder), f"expected a Hugging Face tokenizer folder, with one of {', '.join(_FILES)}"
+            "bad_tokenizer",
+            str(folder),
+            f"expected a Hugging Face tokenizer folder, with one of {', '.join(TOKENIZER_FILES)}",
         )
     try:
         adopted = load_pretrained_tokenizer(folder)

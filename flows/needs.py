@@ -10,8 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from corpus.cleaning.config import CleanConfig
 from corpus.config import InstructionsConfig, ShardConfig, TokenizerConfig
+from corpus.model_folder import folder_problems
 from corpus.readers.config import FileInstructions
+from evaluation.config import SafetyConfig
 from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
 from flows.plan import Row, plan
@@ -75,7 +78,11 @@ def refuse_run(
     rows, missing = _rows(nodes, chosen, store, force)
     built = [name for name in chosen if name not in rows or rows[name].status == "build"]
     gpus = GpusHere.of(config.launch, nodes, built)
-    if problems := [*check_hardware(config, built), *_cannot_begin(config.launch, nodes, built, gpus)]:
+    if problems := [
+        *check_hardware(config, built),
+        *_cannot_begin(config.launch, nodes, built, gpus),
+        *model_folder_problems(nodes, built, weights=False),
+    ]:
         raise ConfigError(*problems)
     place = config.launch.checkpoint_remote
     if config.launch.hardware is None and place is None and gpus is None:
@@ -88,6 +95,56 @@ def refuse_run(
         raise ConfigError(*problems)
     if place and any(nodes[name].stage.makes_weights for name in built):
         _refuse_place(place)
+
+
+def model_folder_problems(nodes: Graph, steps: Collection[str], *, weights: bool = True) -> list[Problem]:
+    """Return what keeps the model folders that a config names from being loaded, before anything runs.
+
+    Args:
+        steps: those that are to be built.
+        weights: whether to hold names and shapes of the weights against config.json too, for which transformers is
+            imported. A folder that transformers does not know is left to its own stage.
+    """
+    problems: list[Problem] = []
+    for name in steps:
+        node = nodes[name]
+        if node.adopted:
+            continue
+        for kind, key, folder in _model_folders(node.key, node.config):
+            if not folder.is_dir():
+                continue  # its own stage reports it
+            found = folder_problems(folder, key, tokenizer=True)
+            if weights and not found:
+                found = _weights_problems(kind, key, folder)
+            problems += found
+    return problems
+
+
+def _model_folders(key: str, config: object) -> Iterator[tuple[str, str, Path]]:
+    """Class of transformers' auto model, dotted key and folder of each model from outside that a step loads."""
+    if isinstance(config, BaseModelConfig):
+        yield "AutoModelForCausalLM", f"{key}.path", Path(config.path)
+    if isinstance(config, CleanConfig) and config.toxicity and config.toxicity.model:
+        yield "AutoModelForSequenceClassification", f"{key}.toxicity.model", Path(config.toxicity.model)
+    if isinstance(config, SafetyConfig) and config.toxicity:
+        for number, scorer in enumerate(config.toxicity.scorers):
+            if scorer.kind == "classifier" and scorer.path:
+                where = f"{key}.toxicity.scorers.{number}.path"
+                yield "AutoModelForSequenceClassification", where, Path(scorer.path)
+
+
+def _weights_problems(kind: str, key: str, folder: Path) -> list[Problem]:
+    import transformers
+
+    from corpus.pretrained import weights_problems
+
+    try:
+        return weights_problems(getattr(transformers, kind), folder, key)
+    except StageError as error:
+        return list(error.problems)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return [Problem("bad_model", key, f"transformers cannot load {folder}: {reason[0]}")]
 
 
 def steps_to_build(nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from corpus.model_folder import broken_file, folder_problems
+from corpus.pretrained import non_finite_problem, non_finite_tensors
 from infra.errors import ConfigError, Problem, quoted
 from infra.foreign import dangers
 from infra.json import parse_json, read_json
@@ -126,29 +128,15 @@ def _tokenizer(folder: Path) -> Found:
 
 
 def _model(folder: Path) -> Found:
-    yield from _json_object(folder / "config.json")
+    wrong = list(_json_object(folder / "config.json"))
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        yield folder, "expected *.safetensors in this folder"
-    for path in weights:
-        if message := _broken_safetensors(path):
-            yield path, message
-
-
-def _broken_safetensors(path: Path) -> str:
-    """What is wrong with the file's header; empty if its tensors fill the file exactly."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            return "cut short or no safetensors file: its header is longer than the file"
-        try:
-            header = parse_json(file.read(length))
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return "no safetensors file: its header is not as expected"
-    expected = 8 + length + max(ends, default=0)
-    return "" if expected == size else f"cut short or damaged: {size:,} bytes, expected {expected:,}"
+        wrong.append((folder, "expected *.safetensors in this folder"))
+    wrong += [(path, message) for path in weights if (message := broken_file(path))]
+    wrong = wrong or [(folder, problem.message) for problem in folder_problems(folder, "")]
+    yield from wrong
+    if not wrong and (names := non_finite_tensors(folder)):
+        yield folder, non_finite_problem(names, "").message
 
 
 def _lines(*keys: str) -> Callable[[Path], Found]:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from corpus.model_folder import folder_problems
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import CHAT_TEMPLATE, PAD
 from corpus.trained import FILE as TRAINED
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.foreign import check_model
 from infra.run import Result, Run
 from training.config import BaseModelConfig
@@ -27,16 +28,18 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     """Copies the model to `out_dir` with the chat tokens and template that the later stages need.
 
     New tokens get the mean embedding with a little noise drawn by the seed, so that they start as likely as any.
-    Figures: parameters, added_tokens, vocab_size. Raises StageError for a folder without config.json or safetensors:
-    pickled weights can run code when they are read, and are refused, as is a folder that brings code along or leads out
-    of itself.
+    Figures: parameters, added_tokens, vocab_size. Raises StageError as `load_pretrained_model` and `folder_problems`
+    do: for pickled weights, which can run code when they are read, quantized ones, and those that do not fit
+    config.json or are not finite; for a folder without a tokenizer, that brings code along or leads out of itself.
     """
     folder = Path(config.path)
-    _check(folder)
+    check_model(folder, "base_model.path")
+    if problems := folder_problems(folder, "base_model.path", tokenizer=True):
+        raise StageError(*problems)
     try:
-        model = load(folder)
-        tokenizer = load_pretrained_tokenizer(folder)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        model = load(folder, "base_model.path", say=lambda message: run.event("weights_converted", message))
+        tokenizer = load_pretrained_tokenizer(folder, "base_model.path")
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
     known = tokenizer.get_vocab()
@@ -64,24 +67,6 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
         "vocab_size": float(model.config.vocab_size),
     }
     return Result(figures, f"{model.config.model_type} with {parameters / 1e6:,.1f}M parameters")
-
-
-def _check(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise stage_error(
-            "missing_source", "base_model.path", f"expected a Hugging Face model folder with config.json at {folder}"
-        )
-    if any(folder.glob("*.safetensors")):
-        check_model(folder, "base_model.path")
-        return
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
-    found = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"
-    raise stage_error(
-        "not_safetensors",
-        "base_model.path",
-        f"expected *.safetensors in {folder}, {found}",
-        "save the model with save_pretrained(..., safe_serialization=True) where you trust it",
-    )
 
 
 if __name__ == "__main__":

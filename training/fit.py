@@ -38,6 +38,7 @@ from training.expert_parallel import IdleExperts
 from training.guard.callback import Alarmed, Guard
 from training.guard.corrections import FILE as CORRECTIONS
 from training.guard.corrections import Correction, Corrections, write_log
+from training.guard.finite import check_finite
 from training.guard.loss_scale import LossScale
 from training.guard.stuck import WeightsMove
 from training.hardware import Hardware
@@ -170,8 +171,8 @@ def fit(
     Continues from the newest whole checkpoint in `run.work_dir`, else in `run.checkpoint_place`, to which checkpoints
     are uploaded meanwhile. When the guard (training/guard) raises an alarm it
     goes back to a healthy checkpoint and on with a correction. Raises infra.errors.Cancelled after the running batch,
-    once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help, and
-    `no_update` when the weights do not move.
+    once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help,
+    `no_update` when the weights do not move, and `not_finite` when the trained weights or the last loss are no numbers.
 
     networks: parts of the model whose gradients are clipped apart.
     inputs: of the stage; with `state` among them training goes on from a state of that artifact (`config.continues`).
@@ -215,6 +216,13 @@ def fit(
             training.uploader.finish(run.launch.grace_s)
         unshard_root(model)
         speed, corrections = throughput.mean(), training.corrections
+        first, last = training.begin.batch if training.begin else 0, state.clock.batch
+        if first < last and all(corrections.skips(batch) for batch in range(first, last)):
+            message = f"the guard left out all {last - first:,} batches, so that nothing was learnt"
+            fix = "look at the first alarm in its logs and at the data of that batch, and lower optimizer.learning_rate"
+            raise stage_error("diverged", stage, message, fix)
+        last_was_skipped = corrections.skips(last - 1)
+        check_finite(stage, model, 0.0 if last_was_skipped else state.losses.get("total", 0.0))
         return Fit(
             batches=state.clock.batch,
             tokens=state.clock.token,

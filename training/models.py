@@ -129,9 +129,11 @@ def build(
     return model
 
 
-def load(folder: Path) -> PreTrainedModel:
-    """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only, and no code."""
-    model: PreTrainedModel = load_pretrained_model(AutoModelForCausalLM, folder, dtype=torch.float32)
+def load(folder: Path, where: str = "", **options: Any) -> PreTrainedModel:
+    """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only, and no code.
+
+    where, options: as of `load_pretrained_model`."""
+    model: PreTrainedModel = load_pretrained_model(AutoModelForCausalLM, folder, where, dtype=torch.float32, **options)
     return model.train()
 
 

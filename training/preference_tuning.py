@@ -35,6 +35,7 @@ from training.evaluate import Watch, measuring
 from training.export import export
 from training.families import experts_problem
 from training.fit import fit, plan_of
+from training.guard.finite import check_measured
 from training.hardware import Hardware, prepare
 from training.language_model import LanguageModel
 from training.loaders import example_loader
@@ -231,8 +232,9 @@ def _measured(
         "heldout_pairs": float(len(measured)),
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
-        **_answers(policy, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run),
     }
+    check_measured("preference_tuning", figures)
+    figures |= _answers(policy, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run)
     headline = (
         f"held-out win rate {figures['win_rate']:.1%} ({figures['win_rate_low']:.1%} to "
         f"{figures['win_rate_high']:.1%}), margin {figures['margin']:+.2f}, KL {figures['kl_to_reference']:.1f}"

@@ -35,6 +35,7 @@ from training.export import export
 from training.families import expert_ranks_problem, sequences_problem
 from training.fit import Plan, fit
 from training.float8 import train_in_float8
+from training.guard.finite import check_measured
 from training.guard.stuck import Stuck
 from training.hardware import Hardware, prepare
 from training.heldout import HeldOut, count_baselines, measure
@@ -230,6 +231,7 @@ def _measured(
         **_loss_figures(loss, found, sources, text.bytes_per_token if causal else 0.0),
         "validation_tokens": float(len(numbers) * text.length),
     }
+    check_measured("pretrain", figures)
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
     return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
 

@@ -23,6 +23,7 @@ from training.config import RewardModelConfig
 from training.evaluate import Watch
 from training.export import export
 from training.fit import fit, plan_of
+from training.guard.finite import check_measured
 from training.hardware import prepare
 from training.loaders import example_loader
 from training.models import limit_length
@@ -160,6 +161,7 @@ def _measured(
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
     }
+    check_measured("reward_model", figures)
     right, low, high = (figures[f"heldout_accuracy{part}"] for part in ("", "_low", "_high"))
     return Result(figures, f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})")
 

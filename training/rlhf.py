@@ -30,6 +30,7 @@ from training.ensemble import Ensemble, member_names, same_weights
 from training.export import export
 from training.fit import Plan, fit
 from training.grading import Graders
+from training.guard.finite import check_measured
 from training.hardware import Hardware, prepare
 from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
@@ -224,6 +225,7 @@ def _measured(
         rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
         measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
         figures, said = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+    check_measured("rlhf", figures)
     return Result(figures, ", ".join(said))
 
 

@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from evaluation.decoding import Decoder, slots_in_memory
 from evaluation.generation import COLDEST, Sampling, generate
+from infra.errors import stage_error
 from training.families import FAMILIES
 from training.hardware import Hardware
 from training.new_tokens import unused_ids
@@ -182,10 +183,18 @@ def draws_of(numbers: Sequence[int], steps: int, seed: int) -> Tensor:
 
 def choose(logits: Tensor, temperature: float, draws: Tensor | None = None) -> Tensor:
     """One token id for each row of logits (B, V): the likeliest, or the one within whose part of the distribution
-    function the row's draw (B,) falls. A temperature below COLDEST takes the likeliest too."""
+    function the row's draw (B,) falls. A temperature below COLDEST takes the likeliest too. Raises StageError
+    `not_finite` for a draw from NaN."""
     if draws is None or temperature < COLDEST:
         return logits.argmax(-1)
     below = (logits / temperature).softmax(-1).double().cumsum(-1)
+    if below[:, -1].isnan().any():  # a draw from these would be a token id that does not exist
+        raise stage_error(
+            "not_finite",
+            "",
+            "expected finite logits of the model that answers, and they contain NaN",
+            "look where its training diverged, and lower optimizer.learning_rate",
+        )
     # Never on the last sum itself, behind which no token is.
     at = torch.minimum(draws * below[:, -1], torch.nextafter(below[:, -1], below.new_zeros(())))
     return torch.searchsorted(below, at[:, None], right=True)[:, 0]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from infra.errors import stage_error
@@ -113,23 +111,17 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
     return -logsigmoid(chosen - rejected).mean()
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """transformers warns that the output layer is new and asks for training, which is what happens here."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-
-
 def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Scorer:
     """A reward model's folder, or a causal model's with a fresh output layer from N(0, 1/(D + 1)) drawn by `seed`
     ("N implementation details of RLHF", section 2.2). Raises StageError `bad_model` for a family without a linear score
     layer."""
-    with _without_warnings():
-        model = load_pretrained_model(AutoModelForSequenceClassification, folder, num_labels=1, dtype=torch.float32)
+    model = load_pretrained_model(
+        AutoModelForSequenceClassification,
+        folder,
+        fresh_head="" if seed is None else "score",
+        num_labels=1,
+        dtype=torch.float32,
+    )
     if not isinstance(getattr(model, "score", None), nn.Linear):
         raise stage_error(
             "bad_model",

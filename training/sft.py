@@ -30,6 +30,7 @@ from training.export import export, renew_template
 from training.families import documents_problem, experts_problem
 from training.fit import fit, plan_of
 from training.grading import Graders
+from training.guard.finite import check_measured
 from training.hardware import Hardware, prepare
 from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
 from training.language_model import LanguageModel
@@ -363,6 +364,7 @@ def _compared(
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
     }
+    check_measured("sft", figures)
     headline = (
         f"held-out loss {figures['heldout_loss_base']:.2f} → {figures['heldout_loss_sft']:.2f}, "
         f"{figures['ends_share_sft']:.0%} of answers end"

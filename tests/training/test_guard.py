@@ -75,6 +75,17 @@ class NotANumber(Callback):
                     weight.grad.fill_(math.nan)
 
 
+class LossNotANumber(Callback):
+    """Makes the loss of batch `batch` NaN, and leaves its gradient finite."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    def before_backward(self, state: TrainState) -> None:
+        if state.clock.batch == self._batch:
+            state.loss.add_(math.nan)  # in place, which Composer reads too
+
+
 class ScaleDriven(Callback):
     """Drives fp16's loss scale towards 0 at one batch, as a long row of overflows does."""
 
@@ -334,7 +345,14 @@ def test_a_training_that_would_be_lost_ends_near_the_clean_one(
     """The risk of the long ones: a fault of another kind is seen, and answered by what does not mend it."""
     good = {"optimizer": {"learning_rate": 6.0e-3}} if "optimizer" in changes else {}
     clean = train("clean", **changes | good).figures["validation_loss"]
-    alone = train("alone", fault(), **changes | {"guard": {"enabled": False}}).figures["validation_loss"]
+    unguarded = changes | {"guard": {"enabled": False}}
+    if math.isinf(lost):
+        with pytest.raises(StageError, match=r"found NaN or infinity in .*model.embed_tokens.weight") as refused:
+            train("alone", fault(), **unguarded)
+        assert refused.value.problems[0].code == "not_finite"
+        alone = math.inf
+    else:
+        alone = train("alone", fault(), **unguarded).figures["validation_loss"]
     guarded = train("guarded", fault(), **changes)
     assert not alone < clean * lost
     assert guarded.figures["validation_loss"] < clean * (1 + within)
@@ -484,3 +502,18 @@ def test_rounds_whose_answers_are_all_worth_the_same_are_waited_through(
     ]
     before, after = weights(base_dir), weights(tmp_path / "out")
     assert any(not torch.equal(before[name], after[name]) for name in after)
+
+
+def test_a_training_ends_with_an_error_where_its_last_loss_is_no_number(train: Callable[..., Result]) -> None:
+    short = {"duration": "6 batches", "guard": {"enabled": False}}
+    assert train("earlier", [LossNotANumber(4)], **short).figures["validation_loss"] > 0
+    with pytest.raises(StageError, match="the last loss is nan") as told:
+        train("last", [LossNotANumber(5)], **short)
+    assert (told.value.problems[0].code, told.value.problems[0].path) == ("not_finite", "pretrain")
+
+
+def test_a_training_ends_with_an_error_where_every_batch_is_left_out(train: Callable[..., Result]) -> None:
+    short = {"duration": "6 batches", "guard": GUARD | {"skip_before": 1, "skip_after": 10}}
+    with pytest.raises(StageError, match="the guard left out all 6 batches, so that nothing was learnt") as told:
+        train("nothing", [NotANumber(0, 6)], **short)
+    assert told.value.problems[0].code == "diverged"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from infra.config import StageConfig
-from infra.errors import Cancelled
+from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from infra.store.measurements import TRAINED
@@ -96,6 +99,24 @@ def test_a_model_is_measured_alone_as_in_the_process_that_trained_it(
     other = alone("other", **changed)
     assert other.figures.get(figure) != at_once.figures.get(figure)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("name", ["pretrain", "sft", "reward_model", "preference_tuning", "rlhf"])
+def test_a_model_whose_hidden_states_overflow_is_no_result(
+    name: str, inputs: dict[str, dict[str, Path]], tmp_path: Path
+) -> None:
+    """Its weights are finite; its losses are not."""
+    source = inputs["rlhf"]["reward_model"] if name == "reward_model" else inputs["sft"]["model"]
+    trained = Path(shutil.copytree(source, tmp_path / "trained"))
+    weights = load_file(trained / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.finfo(torch.float32).max)
+    save_file(weights, trained / "model.safetensors", {"format": "pt"})
+    config = STAGES[name].config.model_validate(CASES[name][0])
+    launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
+    measure = importlib.import_module(f"training.{name}").measure_trained
+    with pytest.raises(StageError, match=r"finite losses; .* is (nan|inf)|finite logits") as told:
+        measure(config, {**inputs[name], TRAINED: trained}, tmp_path / "out", Run(tmp_path / "work", launch))
+    assert told.value.problems[0].code == "not_finite"
 
 
 @pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.measured_by])
