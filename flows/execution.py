@@ -142,7 +142,8 @@ class PipelineRun:
             self.store.leases.check()
             chosen = self.selection.choose(self.nodes)
             launch = self.config.launch
-            if launch.ranks > 1 or launch.device == "gpu" or launch.hardware or launch.checkpoint_remote or has_gpu():
+            is_looked_at = launch.ranks > 1 or launch.device == "gpu" or launch.hardware or launch.checkpoint_remote
+            if is_looked_at or has_gpu() or any(node.stage.name == "base_model" for node in self.nodes.values()):
                 from flows.needs import refuse_run
 
                 refuse_run(self.config, self.nodes, chosen, self.store, self.selection.force)

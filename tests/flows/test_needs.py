@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from corpus.config import InstructionsConfig
 from flows.config import load
@@ -401,6 +403,32 @@ def test_what_does_not_train_needs_no_gpu_of_the_cluster(tmp_path: Path) -> None
     }
     answer = stemma("run", write_config(tmp_path / "config.yaml", config), "--root", tmp_path / "store")
     assert answer.code == 0, answer.document["errors"]
+
+
+def test_a_base_model_that_does_not_fit_is_refused_by_check_and_by_its_stage(tmp_path: Path) -> None:
+    """A run of other stages does not import transformers to compare weights; that of the model does."""
+    model = make_model(tmp_path / "model", seed=0)
+    config = write_config(tmp_path / "config.yaml", {"name": "t", "base_model": {"path": str(model)}})
+
+    def problem(command: str, code: int) -> dict[str, str]:
+        answer = stemma(command, config, "--root", tmp_path / "store")
+        assert answer.code == code, answer.document
+        [found] = answer.document["errors"]
+        return found
+
+    weights = load_file(model / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    expected = problem("check", 2)
+    assert (expected["code"], expected["path"]) == ("weights_do_not_fit", "base_model.path")
+    assert expected["message"].endswith("missing: model.layers.1.mlp.up_proj.weight")
+    assert problem("run", 1) == expected
+    assert not list((tmp_path / "store" / "base_model").glob("*/manifest.json"))
+
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"quantization_config": {"quant_method": "gptq"}}))
+    quantized = problem("run", 2)
+    assert (quantized["code"], quantized["path"]) == ("quantized_model", "base_model.path")
 
 
 def test_an_alignment_is_planned_with_what_it_loads_and_computes() -> None:

@@ -50,7 +50,7 @@ def test_alternatives_share_what_they_have_in_common(run: Callable[..., Answer],
     again = run(
         "run", REPOSITORY / "configs" / "alternatives.yaml", "--root", tmp_path / "store", "--set", "gentle.kl_coef=0.5"
     )
-    assert again.with_status("built") == {"gentle", "benchmarks_gentle", "report"}
+    assert again.with_status("built") == {"gentle", "measure_gentle", "benchmarks_gentle", "report"}
 
 
 @pytest.mark.long
