@@ -34,7 +34,7 @@ def command(
 
     All mistakes in the config are reported at once, and so is what is wrong with the first record of each source.
     """
-    from flows.branches import branch_notes, refuse_removed_states
+    from flows.branches import branch_notes, chat_notes, refuse_removed_states
     from flows.config import load
     from flows.graph import graph
     from flows.journal import latest
@@ -56,7 +56,8 @@ def command(
         store.check_leases()
     rows = plan(nodes, store, selection.force, look=True, strict_versions=strict_versions)
     refuse_removed_states(nodes, rows, chosen, store)
-    notes = branch_notes(nodes, rows)
+    building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
+    notes = {**chat_notes(building), **branch_notes(nodes, rows)}
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
     refuse(pipeline, nodes, found)
     gpus = GpusHere.of(pipeline.launch, nodes, built)

@@ -31,6 +31,7 @@ COMMANDS = {
     "pause": ("cli.deploy:pause", "Keep a pipeline from running by itself."),
     "resume": ("cli.deploy:resume", "Let a pipeline run by itself again."),
     "chat": ("cli.chat", "Talk to a model."),
+    "show-chat": ("cli.show_chat", "Print conversations as a model's tokens, and what tuning would learn of them."),
     "promote": ("cli.promote", "Make a registered model the one to use."),
     "rollback": ("cli.promote:rollback", "Go back to the model that was promoted before."),
     "eval": ("cli.eval", "Score models on benchmarks, side by side."),

@@ -1,18 +1,20 @@
-"""What a step that goes on from the state of another changes there, in the learning rate and in the order of the data,
-said before anything runs."""
+"""What is noted of steps before anything runs: what one that goes on from the state of another changes there, in the
+learning rate and in the order of the data, and the chat template that a model brings along."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from flows.graph import Graph
 from flows.plan import Row
-from infra.errors import ConfigError, Problem
+from infra.errors import ConfigError, Problem, StageError
+from infra.json import BadJson, read_json
 from infra.store.states import STATES, removed_state, state_at
 from infra.store.store import Store
 from tasks.stage import STATE, Node
-from training.config import PretrainConfig, TrainerConfig
+from training.config import BaseModelConfig, PretrainConfig, TrainerConfig
 from training.duration import parse_duration
 
 _SMALL = 0.01
@@ -37,6 +39,47 @@ def branch_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
         if isinstance(node.config, TrainerConfig) and node.config.continues and STATE in node.inputs
         if (note := "\n".join(filter(None, _notes(node, node.config, nodes[node.inputs[STATE]], rows))))
     }
+
+
+def chat_notes(nodes: Graph) -> dict[str, str]:
+    """A line for each base model from outside that keeps its own chat template: a short conversation as its tokens.
+
+    Raises ConfigError for a template that tuning cannot use.
+    """
+    found: dict[str, str] = {}
+    for name, node in nodes.items():
+        if not isinstance(node.config, BaseModelConfig) or node.config.chat_template != "model":
+            continue
+        folder = Path(node.config.path)
+        if not _has_template(folder):
+            continue
+        # Seconds of imports, for models with a template alone.
+        from corpus.pretrained import load_pretrained_tokenizer
+        from training.chat import chat_of
+        from training.shown_chat import shown_template
+        from training.template_chat import TemplateChat
+
+        try:
+            chat = chat_of(load_pretrained_tokenizer(folder, f"{node.key}.path"), folder)
+            if isinstance(chat, TemplateChat):
+                found[name] = f"{name} keeps its own chat template: {shown_template(chat)}"
+        except StageError as error:
+            raise ConfigError(*error.problems) from error
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).strip().splitlines()[0]
+            message = f"transformers cannot read the tokenizer in {folder}: {reason}"
+            raise ConfigError(Problem("bad_model", f"{node.key}.path", message)) from error
+    return found
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        settings = read_json(folder / "tokenizer_config.json")
+    except (OSError, BadJson):  # whoever imports the model says what is wrong with it
+        return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
 
 
 def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterable[str], store: Store) -> None:

@@ -37,33 +37,37 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tokenizer_of(family: str, *, chat_template: str | None = None, tokens: list[str] | None = None) -> Any:
-    """A fast tokenizer of transformers. tokens: special ones in place of the family's."""
+def tokenizer_of(family: str, *, tokens: list[str] | None = None) -> Any:
+    """A fast tokenizer of a family. tokens: special ones in place of the family's."""
+    about = FAMILIES[family]
+    roles = {role: about.get(role) for role in ("bos", "eos", "pad")}
+    in_front = bool(about.get("in_front"))
+    return tokenizer_with(tokens or about["tokens"], **roles, in_front=in_front, **about.get("settings", {}))
+
+
+def tokenizer_with(
+    special: list[str], *, bos: str | None = None, eos: str | None = None, pad: str | None = None,
+    in_front: bool = False, **settings: Any,
+) -> Any:  # fmt: skip
+    """A fast tokenizer of transformers. in_front: whether its post-processor puts `bos` in front of every text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    about = FAMILIES[family]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = tokens or about["tokens"]
     trainer = trainers.BpeTrainer(
         vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    bos = about.get("bos")
-    if about.get("in_front"):
+    if in_front and bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )
-    roles = {f"{role}_token": about[role] for role in ("bos", "eos", "pad") if role in about}
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles, **about.get("settings", {})
-    )
-    made.chat_template = chat_template
-    return made
+    roles = {f"{role}_token": token for role, token in (("bos", bos), ("eos", eos), ("pad", pad)) if token}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles, **settings)
 
 
 def save_model(folder: Path, tokenizer: Any, *, tied: bool = True, positions: int = 256) -> Path:

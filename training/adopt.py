@@ -13,19 +13,21 @@ from safetensors import SafetensorError
 
 from corpus.model_folder import folder_problems
 from corpus.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_template import CHAT_TEMPLATE, PAD
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES, PAD
 from corpus.trained import FILE as TRAINED
 from infra.errors import StageError, stage_error
 from infra.foreign import check_model
 from infra.run import Result, Run
+from training.chat import chat_of
 from training.config import BaseModelConfig
 from training.export import export
 from training.models import load
 from training.new_tokens import CHAT_TOKENS, add_untrained, draw_from_mean
+from training.shown_chat import shown_template
 
 
 def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Copies the model to `out_dir` with the chat tokens and template that the later stages need.
+    """Copies the model to `out_dir` with a chat template: its own as it is, else this project's with its tokens.
 
     New tokens get the mean embedding with a little noise drawn by the seed, so that they start as likely as any.
     Figures: parameters, added_tokens, vocab_size. Raises StageError as `load_pretrained_model` and `folder_problems`
@@ -43,11 +45,17 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
     known = tokenizer.get_vocab()
-    missing = [token for token in CHAT_TOKENS if token not in known]
+    keeps = bool(tokenizer.chat_template) and config.chat_template == "model"
+    keeps = keeps and tokenizer.chat_template not in (CHAT_TEMPLATE, *EARLIER_TEMPLATES)
+    missing = [] if keeps else [token for token in CHAT_TOKENS if token not in known]
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
     tokenizer.add_tokens(missing, special_tokens=True)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    if keeps:
+        chat = chat_of(tokenizer, folder)  # refuses a template that shows no answer
+        run.event("chat_template", f"the model keeps its chat template: {shown_template(chat)}")
+    else:
+        tokenizer.chat_template = CHAT_TEMPLATE
     before = model.config.vocab_size
     if len(tokenizer) > before:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -57,7 +65,7 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     add_untrained(model, tokenizer.convert_tokens_to_ids(missing))
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.save_pretrained(out_dir)
-    export(model, None, out_dir)
+    export(model, None, out_dir, chat.stops if keeps else ())
     if (folder / TRAINED).is_file():
         shutil.copyfile(folder / TRAINED, out_dir / TRAINED)
     parameters = sum(weight.numel() for weight in model.parameters())

@@ -1,4 +1,5 @@
-"""Conversations as token ids: `<|user|>{prompt}<|end|><|assistant|>{response}<|end|>`, and so on in turns.
+"""Conversations as token ids: `<|user|>{prompt}<|end|><|assistant|>{response}<|end|>`, and so on in turns, or by the
+chat template that a model brings along (training/template_chat.py).
 
 Text is encoded with special tokens split, so a prompt that spells out `<|end|>` cannot end its turn. For all other
 text the ids equal those of the tokenizer's chat template.
@@ -6,7 +7,7 @@ text the ids equal those of the tokenizer's chat template.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_template import ASSISTANT, END, USER
+from corpus.tokens.chat_template import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER
 from infra.bounded import file_lines
 from infra.errors import stage_error
-from infra.json import BadJson, parse_json
+from infra.json import BadJson, parse_json, read_json
 from training.loss import IGNORE
 
 ROLE_TOKENS = 3
@@ -38,8 +39,32 @@ class Conversation:
         return self.prompt + self.response
 
 
+def turns_of(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """Messages {"role", "content"} as (role, text) of user and assistant alone: what the system says, before all
+    others, is the beginning of the first question, as in the chat template.
+
+    Raises StageError `bad_role` for any other role or place, and where no user follows the system.
+    """
+    system = messages[0]["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
+    turns = []
+    for message in messages[1:] if system else messages:
+        if message["role"] not in ("user", "assistant"):
+            said = f"expected the roles user and assistant, and system first, not {message['role']!r}"
+            raise stage_error("bad_role", "messages", said)
+        text = message["content"]
+        if message["role"] == "user":
+            text, system = system + text, ""
+        turns.append((message["role"], text))
+    if system:
+        raise stage_error("bad_role", "messages", "expected a message of the user after that of the system")
+    return turns
+
+
 class Chat:
     """A tokenizer with the chat tokens."""
+
+    least_prompt = ROLE_TOKENS + 1
+    """Tokens of the shortest prompt: its roles and one token of text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -52,7 +77,7 @@ class Chat:
     @classmethod
     def load(cls, folder: Path) -> Chat:
         """The tokenizer of a model folder; raises StageError if it has no chat tokens or brings code along."""
-        return cls(load_pretrained_tokenizer(folder))
+        return chat_of(load_pretrained_tokenizer(folder), folder)
 
     def _id(self, token: str) -> int:
         number = self.tokenizer.get_vocab().get(token)
@@ -116,6 +141,28 @@ class Chat:
         """A prompt's text with its roles, as `prompts` gives it."""
         return [self.user, *_end(text, max_tokens - ROLE_TOKENS), self.end, self.assistant]
 
+    def ask(self, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[int]]:
+        """Messages {"role", "content"} as prompts that ask for the assistant's answer, of any length."""
+        turns = [turns_of(messages) for messages in conversations]
+        texts = iter(self.encode([text for those in turns for _, text in those]))
+        roles = {"user": self.user, "assistant": self.assistant}
+        return [self.turns([(roles[role], next(texts)) for role, _ in those]) for those in turns]
+
+    def respond(self, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> list[list[int]]:
+        """Answers to prompts of `ask`, each with its end."""
+        return [[*answer, self.end] for answer in self.encode(texts)]
+
+    def dialogue_of(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> list[int]:
+        """Messages {"role", "content"} as `dialogue` has them."""
+        turns = turns_of(messages)
+        roles = {"user": self.user, "assistant": self.assistant}
+        texts = self.encode([text for _, text in turns])
+        return self.dialogue([(roles[role], ids) for (role, _), ids in zip(turns, texts, strict=True)], max_tokens)
+
+    def has_ended(self, answer: Sequence[int]) -> bool:
+        """Whether a sampled answer ends by itself."""
+        return list(answer[-1:]) == [self.end]
+
     def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
         """Prompts with responses, of any length."""
         pairs = zip(self.encode(prompts), self.encode(responses), strict=True)
@@ -144,6 +191,24 @@ class Chat:
         for place, number in enumerate(prompt[:-1]):
             if number == self.assistant:
                 yield place + 1, prompt.index(self.end, place) + 1
+
+
+def chat_of(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, tools: Sequence[Any] = ()) -> Chat:
+    """Conversations for a tokenizer: by its own chat template, or by ours where it has ours or none.
+
+    folder: of the model, whose generation_config.json names further tokens that end an answer. tools: descriptions of
+    functions, which a template of the model's own shows it.
+    Raises StageError for one that has neither a template nor our chat tokens.
+    """
+    template = tokenizer.chat_template
+    if not template or template in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
+        return Chat(tokenizer)
+    from training.template_chat import TemplateChat  # it builds on this module
+
+    ends: Any = None
+    if folder is not None and (path := folder / "generation_config.json").is_file():
+        ends = read_json(path).get("eos_token_id")
+    return TemplateChat(tokenizer, [ends] if isinstance(ends, int) else ends or [], tools)
 
 
 def _end(ids: Sequence[int], count: int) -> list[int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,8 +17,7 @@ from evaluation.generation import Sampling, generate
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training.answer_text import AnswerText
-from training.chat import Chat
-from training.conversations import turns_of
+from training.chat import Chat, chat_of
 from training.families import FAMILIES
 from training.hardware import Hardware, prepare
 from training.models import limit_length, load
@@ -73,10 +71,10 @@ def answer(
     takes the likeliest token. Raises StageError for a folder that is no model of ours and for other roles.
     """
     model, tokenizer, _ = loaded(Path(model_dir))
-    chat = Chat(tokenizer)
+    chat = _chat(tokenizer)
     positions = positions_of(model)
     most = min(max_new_tokens, positions // 2)
-    ids = chat.dialogue(_turns(chat, messages), positions - most)
+    ids = chat.dialogue_of(messages, positions - most)
     options = SamplingOptions(most, frozenset(chat.stops), temperature, seed=seed)
     writing = write(model_dir, AnswerRequest(ids, options))
     while True:
@@ -190,21 +188,21 @@ def chat_prompt(
     Raises:
         StageError: `no_tools` for a chat template that shows no tools, `bad_role` for roles and places that it refuses.
     """
-    chat = Chat(tokenizer)
     if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
         template = tokenizer.chat_template
         if not isinstance(template, str) or "tools" not in template:
             message = "expected a conversation without tools: the model's chat template shows it none"
             raise stage_error("no_tools", "tools" if tools else "messages", message)
-        try:
-            ids = tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, return_dict=False
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            message = f"the model's chat template refuses the conversation: {error}"
-            raise stage_error("bad_messages", "messages", message) from None
-        return list(ids), frozenset(chat.stops)
-    return chat.turns(_turns(chat, messages)), frozenset(chat.stops)
+        chat = chat_of(tokenizer, Path(tokenizer.name_or_path), tools)
+    else:
+        chat = _chat(tokenizer)
+    return chat.ask([messages])[0], frozenset(chat.stops)
+
+
+@lru_cache(maxsize=KEPT)
+def _chat(tokenizer: PreTrainedTokenizerBase) -> Chat:
+    """Conversations for the tokenizer of a model's folder; what a template writes behind answers is found once."""
+    return chat_of(tokenizer, Path(tokenizer.name_or_path))
 
 
 def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], frozenset[int]]:
@@ -218,13 +216,6 @@ def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int
 def positions_of(model: PreTrainedModel) -> int:
     """The most tokens of a prompt and its answer together."""
     return limit_length(model, 1_000_000)
-
-
-def _turns(chat: Chat, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
-    roles = {"user": chat.user, "assistant": chat.assistant}
-    turns = turns_of(messages)
-    texts = chat.encode([text for _, text in turns])
-    return [(roles[role], ids) for (role, _), ids in zip(turns, texts, strict=True)]
 
 
 @lru_cache(maxsize=KEPT)

@@ -102,7 +102,7 @@ def generate(
         only=ranks.own_part(len(prompts)) if in_ranks else None,
     )
     ids = [answer for part in ranks.gather(own) for answer in part] if in_ranks else own
-    return Completions(list(prompts), ids, torch.tensor([answer[-1:] == [chat.end] for answer in ids]))
+    return Completions(list(prompts), ids, torch.tensor([chat.has_ended(answer) for answer in ids]))
 
 
 def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:

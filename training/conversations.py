@@ -18,39 +18,15 @@ from infra.run import Run
 from training.chat import Chat, Conversation, pad
 from training.documents import positions_within
 from training.loss import IGNORE
-from training.preference_pairs import LEAST_PROMPT, TooLong
+from training.preference_pairs import TooLong
 
 Pack = tuple[Conversation, ...]
 """Conversations that share a sequence."""
 
 
-def turns_of(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """Messages {"role", "content"} as (role, text) of user and assistant alone: what the system says, before all
-    others, is the beginning of the first question, as in the chat template.
-
-    Raises StageError `bad_role` for any other role or place, and where no user follows the system.
-    """
-    system = messages[0]["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
-    turns = []
-    for message in messages[1:] if system else messages:
-        if message["role"] not in ("user", "assistant"):
-            said = f"expected the roles user and assistant, and system first, not {message['role']!r}"
-            raise stage_error("bad_role", "messages", said)
-        text = message["content"]
-        if message["role"] == "user":
-            text, system = system + text, ""
-        turns.append((message["role"], text))
-    if system:
-        raise stage_error("bad_role", "messages", "expected a message of the user after that of the system")
-    return turns
-
-
 def prompts_of(chat: Chat, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """The prompts of instruction rows, each with what was said before it (`history`), of any length."""
-    turns = [turns_of([*row.get("history", ()), {"role": "user", "content": row["prompt"]}]) for row in rows]
-    texts = iter(chat.encode([text for one in turns for _, text in one]))
-    roles = {"user": chat.user, "assistant": chat.assistant}
-    return [chat.turns([(roles[role], next(texts)) for role, _ in one]) for one in turns]
+    return chat.ask([[*row.get("history", ()), {"role": "user", "content": row["prompt"]}] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -88,13 +64,13 @@ def fitted(chat: Chat, rows: Sequence[Mapping[str, Any]], max_length: int, too_l
     exchanges, and then the beginning of its question; it is left out where less than one token of that would stay.
     drop: every conversation that is too long is left out.
     """
-    prompts, answers = prompts_of(chat, rows), chat.encode([row["response"] for row in rows])
+    prompts = prompts_of(chat, rows)
+    responses = chat.respond(prompts, [row["response"] for row in rows])
     found, kept, cut = [], [], 0
-    for row, prompt, answer in zip(rows, prompts, answers, strict=True):
-        response = [*answer, chat.end]
+    for row, prompt, response in zip(rows, prompts, responses, strict=True):
         room = max_length - len(response)
         is_long = len(prompt) > room
-        if is_long and (too_long == "drop" or room < min(LEAST_PROMPT, len(prompt))):
+        if is_long and (too_long == "drop" or room < min(chat.least_prompt, len(prompt))):
             continue
         cut += is_long
         found.append(Conversation(chat.shortened(prompt, room), response))

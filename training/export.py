@@ -26,6 +26,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 
+_MORE_TEMPLATES = "additional_chat_templates"
+"""Folder of a tokenizer's chat templates besides the usual one."""
+
 
 def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
     """Writes fp32 weights, config.json, generation_config.json and what goes with them to `out_dir`, on rank 0.
@@ -62,6 +65,9 @@ def copy_beside(source: Path, out_dir: Path) -> None:
     for name in (*TOKENIZER_FILES, TRAINED):
         if (source / name).exists():
             shutil.copyfile(source / name, out_dir / name)
+    for template in sorted(source.glob(f"{_MORE_TEMPLATES}/*.jinja")):
+        (out_dir / _MORE_TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(template, out_dir / _MORE_TEMPLATES / template.name)
 
 
 def renew_template(out_dir: Path) -> None:

@@ -174,7 +174,8 @@ def _width(model: nn.Module) -> int:
 def _outer(model: nn.Module) -> tuple[set[int], set[int]]:
     """The ids of the weights of embeddings, and of output layers by whatever name their family gives them (lm_head,
     embed_out)."""
-    inputs, outputs = set(), set()
+    inputs: set[int] = set()
+    outputs: set[int] = set()
     for layer in model.modules():
         if isinstance(layer, nn.Embedding):
             inputs.update(map(id, layer.parameters()))

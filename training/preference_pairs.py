@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 from infra.errors import stage_error
 from infra.run import Run
-from training.chat import ROLE_TOKENS, Chat, Conversation
+from training.chat import Chat, Conversation
 
 TooLong = Literal["cut_prompt", "drop"]
-LEAST_PROMPT = ROLE_TOKENS + 1
-"""Tokens of a prompt's roles, and one of its text."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +66,15 @@ def fitted_pairs(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int,
     beginning, the same for both; a pair is left out where less than one token of it would stay. drop: every pair that
     is too long is left out.
     """
-    prompts, chosen, rejected = (chat.encode([row[key] for row in rows]) for key in ("prompt", "chosen", "rejected"))
+    prompts = chat.ask([[{"role": "user", "content": row["prompt"]}] for row in rows])
+    chosen, rejected = (chat.respond(prompts, [row[key] for row in rows]) for key in ("chosen", "rejected"))
     pairs, kept, cut = [], [], 0
-    for row, prompt, *answers in zip(rows, prompts, chosen, rejected, strict=True):
-        good, bad = ([*answer, chat.end] for answer in answers)
+    for row, prompt, good, bad in zip(rows, prompts, chosen, rejected, strict=True):
         room = max_length - max(len(good), len(bad))
-        is_long = len(prompt) + ROLE_TOKENS > room
-        if is_long and (too_long == "drop" or room < min(LEAST_PROMPT, len(prompt) + ROLE_TOKENS)):
+        is_long = len(prompt) > room
+        if is_long and (too_long == "drop" or room < min(chat.least_prompt, len(prompt))):
             continue
-        asked = chat.asking(prompt, room)
+        asked = chat.shortened(prompt, room)
         cut += is_long
         pairs.append(Pair(Conversation(asked, good), Conversation(asked, bad)))
         kept.append(row)

@@ -18,8 +18,8 @@ from torch import Tensor
 from corpus.dialogues import opening_of
 from evaluation.clustered import number_clusters
 from infra.run import Run
-from training.chat import ROLE_TOKENS, Chat, Conversation, pad
-from training.preference_pairs import LEAST_PROMPT, TooLong, tell_lengths
+from training.chat import Chat, Conversation, pad
+from training.preference_pairs import TooLong, tell_lengths
 
 LENGTH_BIN = 10
 """Tokens of a bin of length differences, within which pairs are balanced (Singhal et al. 2023, section 4.1)."""
@@ -91,17 +91,18 @@ def fitted_rankings(
     cut = dropped = 0
     groups = [list(group) for _, group in groupby(enumerate(rows), lambda one: one[1].get("ranking") or one[0])]
     texts = [list(dict.fromkeys(row[key] for _, row in group for key in ("chosen", "rejected"))) for group in groups]
-    prompts = chat.encode([group[0][1]["prompt"] for group in groups])
-    encoded = iter(chat.encode([text for those in texts for text in those]))
+    prompts = chat.ask([[{"role": "user", "content": group[0][1]["prompt"]}] for group in groups])
+    asked_of = [prompt for prompt, those in zip(prompts, texts, strict=True) for _ in those]
+    responses = iter(chat.respond(asked_of, [text for those in texts for text in those]))
     for group, those, prompt in zip(groups, texts, prompts, strict=True):
-        answers = [[*next(encoded), chat.end] for _ in those]
+        answers = [next(responses) for _ in those]
         room = max_length - max(map(len, answers))
-        is_long = len(prompt) + ROLE_TOKENS > room
-        if is_long and (too_long == "drop" or room < min(LEAST_PROMPT, len(prompt) + ROLE_TOKENS)):
+        is_long = len(prompt) > room
+        if is_long and (too_long == "drop" or room < min(chat.least_prompt, len(prompt))):
             dropped += 1
             continue
         cut += is_long
-        asked = chat.asking(prompt, room)
+        asked = chat.shortened(prompt, room)
         places = {text: place for place, text in enumerate(those)}
         pairs = [_preferred(row, places) for _, row in group]
         rankings.append(Ranking([Conversation(asked, answer) for answer in answers], pairs))

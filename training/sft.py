@@ -89,9 +89,9 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     if config.lora:
         learning = add_adapters(network, config.lora, config.seed)
         of_tokens = ""
-        if rows := learn_rows(network, ids):
+        if in_rows := learn_rows(network, ids):
             names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
-            of_tokens = f", and {rows:,} of the rows of {len(ids):,} tokens ({names})"
+            of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
         run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones{of_tokens}")
     training_packs = (
         packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
@@ -253,7 +253,7 @@ class _Side:
     answers: list[list[int]]
 
     def ended(self, chat: Chat) -> NDArray[np.bool_]:
-        return np.array([answer[-1:] == [chat.end] for answer in self.answers])
+        return np.array([chat.has_ended(answer) for answer in self.answers])
 
     def told(
         self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None], graders: Graders

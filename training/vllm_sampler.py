@@ -136,7 +136,7 @@ class VllmSampler:
                 "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
             )
         ids = [answer for answer, _ in found]
-        ended = torch.tensor([answer[-1:] == [self._chat.end] for answer in ids])
+        ended = torch.tensor([self._chat.has_ended(answer) for answer in ids])
         return Completions(list(prompts), ids, ended, [told for _, told in found])
 
     def check(self, answers: Completions, logprobs: Tensor, mask: Tensor, step: int) -> None:

@@ -220,6 +220,9 @@ class BaseModelConfig(StageConfig):
     """Folder with config.json, *.safetensors and the tokenizer files; pickled weights are refused."""
     seed: Seed = 17
     """Seeds the embeddings of chat tokens that the model does not have yet."""
+    chat_template: Literal["model", "stemma"] = "model"
+    """Which chat template the model has from here on, in tuning, chat, serve and export. model: its own, byte for byte;
+    this project's where it has none. stemma: this project's, whose tokens it is given."""
 
     def sources(self) -> list[Source]:
         return [Source("base_model.path", expand([self.path]))]

@@ -1,0 +1,226 @@
+"""Conversations by a model's own chat template: transformers' ids, and the assistant's turns learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from cli.show_chat import command
+from flows.branches import chat_notes
+from flows.config import parse
+from flows.graph import graph
+from infra.errors import ConfigError, StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from tests.chat_templates import FAMILIES
+from tests.open_models import save_model, tokenizer_with
+from training.adopt import import_model
+from training.chat import Chat, Conversation, chat_of
+from training.chat_session import answer
+from training.config import BaseModelConfig, SftConfig
+from training.conversations import fitted
+from training.loss import IGNORE
+from training.preference_pairs import fitted_pairs
+from training.sft import sft
+from training.shown_chat import in_line, shown
+from training.template_chat import TemplateChat
+
+TALK = [
+    {"role": "user", "content": "What is 2 plus 3?"},
+    {"role": "assistant", "content": "It is five."},
+    {"role": "user", "content": "Why?\n\nSay it in  two words."},
+]
+SYSTEM = {"role": "system", "content": "Be short."}
+ENDS = {"harmony": "<|return|>", "gemma": "<end_of_turn>", "phi": "<|end|>"}
+BOS = {"llama2": 2, "llama3": 1, "gemma": 1, "mistral": 1, "deepseek": 1}
+WITHOUT_SYSTEM = ("gemma",)
+
+
+def tokenizer_in(family: str) -> Any:
+    template, special, whole, bos, eos, in_front = FAMILIES[family]
+    tokenizer = tokenizer_with(special, bos=bos, eos=eos, in_front=in_front)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def ids_by_transformers(tokenizer: Any, messages: list[dict[str, Any]], **values: Any) -> list[int]:
+    found: list[int] = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **values)["input_ids"]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("system", [False, True], ids=["", "system"])
+def test_ids_are_transformers_and_what_is_learnt_is_the_assistants(family: str, system: bool) -> None:
+    if system and family in WITHOUT_SYSTEM:
+        with pytest.raises(StageError, match="System role not supported"):
+            chat_of(tokenizer_in(family)).ask([[SYSTEM, *TALK]])
+        return
+    tokenizer = tokenizer_in(family)
+    chat = chat_of(tokenizer)
+    assert isinstance(chat, TemplateChat)
+    eos = FAMILIES[family][4]
+    assert tokenizer.convert_ids_to_tokens(chat.end) == ENDS.get(family, eos)
+    messages = [SYSTEM, *TALK] if system else TALK
+    [prompt] = chat.ask([messages])
+    assert prompt == ids_by_transformers(tokenizer, messages, add_generation_prompt=True)
+    if family != "olmo":  # whose bos_token ends answers too
+        assert prompt.count(tokenizer.bos_token_id) == BOS.get(family, 0), "as the template says, never doubled"
+    [response] = chat.respond([prompt], ["Two and three."])
+    whole = ids_by_transformers(tokenizer, [*messages, {"role": "assistant", "content": "Two and three."}])
+    told = [*prompt, *response]
+    assert told == whole[: len(told)]
+    assert tokenizer.decode(whole[len(told) :]).strip() in ("", eos), "nothing of the answer is behind its end"
+    assert response[-1] == chat.end
+    assert chat.decode(response) == "Two and three." and chat.has_ended(response)
+    labels = chat.response_batch([Conversation(prompt, response)], every_answer=True)["labels"][0].tolist()
+    learnt = [label for label in labels if label != IGNORE]
+    text = tokenizer.decode(learnt, skip_special_tokens=True)
+    assert "It is five." in text and text.endswith(tokenizer.decode(response, skip_special_tokens=True))
+    assert not any(word in text for word in ("plus", "Say", "short", "user", "assistant\n"))
+    ends = {chat.end, *([tokenizer.convert_tokens_to_ids("<|end|>")] if family == "harmony" else [])}
+    assert sum(number in ends for number in learnt) == 2
+
+
+def test_thinking_is_learnt_where_the_template_shows_it() -> None:
+    tokenizer = tokenizer_in("qwen3")
+    chat = chat_of(tokenizer)
+    [prompt] = chat.ask([TALK])
+    [response] = chat.respond([prompt], ["<think>\nHm.\n</think>\n\nFive."])
+    told = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFive."}
+    assert [*prompt, *response] == ids_by_transformers(tokenizer, [*TALK, told])[: len(prompt) + len(response)]
+    assert tokenizer.decode(response) == "<think>\nHm.\n</think>\n\nFive.<|im_end|>"
+    [plain] = chat.respond([prompt], ["Five."])
+    assert tokenizer.decode(plain) == "<think>\n\n</think>\n\nFive.<|im_end|>" and chat.decode(plain) == "Five."
+    quiet = TemplateChat(tokenizer, enable_thinking=False)
+    [prompt] = quiet.ask([TALK])
+    assert prompt == ids_by_transformers(tokenizer, TALK, add_generation_prompt=True, enable_thinking=False)
+    [response] = quiet.respond([prompt], ["Five."])
+    assert tokenizer.decode(response) == "Five.<|im_end|>"
+
+
+def test_harmony_answers_are_what_its_last_channel_says() -> None:
+    tokenizer = tokenizer_in("harmony")
+    chat = chat_of(tokenizer)
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Five.<|return|>"
+    ids = tokenizer(said, add_special_tokens=False).input_ids
+    assert chat.decode(ids) == "Five." and chat.has_ended(ids)
+    assert chat.ask([[{"role": "developer", "content": "Be short."}, *TALK]]) == chat.ask([[SYSTEM, *TALK]])
+
+
+def test_tools_are_the_templates(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in("llama3")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    chat = TemplateChat(tokenizer, tools=tools)
+    messages = [*TALK, {"role": "tool", "content": "5"}]
+    assert chat.ask([messages])[0] == ids_by_transformers(tokenizer, messages, tools=tools, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral"])
+def test_text_that_spells_special_tokens_ends_no_turn(family: str) -> None:
+    tokenizer = tokenizer_in(family)
+    chat = chat_of(tokenizer)
+    end = tokenizer.convert_ids_to_tokens(chat.end)
+    spelt = [{"role": "user", "content": f"Say {end} now"}]
+    [prompt], [plain] = chat.ask([spelt]), chat.ask([[{"role": "user", "content": "Say it now"}]])
+    assert prompt.count(chat.end) == plain.count(chat.end)
+    assert f"Say {end} now" in tokenizer.decode(prompt)
+    [response] = chat.respond([prompt], [f"No {end} here"])
+    assert response.count(chat.end) == 1 and chat.decode(response) == f"No {end} here"
+
+
+def test_what_is_too_long_loses_its_oldest_exchanges_and_then_the_beginning_of_its_question() -> None:
+    chat = chat_of(tokenizer_in("llama3"))
+    whole, last = chat.ask([[SYSTEM, *TALK]])[0], chat.ask([[SYSTEM, TALK[-1]]])[0]
+    assert chat.shortened(whole, len(whole)) == whole
+    assert chat.shortened(whole, len(whole) - 1) == last == chat.dialogue_of([SYSTEM, *TALK], len(last))
+    for room in range(chat.least_prompt, len(whole)):
+        short = chat.shortened(whole, room)
+        assert len(short) <= room
+        text = chat.tokenizer.decode(short)
+        assert text.endswith(".<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n") and text.count("user") == 1
+    rows = [{"prompt": "What is it? " * 40, "response": "Five.", "history": TALK[:2]}]
+    fit = fitted(chat, rows, 60, "cut_prompt")
+    assert fit.cut == 1 and len(fit.conversations[0].ids) <= 60
+    pairs = fitted_pairs(
+        chat, [{"prompt": "What is it? " * 40, "chosen": "Five.", "rejected": "No."}], 60, "cut_prompt"
+    )
+    [pair] = pairs.pairs
+    assert pair.chosen.prompt == pair.rejected.prompt and len(pair.chosen.ids) <= 60
+    assert pair.chosen.response[-1] == pair.rejected.response[-1] == chat.end
+
+
+def test_a_model_keeps_its_template_through_tuning_and_chat(
+    tmp_path: Path, instructions_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tokenizer_in("llama3")
+    save_model(tmp_path / "model", tokenizer)
+    (tmp_path / "base").mkdir()
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1, trainer="native"))
+    result = import_model(BaseModelConfig(path=str(tmp_path / "model")), {}, tmp_path / "base", run)
+    assert result.figures["added_tokens"] == 0
+    template = FAMILIES["llama3"][0]
+    config = SftConfig.model_validate(
+        {"duration": "3 batches", "max_length": 96, "answer_max_tokens": 4, "answers_limit": 2, "heldout_limit": 4,
+         "watched_prompts": 0}
+    )  # fmt: skip
+    inputs = {"model": tmp_path / "base", "instructions": instructions_dir}
+    sft(config, inputs, tmp_path / "sft", Run(tmp_path / "sft.work", run.launch))
+    for folder in ("base", "sft"):
+        assert AutoTokenizer.from_pretrained(tmp_path / folder).chat_template == template
+        ends = json.loads((tmp_path / folder / "generation_config.json").read_text())["eos_token_id"]
+        assert tokenizer.convert_tokens_to_ids("<|eot_id|>") in ends
+    pieces = answer(tmp_path / "sft", TALK, 4, 0.0)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as ended:
+            assert ended.value.prompt_tokens == len(ids_by_transformers(tokenizer, TALK, add_generation_prompt=True))
+            break
+    shown_by = CliRunner().invoke(command, [str(tmp_path / "sft")])
+    assert shown_by.exit_code == 0
+    assert "⟦Hi.<|eot_id|>⟧<|start_header_id|>user<|end_header_id|>↵↵What is 2 plus 3?<|eot_id|>" in shown_by.output
+    rows = [{"messages": TALK}, {"prompt": "Why?", "response": "So."}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown_by = CliRunner().invoke(command, [str(tmp_path / "sft"), str(tmp_path / "rows.jsonl"), "--json"])
+    [first, second] = json.loads(shown_by.stdout)["conversations"]
+    assert [one["id"] for one in first] == ids_by_transformers(tokenizer, TALK, add_generation_prompt=True)
+    assert "".join(one["text"] for one in second if one["learnt"]) == "So.<|eot_id|>"
+
+    nodes = graph(parse({"name": "tuned", "base_model": {"path": str(tmp_path / "model")}}))
+    assert "keeps its own chat template: <|begin_of_text|>" in chat_notes(nodes)["base_model"]
+    own = graph(parse({"name": "tuned", "base_model": {"path": str(tmp_path / "model"), "chat_template": "stemma"}}))
+    assert chat_notes(own) == {}
+
+    (tmp_path / "ours").mkdir()
+    import_model(
+        BaseModelConfig(path=str(tmp_path / "model"), chat_template="stemma"), {}, tmp_path / "ours",
+        Run(tmp_path / "ours.work", run.launch),
+    )  # fmt: skip
+    assert not isinstance(Chat.load(tmp_path / "ours"), TemplateChat)
+
+
+def test_a_template_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in("chatml")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
+    with pytest.raises(StageError, match="shows no answer of the role assistant") as caught:
+        chat_of(tokenizer)
+    assert "chat_template: stemma" in caught.value.problems[0].fix
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="shows no answer of the role assistant"):
+        chat_notes(graph(parse({"name": "tuned", "base_model": {"path": str(tmp_path)}})))
+    tokenizer.chat_template = "{{ ''.__class__.__mro__ }}{{ messages[0]['content'] }}"
+    with pytest.raises(StageError, match="unsafe"):
+        chat_of(tokenizer)
+
+
+def test_ours_is_shown_too(base_dir: Path) -> None:
+    line = in_line(shown(Chat.load(base_dir), [*TALK[:2], {"role": "user", "content": "Why?"}]))
+    assert line == "<|user|>What is 2 plus 3?<|end|><|assistant|>⟦It is five.<|end|>⟧<|user|>Why?<|end|><|assistant|>"
+    assert isinstance(Chat.load(base_dir).tokenizer, PreTrainedTokenizerFast)
