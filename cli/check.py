@@ -41,7 +41,7 @@ def command(
     from flows.needs import GpusHere, check_hardware, model_folder_problems, refuse, stage_needs, steps_to_build
     from flows.plan import plan
     from flows.start import runs_on_worker
-    from infra.errors import ConfigError
+    from infra.errors import ConfigError, StageError
     from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
@@ -50,11 +50,17 @@ def command(
     chosen = selection.choose(nodes)
     store = Store(root_of(root), reading=True)
     built = steps_to_build(nodes, chosen, store, selection.force)
-    if problems := [*check_hardware(pipeline, built), *model_folder_problems(nodes, built)]:
-        raise ConfigError(*problems)
+    problems = [*check_hardware(pipeline, built), *model_folder_problems(nodes, built)]
     if not runs_on_worker(store.root):  # which has its own environment, and the password with it
         store.check_leases()
-    rows = plan(nodes, store, selection.force, look=True, strict_versions=strict_versions)
+    try:
+        rows = plan(nodes, store, selection.force, look=True, strict_versions=strict_versions)
+    except StageError as error:
+        if not problems:
+            raise
+        raise ConfigError(*problems, *error.problems) from error
+    if problems:
+        raise ConfigError(*problems)
     refuse_removed_states(nodes, rows, chosen, store)
     building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
     notes = {**chat_notes(building), **branch_notes(nodes, rows)}

@@ -163,13 +163,20 @@ def non_finite(model: Any, fresh_head: str = "") -> list[str]:
 
 
 def non_finite_tensors(folder: Path) -> list[str]:
-    """Return the names of the tensors of a folder that has no `folder_problems` which contain NaN or infinity."""
-    from safetensors import safe_open
+    """Return the names of the tensors of a folder that has no `folder_problems` which contain NaN or infinity.
+
+    Raises StageError `bad_model` for a header that safetensors does not take.
+    """
+    from safetensors import SafetensorError, safe_open
 
     found = []
     for file in sorted({tensor.file for tensor in stored_weights(folder).tensors.values()}):
-        with safe_open(file, "pt") as opened:
-            found += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
+        try:
+            with safe_open(file, "pt") as opened:
+                found += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
+        except SafetensorError as error:
+            message = f"{file} is damaged or no safetensors file: {error}"
+            raise stage_error("bad_model", str(folder), message, "download or copy the file again") from error
     return sorted(found)
 
 

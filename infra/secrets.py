@@ -187,7 +187,7 @@ _FORMS = (
         r"(?i:\b(?:cloudant|clou|cl|softlayer|sl)[_-]?(?:api)?[_-]?(?:key|pwd|pw|password|pass|token)"
         r"[\"']?\]?\s*(?:=>|::|:=|=|:|\s)\s*[\"']?([0-9a-z]{64}|[a-z]{24}))(?![\w-])",
     ),
-    _form("softlayer", r"(?i:api.softlayer.com/soap/[^\s/]+/([a-z0-9]{64}))"),
+    _form("softlayer", r"(?i:api.softlayer.com/soap/v3(?:.1)?/([a-z0-9]{64}))"),
     # --password … of a command line, or of its list of arguments.
     _form(
         "--",

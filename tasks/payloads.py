@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from corpus.model_folder import broken_file, folder_problems
 from corpus.pretrained import non_finite_problem, non_finite_tensors
-from infra.errors import ConfigError, Problem, quoted
+from infra.errors import ConfigError, Problem, StageError, quoted
 from infra.foreign import dangers
 from infra.json import parse_json, read_json
 
@@ -135,8 +135,15 @@ def _model(folder: Path) -> Found:
     wrong += [(path, message) for path in weights if (message := broken_file(path))]
     wrong = wrong or [(folder, problem.message) for problem in folder_problems(folder, "")]
     yield from wrong
-    if not wrong and (names := non_finite_tensors(folder)):
-        yield folder, non_finite_problem(names, "").message
+    if wrong:
+        return
+    try:
+        names = non_finite_tensors(folder)
+    except StageError as error:
+        yield folder, error.problems[0].message
+    else:
+        if names:
+            yield folder, non_finite_problem(names, "").message
 
 
 def _lines(*keys: str) -> Callable[[Path], Found]:

@@ -286,7 +286,8 @@ def test_all_missing_files_of_an_evaluation_are_told_and_how_a_task_is_mirrored(
     content = {"name": "x", "base_model": {"path": "model"}, "safety": safety, "benchmarks": benchmarks}
     answer = run("check", write_config(tmp_path / "config.yaml", content), "--root", tmp_path / "store")
     told = {error["path"]: error for error in answer.document["errors"]}
-    assert answer.code == 1 and told.keys() == {
+    assert answer.code == 2 and told.keys() == {
+        "base_model.path",
         "safety.toxicity.prompts", "safety.toxicity.scorers.0.path", "safety.bias.pairs",
         "benchmarks.tasks.1", "benchmarks.tasks.2",
     }  # fmt: skip

@@ -19,6 +19,7 @@ from tests.ranked import pretrain_in_ranks
 from training.config import PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.packed_shards import PackedShards, count_sequences, spread
 from training.pretrain import pretrain
+from training.reward_model import reward_model
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 1, "width": 32, "heads": 2, "positions": 64},
@@ -167,6 +168,12 @@ def test_a_measurement_that_fails_costs_no_training(
     }
     if stage == "rlhf":  # takes any other input for one more reward model
         given = {name: given[name] for name in ("model", "reward_model", "prompts")}
+        given["reward_model"] = tmp_path / "reward_model"
+        scorer = RewardModelConfig.model_validate({**PAIRS, "global_batch_pairs": 4})
+        of_scorer = {"model": base_dir, "preferences": preferences_dir}
+        reward_model(
+            scorer, of_scorer, given["reward_model"], Run(tmp_path / "scorer.work", LaunchConfig(device="cpu"))
+        )
     launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
     measure = getattr(patched_module, measuring)
 
