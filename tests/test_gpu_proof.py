@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.command import REPOSITORY
 
@@ -46,4 +47,13 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     assert [row["stage"] for row in parts["stages"]["rows"]] == ["pretrain", "sft", "reward_model", "rlhf"]
     assert all(row["memory_gb"] > 0 and row["planned_gb"] > 0 for row in parts["stages"]["rows"])
     assert {row[""] for row in parts["loops"]["rows"]} == {"composer", "native"}
-    assert parts["tests"]["rows"][0]["failures"] == 0
+    (tests,) = parts["tests"]["rows"]
+    assert tests["failures"] == tests["ran"] == 0 < tests["skipped"], "they need a GPU"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.long
+def test_tests_that_all_skip_are_no_proof_of_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--out", str(tmp_path), "--only", "tests"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 1 and "| False |" in done.stdout, done.stdout + done.stderr
