@@ -67,7 +67,7 @@ class Decoder:
         waiting = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number))
         slots = min(self._slots, len(prompts))
         width = max(map(len, prompts), default=0) + max_new_tokens
-        kept = (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, slots, width)
+        kept = self.slots(slots, width)
         rows: list[int] = []  # the prompt in each of the first slots
         lengths: list[int] = []  # tokens of it that the cache holds
         done = 0
@@ -77,12 +77,12 @@ class Decoder:
             if waiting and (not rows or free * REFILL_SHARE >= slots):
                 begun, waiting = waiting[:free], waiting[free:]
                 first = len(rows)
-                logits = self._read(kept, [prompts[number] for number in begun], first)
+                logits = self.read(kept, [prompts[number] for number in begun], first)
                 rows += begun
                 lengths += [len(prompts[number]) for number in begun]
             else:
                 first = 0
-                logits = self._step(kept, [answers[number][-1] for number in rows], lengths)
+                logits = self.step(kept, [answers[number][-1] for number in rows], lengths)
                 lengths = [length + 1 for length in lengths]
             tokens = pick(logits, rows[first:]).tolist()
             over = []
@@ -125,6 +125,10 @@ class Decoder:
         # Asked again: since it was tried, a model may have been given hooks or adapters.
         return _WAYS.get(self._model) is LlamaSlots and LlamaSlots.fits(self._model)
 
+    def slots(self, count: int, width: int) -> Slots:
+        """Slots for so many sequences of at most `width` tokens; `usable` has to be asked before."""
+        return (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, count, width)
+
     @torch.inference_mode()
     def _tried(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
         ordered = sorted(prompts, key=len)
@@ -133,7 +137,7 @@ class Decoder:
         bound = TOLERANCE.get(self._model.dtype, 1e-3)
         try:
             kept = way(self._model, 2, TRIED_TOKENS + TRIED_STEPS)
-            found = self._read(kept, whole, 0)
+            found = self.read(kept, whole, 0)
             lengths = [len(one) for one in whole]
             for _ in range(TRIED_STEPS):
                 for row, ids in zip(found, whole, strict=True):
@@ -142,13 +146,13 @@ class Decoder:
                     if not float((row - wanted).abs().max()) <= bound * (1 + float(wanted.abs().max())):
                         return False
                     ids.append(int(wanted.argmax()))
-                found = self._step(kept, [ids[-1] for ids in whole], lengths)
+                found = self.step(kept, [ids[-1] for ids in whole], lengths)
                 lengths = [length + 1 for length in lengths]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError):
             return False
         return True
 
-    def _read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
+    def read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
         """The logits (N, V) after each prompt, longest first; they go to the slots from `first` on, equal ones read
         once."""
         device, found = self._model.device, []
@@ -172,7 +176,7 @@ class Decoder:
         order = torch.cat([here for here, _ in found]).argsort()
         return torch.cat([logits for _, logits in found])[order.to(device)]
 
-    def _step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    def step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """The logits (N, V) after one more token of each of the first N slots, of which the cache holds `lengths`."""
         device = self._model.device
         places = torch.tensor(lengths, device=device)

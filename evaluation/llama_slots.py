@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from evaluation.llama_layers import Layer, LlamaLayers
-from evaluation.slots import unseen
+from evaluation.slots import resized, unseen
 
 
 class LlamaSlots:
@@ -74,6 +74,13 @@ class LlamaSlots:
         at, to = source * self._width, target * self._width
         for kept in self._kept:
             kept[to : to + length] = kept[at : at + length]
+
+    def resize(self, slots: int, width: int) -> None:
+        self._turns = self._of.turns(torch.arange(width))
+        self._kept = [
+            resized(kept.view(-1, self._width, kept.shape[1]), slots, width).flatten(0, 1) for kept in self._kept
+        ]
+        self._width = width
 
     def _keep(self, kept: Tensor, kv: Tensor, into: Tensor, count: int, sources: Tensor) -> None:
         kept.index_copy_(0, into, kv.view(count, -1, kv.shape[1])[sources].flatten(0, 1))

@@ -29,6 +29,9 @@ class Slots(Protocol):
     def move(self, source: int, target: int, length: int) -> None:
         """Gives what lies in the first places of one slot to another."""
 
+    def resize(self, slots: int, width: int) -> None:
+        """Changes how many slots there are, and of how many places; those that stay keep what they hold."""
+
 
 class SlotCache(DynamicCache):
     """Keys and values (slots, H, width, D) of each layer. The writer says where the next pass puts its own."""
@@ -54,6 +57,11 @@ class SlotCache(DynamicCache):
         """Gives what lies in the first places of one slot to another."""
         for kept in (*self._keys, *self._values):
             kept[target, :, :length] = kept[source, :, :length]
+
+    def resize(self, slots: int, width: int) -> None:
+        self._slots, self._width = slots, width
+        for kept in (self._keys, self._values):
+            kept[:] = [resized(states.transpose(1, 2), slots, width).transpose(1, 2).contiguous() for states in kept]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -108,6 +116,16 @@ class ModelSlots:
 
     def move(self, source: int, target: int, length: int) -> None:
         self._cache.move(source, target, length)
+
+    def resize(self, slots: int, width: int) -> None:
+        self._cache.resize(slots, width)
+
+
+def resized(states: Tensor, slots: int, width: int) -> Tensor:
+    """(slots, width, …) with what the first slots and places of states (S, W, …) hold, and zeros."""
+    new = states.new_zeros(slots, width, *states.shape[2:])
+    new[: len(states), : states.shape[1]] = states[:slots, :width]
+    return new
 
 
 def unseen(places: Tensor, reach: int, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,8 @@
-"""Answers of a server's models: some are written at the same time, others wait, and more than that are refused.
+"""Answers of a server's models: a thread writes them, the event loop reads them, and more than a bound are refused.
 
-A model computes in threads of its own, never in those of the web server, so that light requests are answered at once.
-An answer whose client has left, or whose server ends, stops before its next token.
+The thread goes from model to model, a step of each batch (`training/batched_answers.py`) at a time, and is none of the
+web server's, so that light requests are answered at once. An answer whose client has left, or whose server ends, stops
+before its next token.
 """
 
 from __future__ import annotations
@@ -13,20 +14,18 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from infra.errors import StemmaError
-from training.chat_session import Piece, Spoken
+from training.batched_answers import AT_ONCE, AnswerRequest, BatchedAnswers, Piece, Spoken, Writing
+from training.chat_session import loaded
 
-AT_ONCE = 4
 WAITING = 64
 LAST_TOKEN_S = 2.0
-"""Time that threads have for the token that they compute when the process ends."""
+"""Time that the thread has for the tokens that it computes when the process ends."""
 INTERRUPTED = 130
-
-Talk = Generator[Piece, None, Spoken]
 
 
 class Unavailable(Exception):
@@ -41,54 +40,109 @@ class AnswerQueue:
     """Used in one event loop.
 
     Args:
-        at_once: Answers that are written at the same time.
+        at_once: Answers of a model that are written together.
         waiting: Further answers that wait for their turn.
     """
 
     def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING) -> None:
-        self._at_once, self._most_waiting = at_once, waiting
-        self._waiting: deque[Answer] = deque()
-        self._written: set[Answer] = set()
+        self._at_once, self._most = at_once, at_once + waiting
+        self._unfinished: set[Answer] = set()
+        self._kept_places = 0
         self._is_ending = False
+        # What the thread shares with the event loop, under the condition's lock.
+        self._changed = threading.Condition()
+        self._begun: list[Answer] = []
+        self._stopped: list[Answer] = []
+        self._thread: threading.Thread | None = None
         atexit.register(self._end_process)
 
-    def begin(self, talks: Sequence[Talk]) -> Answers:
-        """Give answers to one request their turns, or have them wait. Raises Unavailable where too many wait."""
-        if self._is_ending:
-            raise _ending()
-        if len(self._written) >= self._at_once and len(self._waiting) >= self._most_waiting:
-            message = f"{len(self._written)} answers are being written and {len(self._waiting)} wait: try again later"
-            raise Unavailable(message, "overloaded")
-        answers = Answers(talks, self)
-        self._waiting += answers.all
-        self._start_next()
+    def begin(self, model_dir: Path, requests: Sequence[AnswerRequest]) -> Answers:
+        """Have the answers to one request written. Raises Unavailable where too many are under way."""
+        self._check()
+        answers = Answers(model_dir, requests, self)
+        self._unfinished.update(answers.all)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="stemma-answers", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._begun += answers.all
+            self._changed.notify()
         return answers
 
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Keep a place for a request while it is read. Raises Unavailable where there is none."""
+        self._check()
+        self._kept_places += 1
+        try:
+            yield
+        finally:
+            self._kept_places -= 1
+
+    def _check(self) -> None:
+        if self._is_ending:
+            raise _ending()
+        count = len(self._unfinished) + self._kept_places
+        if count >= self._most:
+            raise Unavailable(f"{count} answers are being written or wait: try again later", "overloaded")
+
     def end(self) -> None:
-        """Begin no more answers, and end those that are being written or wait."""
-        self._is_ending = True
-        for answer in [*self._waiting, *self._written]:
+        """Begin no more answers, and end those that are under way."""
+        for answer in list(self._unfinished):
             answer.stop(_ending())
-        self._waiting.clear()
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
 
     def forget(self, answer: Answer) -> None:
         """Take an answer out that has been written or is not wanted any more."""
-        self._written.discard(answer)
-        if answer in self._waiting:
-            self._waiting.remove(answer)
-        self._start_next()
+        if answer in self._unfinished:
+            self._unfinished.remove(answer)
+            with self._changed:
+                self._stopped.append(answer)
+                self._changed.notify()
 
-    def _start_next(self) -> None:
-        while self._waiting and len(self._written) < self._at_once:
-            answer = self._waiting.popleft()
-            self._written.add(answer)
-            answer.start()
+    def _write(self) -> None:
+        """The thread: a step of each model's batch after the other, for as long as there are answers to write."""
+        batches: dict[Path, _Batch] = {}
+        while True:
+            with self._changed:
+                is_idle = not any(batch.writings for batch in batches.values())
+                while is_idle and not (self._begun or self._stopped or self._is_ending):
+                    self._changed.wait()
+                begun, stopped = self._begun, self._stopped
+                self._begun, self._stopped = [], []
+                if self._is_ending:
+                    return
+            try:
+                self._advance(batches, begun, stopped)
+            except BaseException as error:  # this thread is the only one: what waits for it would wait without end
+                logging.getLogger("uvicorn.error").exception("answers could not be written")
+                for answer in {*begun, *(answer for batch in batches.values() for answer in batch.writings)}:
+                    answer.hand_over([error])
+                batches.clear()
+
+    def _advance(self, batches: dict[Path, _Batch], begun: Sequence[Answer], stopped: Sequence[Answer]) -> None:
+        """Take in and let go of answers, and write a token of each."""
+        for answer in begun:
+            if answer.model_dir not in batches:
+                batches[answer.model_dir] = _Batch(answer.model_dir, self._at_once)
+            batches[answer.model_dir].begin(answer)
+        for answer in stopped:
+            if answer.model_dir in batches:
+                batches[answer.model_dir].stop(answer)
+        for batch in batches.values():
+            if batch.writings:
+                batch.step()
 
     def _end_process(self) -> None:
-        """End the process although a thread still computes: torch aborts where Python ends beneath it.
+        """End the process although the thread still computes: torch aborts where Python ends beneath it.
 
-        An answer ends before its next token. That takes long after a long prompt, and where a model writes all at once.
+        Answers end before their next tokens. That takes long after a long prompt, and where a model writes all at once.
         """
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
         deadline = time.monotonic() + LAST_TOKEN_S
         with suppress(KeyboardInterrupt):  # a second signal: at once
             while time.monotonic() < deadline and self._is_computing():
@@ -99,22 +153,59 @@ class AnswerQueue:
             os._exit(INTERRUPTED)
 
     def _is_computing(self) -> bool:
-        return any(answer.is_alive() for answer in self._written)
+        return self._thread is not None and self._thread.is_alive()
+
+
+class _Batch:
+    """The answers of one model that the thread writes. writings: those under way."""
+
+    def __init__(self, model_dir: Path, at_once: int) -> None:
+        model, self._tokenizer, hardware = loaded(model_dir)
+        self._answers = BatchedAnswers(model, hardware, at_once)
+        self.writings: dict[Answer, Writing] = {}
+
+    def begin(self, answer: Answer) -> None:
+        self.writings[answer] = writing = Writing(answer.request, self._tokenizer)
+        self._answers.add(writing)
+
+    def stop(self, answer: Answer) -> None:
+        if (writing := self.writings.pop(answer, None)) is not None:
+            self._answers.remove(writing)
+
+    def step(self) -> None:
+        """Write a token of each answer, and hand over what is certain of their texts."""
+        try:
+            self._answers.step()
+        except BaseException as error:
+            if not isinstance(error, StemmaError):
+                logging.getLogger("uvicorn.error").exception("answers could not be written")
+            for answer in list(self.writings):
+                answer.hand_over([error])
+                self.stop(answer)
+            return
+        for answer, writing in list(self.writings.items()):
+            pieces: list[Piece | Spoken | BaseException] = [*writing.pieces]
+            writing.pieces.clear()
+            if (end := writing.spoken or writing.error) is not None:
+                pieces.append(end)
+                del self.writings[answer]
+            if pieces:
+                answer.hand_over(pieces)
 
 
 class Answers:
     """The answers to one request, read in the event loop. spoken: how those ended that have, by their numbers."""
 
-    def __init__(self, talks: Sequence[Talk], queue: AnswerQueue) -> None:
-        self.pieces_queue: asyncio.Queue[tuple[int, Piece | Spoken] | BaseException] = asyncio.Queue()
-        self.all = [Answer(talk, number, self, queue) for number, talk in enumerate(talks)]
+    def __init__(self, model_dir: Path, requests: Sequence[AnswerRequest], queue: AnswerQueue) -> None:
+        self.arrived: asyncio.Queue[tuple[int, Piece | Spoken] | BaseException] = asyncio.Queue()
+        self.all = [Answer(model_dir, request, number, self, queue) for number, request in enumerate(requests)]
         self.spoken: dict[int, Spoken] = {}
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece | Spoken]]:
         """Yield the pieces of each answer by its number, and how it ended. Raises Unavailable, or what a model
         raised."""
         while len(self.spoken) < len(self.all):
-            found = await self.pieces_queue.get()
+            found = await self.arrived.get()
             if isinstance(found, BaseException):
                 raise found
             number, piece = found
@@ -129,53 +220,30 @@ class Answers:
 
 
 class Answer:
-    """One answer, written by a thread."""
+    """One answer, handed over by the thread to the event loop that asked for it."""
 
-    def __init__(self, talk: Talk, number: int, answers: Answers, queue: AnswerQueue) -> None:
-        self._talk, self._number, self._queue = talk, number, queue
+    def __init__(
+        self, model_dir: Path, request: AnswerRequest, number: int, answers: Answers, queue: AnswerQueue
+    ) -> None:
+        self.model_dir, self.request = model_dir, request
+        self._number, self._arrived, self._queue = number, answers.arrived, queue
         self._loop = asyncio.get_running_loop()
-        self._pieces = answers.pieces_queue
-        self._is_stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._write, name="stemma-answer", daemon=True)
-        self._thread.start()
 
     def stop(self, reason: BaseException | None = None) -> None:
         """End it before its next token. reason: raised by `pieces`, which otherwise nothing reads any more."""
-        self._is_stopped.set()
         if reason is not None:
-            self._pieces.put_nowait(reason)
-        if self._thread is None:
-            self._queue.forget(self)
+            self._arrived.put_nowait(reason)
+        self._queue.forget(self)
 
-    def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def hand_over(self, pieces: Sequence[Piece | Spoken | BaseException]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            self._loop.call_soon_threadsafe(self._receive, pieces)
 
-    def _write(self) -> None:
-        try:
-            while not self._is_stopped.is_set():
-                self._hand_over(next(self._talk))
-        except StopIteration as end:
-            self._hand_over(end.value)
-        except BaseException as error:
-            if not isinstance(error, StemmaError):
-                logging.getLogger("uvicorn.error").exception("an answer could not be written")
-            self._hand_over(error)
-        finally:
-            self._talk.close()
-            self._in_loop(self._queue.forget, self)
-
-    def _hand_over(self, piece: Piece | Spoken | BaseException) -> None:
-        found = piece if isinstance(piece, BaseException) else (self._number, piece)
-        self._in_loop(self._pieces.put_nowait, found)
-
-    def _in_loop(self, function: object, argument: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
-        except RuntimeError:
-            self._is_stopped.set()  # the loop is closed: the server has ended
+    def _receive(self, pieces: Sequence[Piece | Spoken | BaseException]) -> None:
+        for piece in pieces:
+            self._arrived.put_nowait(piece if isinstance(piece, BaseException) else (self._number, piece))
+            if not isinstance(piece, Piece):
+                self._queue.forget(self)
 
 
 def _ending() -> Unavailable:

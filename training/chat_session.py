@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_tokenizer
-from evaluation.generation import Sampling, generate
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
-from training.answer_text import AnswerText
+from training.batched_answers import AnswerRequest, BatchedAnswers, Spoken, Writing
 from training.chat import Chat, chat_of
-from training.families import FAMILIES
 from training.hardware import Hardware, prepare
 from training.models import limit_length, load
-from training.sampling import stream
-from training.token_choice import SamplingOptions, Token, TokenChooser, choose_tokens, logprobs_of
+from training.token_choice import SamplingOptions
 
 KEPT = 8
 """Models that stay in memory."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Further text of an answer, with the tokens that came with it; both may be empty. of_prompt: the tokens are those
-    of the prompt, without their places."""
-
-    text: str
-    tokens: tuple[PlacedToken, ...] = ()
-    of_prompt: bool = False
-
-
-@dataclass(frozen=True)
-class PlacedToken:
-    """A token and the place of its text in that of the answer."""
-
-    token: Token
-    offset: int
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """How an answer came to its end. ended: by itself or by a stop string, before the limit."""
-
-    prompt_tokens: int
-    tokens: int
-    ended: bool
 
 
 def answer(
@@ -76,103 +43,19 @@ def answer(
     most = min(max_new_tokens, positions // 2)
     ids = chat.dialogue_of(messages, positions - most)
     options = SamplingOptions(most, frozenset(chat.stops), temperature, seed=seed)
-    writing = write(model_dir, AnswerRequest(ids, options))
-    while True:
-        try:
-            yield next(writing).text
-        except StopIteration as end:
-            spoken: Spoken = end.value
-            return spoken
-
-
-@dataclass(frozen=True)
-class AnswerRequest:
-    """An answer that is wanted.
-
-    Args:
-        ids: Token ids of the prompt, at least one.
-        options: How tokens are chosen.
-        stops: Texts before which the answer ends.
-        prompt_logprobs: Number of the likeliest tokens that are reported for each token of the prompt; None for no
-            report of the prompt.
-    """
-
-    ids: Sequence[int]
-    options: SamplingOptions
-    stops: Sequence[str] = ()
-    prompt_logprobs: int | None = None
-
-
-def write(model_dir: Path, request: AnswerRequest) -> Generator[Piece, None, Spoken]:
-    """Yield what the model writes after a prompt, a piece for each token; return how it ended.
-
-    Where the prompt is reported, the first piece has its tokens.
-    """
-    model, tokenizer, hardware = loaded(Path(model_dir))
-    options, text = request.options, AnswerText(tokenizer, request.stops)
-    if request.prompt_logprobs is not None:
-        tokens = prompt_tokens(model, request.ids, request.prompt_logprobs, hardware)
-        yield Piece("", tuple(PlacedToken(token, 0) for token in tokens), of_prompt=True)
-    waiting: list[PlacedToken] = []
-    count, ended = 0, False
-    for token in _tokens(model, request.ids, options, hardware):
-        if token.id in options.stop_ids:
-            ended = True
-            break
-        count += 1
-        if token.logprob is not None:
-            waiting.append(PlacedToken(token, text.length))
-        yield _piece(text.add(token.id), waiting, text)
-        if text.is_stopped:
-            return Spoken(len(request.ids), count, True)
-    yield _piece(text.end(), waiting, text, is_last=True)
-    return Spoken(len(request.ids), count, ended or text.is_stopped)
-
-
-def _piece(text: str, waiting: list[PlacedToken], answer: AnswerText, *, is_last: bool = False) -> Piece:
-    """Text with the tokens that wait for it, all but those behind a stop string."""
-    if not (text or answer.is_stopped or is_last):
-        return Piece("")
-    tokens = tuple(one for one in waiting if not answer.is_stopped or one.offset < answer.length)
-    waiting.clear()
-    return Piece(text, tokens)
-
-
-def prompt_tokens(model: PreTrainedModel, ids: Sequence[int], likeliest: int, hardware: Hardware) -> list[Token]:
-    """The tokens of a prompt with their log-probabilities, all but the first, which nothing precedes."""
-    with torch.no_grad(), hardware.autocast():
-        logits = model(input_ids=torch.tensor([list(ids)], device=hardware.device), use_cache=False).logits[0, :-1]
-    following = torch.tensor(ids[1:], device=hardware.device)
-    return [Token(ids[0]), *(logprobs_of(logits.float(), following, [likeliest] * (len(ids) - 1)) if ids[1:] else ())]
-
-
-def _tokens(
-    model: PreTrainedModel, ids: Sequence[int], options: SamplingOptions, hardware: Hardware
-) -> Iterator[Token]:
-    """The tokens of one answer as they come; all at the end for a family that is not proven.
-
-    Raises StageError `not_supported` for options that such a family does not take.
-    """
-    if model.config.model_type not in FAMILIES:
-        if options.changes_logits or options.logprobs is not None:
-            wanted = "logprobs" if options.logprobs is not None else "penalties and logit_bias"
-            message = f"expected a request without {wanted}: {model.config.model_type} is written with by transformers"
-            raise stage_error("not_supported", wanted, f"{message}, which does not report or change logits here")
-        seed = (options.seed + options.number) % 2**63
-        sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, seed)
-        with hardware.autocast():
-            (whole,) = generate(model, [ids], sampling, options.stop_ids)
-        yield from map(Token, whole)
-        return
-    chooser = TokenChooser(options)
-    chosen: list[Token] = []
-
-    def pick(logits: Tensor, rows: Tensor, step: int) -> Tensor:
-        chosen[:] = choose_tokens(logits, [chooser])
-        return torch.tensor([chosen[0].id])
-
-    for _ in stream([ids], model, options.max_new_tokens, options.stop_ids, hardware, pick):
-        yield chosen[0]
+    writing, batch = Writing(AnswerRequest(ids, options), tokenizer), _batch(Path(model_dir))
+    batch.add(writing)
+    try:
+        while not writing.is_over:
+            batch.step()
+            yield from (piece.text for piece in writing.pieces)
+            writing.pieces.clear()
+    finally:
+        batch.remove(writing)
+    if writing.error is not None:
+        raise writing.error
+    assert writing.spoken is not None
+    return writing.spoken
 
 
 def chat_prompt(
@@ -216,6 +99,12 @@ def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int
 def positions_of(model: PreTrainedModel) -> int:
     """The most tokens of a prompt and its answer together."""
     return limit_length(model, 1_000_000)
+
+
+@lru_cache(maxsize=KEPT)
+def _batch(model_dir: Path) -> BatchedAnswers:
+    model, _, hardware = loaded(model_dir)
+    return BatchedAnswers(model, hardware, at_once=1)
 
 
 @lru_cache(maxsize=KEPT)

@@ -145,6 +145,6 @@ def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1).double()
     before = probabilities.cumsum(-1) - probabilities
-    left_out = before >= top_p[:, None]
+    left_out = (before >= top_p[:, None]) & (top_p[:, None] < 1)  # by rounding a sum may come to 1 early
     left_out[:, 0] = False
     return logits.masked_fill(torch.zeros_like(left_out).scatter(1, order, left_out), -torch.inf)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from evaluation.generation import Sampling, generate
 from infra.errors import StageError
 from training.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
 from training.attention import FLEX, answering, choose_attention
-from training.chat_session import _tokens
+from training.batched_answers import AnswerRequest, BatchedAnswers, Writing
 from training.completions import Batch, Completions
 from training.config import ModelConfig, PretrainConfig
 from training.documents import block_mask, document_numbers, within_documents
@@ -180,6 +181,18 @@ def test_whole_sequences_give_transformers_logits_windows_and_all(name: str) -> 
         torch.testing.assert_close(_logits(model, next_token_batch(tokens)), expected, rtol=1e-3, atol=1e-4)
 
 
+def _written(network: PreTrainedModel, prompts: list[list[int]], stops: set[int], most: int) -> list[list[int]]:
+    """Greedy answers by continuous batching, without what ended them."""
+    no_text: Any = SimpleNamespace(clean_up_tokenization_spaces=False, decode=lambda *_, **__: "")
+    options = SamplingOptions(most, frozenset(stops), temperature=0)
+    batch, writings = BatchedAnswers(network, CPU), [Writing(AnswerRequest(ids, options), no_text) for ids in prompts]
+    for writing in writings:
+        batch.add(writing)
+    while not all(writing.is_over for writing in writings):
+        batch.step()
+    return [writing.ids[len(writing.request.ids) :] for writing in writings]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -201,8 +214,11 @@ def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(
     twice = [*prompts, prompts[0], prompts[2]]  # which are read once
     ours = sample(network, twice, max_new_tokens=8, temperature=0, stops={stop}, hardware=CPU)
     assert ours == [*until(stop), until(stop)[0], until(stop)[2]]
+    before_stop = [row[:-1] if row[-1] == stop else row for row in ours]
+    assert _written(network, twice, {stop}, 8) == before_stop
     monkeypatch.setattr(Decoder, "usable", lambda *_: False)
     assert sample(network, twice, max_new_tokens=8, temperature=0, stops={stop}, hardware=CPU) == ours
+    assert _written(network, twice, {stop}, 8) == before_stop
     assert len({len(answer) for answer in ours}) > 1
 
 
@@ -272,8 +288,7 @@ def test_a_family_that_is_not_proven_answers_as_generate_has_it(model_type: str)
             for _ in range(6):
                 ids = torch.cat([ids, network(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
         assert answer == ids[0, len(prompt) :].tolist()
-        one = _tokens(network, prompt, SamplingOptions(6, temperature=0), CPU)
-        assert [token.id for token in one] == answer
+    assert _written(network, prompts, set(), 6) == ours
 
 
 @pytest.mark.parametrize("prefix", [False, True])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,27 @@ def test_a_prompt_that_fills_the_context_is_refused_and_one_token_less_is_answer
     found = complete(served, prompt=ids[1:], max_tokens=1000)
     assert found["usage"]["completion_tokens"] <= 1 and found["choices"][0]["finish_reason"] in ("stop", "length")
     assert complete(served, prompt=ids, max_tokens=0, echo=True)["usage"]["completion_tokens"] == 0
+
+
+def test_prompts_are_read_beside_each_other(base_dir: Path, tmp_path: Path) -> None:
+    """A chat by a template of the model's own and a completion encode with different settings: Rust's tokenizers raise
+    "Already borrowed" where one thread changes what another reads with."""
+    folder = tmp_path / "own"
+    shutil.copytree(base_dir, folder)
+    own = (
+        "{% for message in messages %}{{ '<|user|>' + message['role'] + ': ' + message['content'] + '<|end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(own)
+    text = "a list of words " * 500
+    bodies = [
+        ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ("completions", {"prompt": text}),
+    ]
+    with running(app({"m": folder}, Settings().callers(0), None)) as url, ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(ask, url, f"/v1/{path}", body) for _ in range(12) for path, body in bodies]
+        codes = [json.loads(one.result().body)["error"]["code"] for one in asked]
+    assert codes == ["context_length_exceeded"] * 24
 
 
 @pytest.mark.parametrize(

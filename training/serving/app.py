@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import json
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from corpus.pretrained import load_pretrained_tokenizer
 from evaluation.page.parts import TEMPLATES
 from infra.errors import StemmaError
 from infra.servers.api_keys import RateLimit
@@ -28,7 +30,8 @@ from infra.servers.asgi_server import BoundedBody
 from infra.servers.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials
 from training.answer_queue import AnswerQueue, Answers, Unavailable
-from training.chat_session import AnswerRequest, Piece, PlacedToken, Spoken, loaded, positions_of, write
+from training.batched_answers import AnswerRequest, Piece, PlacedToken, Spoken
+from training.chat_session import loaded, positions_of
 from training.serving.requests import ChatRequest, CompletionRequest, Prompt, Refused, Request, read, served_name
 from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts
 from training.token_choice import SamplingOptions
@@ -80,6 +83,9 @@ class _Server:
         self._models, self._queue = models, queue
         self._began = int(time.time())
         self._texts = {name: TokenTexts(loaded(folder)[1]) for name, folder in models.items()}
+        # Encoding changes settings of a tokenizer, which fails while another thread decodes or encodes with it.
+        self._encoders = {name: load_pretrained_tokenizer(folder) for name, folder in models.items()}
+        self._encoding = threading.Lock()
         self._page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
         self._css = (TEMPLATES / "report.css").read_text(encoding="utf8")
 
@@ -117,12 +123,13 @@ class _Server:
         try:
             asked = read(kind, await request.body())
             name = served_name(asked.model, self._models)
-            # In a thread: to encode a long prompt takes a while.
-            prompts = await asyncio.to_thread(self._prompts, asked, name)
+            with self._queue.place():
+                # In a thread: to encode a long prompt takes a while.
+                prompts = await asyncio.to_thread(self._prompts, asked, name)
             choices = _Choices(
                 asked, prompts, positions_of(loaded(self._models[name])[0]), name, shape, self._texts[name]
             )
-            answers = self._queue.begin([write(self._models[name], one) for one in choices.requests])
+            answers = self._queue.begin(self._models[name], choices.requests)
         except Refused as refused:
             return JSONResponse({"error": refused.error}, refused.status)
         except StemmaError as error:
@@ -144,8 +151,9 @@ class _Server:
 
     def _prompts(self, asked: Request, name: str) -> list[Prompt]:
         """The request's prompts. Raises Refused where one leaves the model no room for an answer."""
-        model, tokenizer, _ = loaded(self._models[name])
-        prompts, positions = asked.prompts(tokenizer), positions_of(model)
+        tokenizer, positions = self._encoders[name], positions_of(loaded(self._models[name])[0])
+        with self._encoding:
+            prompts = asked.prompts(tokenizer)
         key = "messages" if isinstance(asked, ChatRequest) else "prompt"
         for prompt in prompts:
             least = len(prompt.ids) + (asked.most_tokens != 0)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from training.chat_session import PlacedToken
+from training.batched_answers import PlacedToken
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
