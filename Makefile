@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | bench-corpus: each sets itself up. Needs Python 3.11 to 3.13, git and make, and nothing else.
+# make demo | test | lint | bench | bench-corpus: each sets itself up. Needs Python 3.11 to 3.14, git and make, and nothing else.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long test-newer lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof lock clean
+.PHONY: help demo test test-long test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -30,8 +30,8 @@ test: $(READY) ## all tests but the long proofs
 test-long: $(READY) ## the long proofs too
 	@"$(BIN)/python" -m pytest $(TESTS)
 
-test-newer: $(READY) ## training tests with the newest torch and transformers and the native loop, in .venv-newer
-	@infra/test-newer.sh
+test-oldest: $(READY) ## training tests with the oldest torch that is supported, in .venv-oldest
+	@infra/test-oldest.sh
 
 lint: $(READY) ## style, types, one-way imports
 	@"$(BIN)/ruff" check .

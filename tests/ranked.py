@@ -16,7 +16,7 @@ from tests.command import stage_server
 from tests.forked_call import ForkedCall
 
 TRAINER = "STEMMA_TEST_TRAINER"
-"""Names the loop (`launch.trainer`) for tests that name none; `make test-newer` sets it."""
+"""Names the loop (`launch.trainer`) for tests that name none."""
 _IMPORTS = ["training.pretrain", "training.backends.composer", "tests.ranked"]
 
 # What a rank does before it trains: anything that a test breaks on purpose.

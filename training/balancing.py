@@ -60,8 +60,8 @@ def balancing_loss(sums: Tensor, k: int, tokens: Tensor | float) -> tuple[Tensor
     """(loss, tokens that each expert saw (L, E)), from what `router_sums` has of all layers (1 + L·k, E).
 
     E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
-    that choose an expert, P the mean probability that its router gives it. It is k where all see as many. To the
-    bit load_balancing_loss_func of transformers 4, which holds k · E numbers for each token; version 5 adds by layers.
+    that choose an expert, P the mean probability that its router gives it. It is k where all see as many. It is
+    load_balancing_loss_func of transformers, which adds tokens up layer by layer.
     tokens: those that count.
     """
     seen = sums[1:].detach().unflatten(0, (-1, k))

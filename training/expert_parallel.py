@@ -12,8 +12,7 @@ Shapes: N tokens of a rank, D width, E experts of a layer, of which k see a toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,28 +23,99 @@ from transformers import PreTrainedModel
 
 from training import ranks
 from training.callbacks import Callback
-from training.families import FAMILIES, Family
+from training.families import FAMILIES, is_mixture
 from training.gradients import Replicas, average, clip_by, local
 from training.other_ranks import OtherRanks
 from training.tensor_parallel import squares
 from training.train_state import TrainState
 
 
-def expert_layers(model: nn.Module, of: Callable[[Family], bool] = lambda family: family.router) -> list[Any]:
-    """The layers that choose among experts, in networks of some of the proven families."""
+def expert_layers(model: nn.Module) -> list[Any]:
+    """The layers that choose among experts, in networks of the proven families."""
+    return [part for part in _layers_of_mixtures(model) if isinstance(part.experts, Experts)]
+
+
+def _layers_of_mixtures(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     for network in model.modules():
-        if isinstance(network, PreTrainedModel) and of(FAMILIES.get(network.config.model_type, Family())):
-            parts = [part for part in network.modules() if isinstance(getattr(part, "experts", None), nn.ModuleList)]
-            found |= {id(part): part for part in parts}
+        if isinstance(network, PreTrainedModel) and is_mixture(network.config.model_type):
+            found |= {id(part): part for part in network.modules() if hasattr(part, "experts")}
     return [*found.values()]
+
+
+def unstack_experts(network: PreTrainedModel) -> None:
+    """Gives each expert of a proven family linear layers, in place of transformers' weights (E, …) for all of a layer.
+
+    So an optimizer takes each matrix by itself, ranks hold some experts each, and weights have the names that they have
+    in the files of transformers."""
+    family = network.config.model_type
+    names = _NAMES.get(family, _NAMES[""])
+    for layer in _layers_of_mixtures(network):
+        if not isinstance(layer.experts, Experts):
+            layer.experts = Experts(layer.experts, names, FAMILIES[family].idle_experts)
+
+
+class Experts(nn.ModuleList):
+    """The experts of a layer, each a module. group: the ranks that share them; None where this one holds all."""
+
+    def __init__(self, stacked: Any, names: Mapping[str, str], idle: bool) -> None:
+        """stacked: has gate_up_proj (E, 2·F, D), down_proj (E, D, F) and act_fn. names: of each expert's layers.
+        idle: see `Family.idle_experts`."""
+        weights = zip(stacked.gate_up_proj.detach(), stacked.down_proj.detach(), strict=True)
+        super().__init__(_Expert(into, back, stacked.act_fn, names) for into, back in weights)
+        self.group: Any = None
+        self.idle = idle
+        self.reaches_all = idle
+        """Whether each gets a gradient, of zeros where no token chose it."""
+
+    def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The outputs of the k experts `chosen` (N, k) for tokens (N, D), times `weights` (N, k), added up."""
+        places, inverse = _order_of(chosen.flatten())
+        # Experts would cast what they get; so it is sent in that type.
+        device = tokens.device.type
+        given = tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens
+        given = _Rows.apply(given, places, inverse, chosen.shape[1])
+        counts = torch.bincount(chosen.flatten(), minlength=len(self))
+        if self.group is None:
+            made = _made_by(self, given, counts, self.reaches_all)
+        else:
+            made = _made_by_ranks(self, given, counts, self.group)
+        made = _Rows.apply(made, inverse, places, 1).unflatten(0, (-1, chosen.shape[1]))
+        return (made * weights.to(tokens.dtype)[..., None]).sum(1).to(tokens.dtype)
+
+
+_NAMES: dict[str, dict[str, str]] = {
+    "": {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+    "mixtral": {"gate": "w1", "down": "w2", "up": "w3"},
+}
+"""The layers of an expert by what they do, in the order and under the names that a family's files have."""
+
+
+class _Expert(nn.Module):
+    """A gated MLP, with weights of its own."""
+
+    def __init__(self, into: Tensor, back: Tensor, activation: Any, names: Mapping[str, str]) -> None:
+        """into: of the gate and what it is multiplied with (2·F, D); back: (D, F)."""
+        super().__init__()
+        gate, up = into.chunk(2)
+        weights = {"gate": gate, "up": up, "down": back}
+        for part, name in names.items():
+            layer = nn.Linear(weights[part].shape[1], weights[part].shape[0], bias=False, device="meta")
+            layer.weight = nn.Parameter(weights[part].clone(memory_format=torch.contiguous_format))
+            self.add_module(name, layer)
+        self.act_fn, self._names = activation, names
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gate, up, down = (self.get_submodule(self._names[part]) for part in ("gate", "up", "down"))
+        made: Tensor = down(self.act_fn(gate(tokens)) * up(tokens))
+        return made
 
 
 def reach_every_expert(model: nn.Module) -> None:
     """Has every expert get a gradient in every backward pass, of zeros where no token chose it: DDP and FSDP wait for
-    each weight's, and transformers computes some families' experts only where they are chosen."""
+    each weight's."""
     for layer in expert_layers(model):
-        layer.forward = partial(_forward, layer, None)
+        layer.experts.reaches_all = True
 
 
 class SharedExperts:
@@ -65,10 +135,10 @@ class SharedExperts:
         for layer in expert_layers(model):
             each = len(layer.experts) // count
             own = range(place * each, (place + 1) * each)
-            layer.experts = nn.ModuleList(
-                expert if number in own else OtherRanks(expert) for number, expert in enumerate(layer.experts)
-            )
-            layer.forward = partial(_forward, layer, group)
+            for number, expert in enumerate(layer.experts):
+                if number not in own:
+                    layer.experts[number] = OtherRanks(expert)
+            layer.experts.group = group
         # DDP takes no weights that are cut up, and a pipeline has its own.
         alone = ranks.tensor_parallel() > 1 and ranks.pipeline_parallel() == 1
         self._replicas = Replicas(mesh) if alone else None
@@ -130,7 +200,7 @@ class IdleExperts(Callback):
     them none: an optimizer passes over such weights, and moves others by what it remembers."""
 
     def __init__(self, model: nn.Module) -> None:
-        layers = expert_layers(model, lambda family: family.router and not family.idle_experts)
+        layers = [layer for layer in expert_layers(model) if not layer.experts.idle]
         self._weights = [weight for layer in layers for weight in layer.experts.parameters()]
 
     @torch.no_grad()
@@ -147,41 +217,16 @@ class IdleExperts(Callback):
                 weight.grad = None
 
 
-def _forward(layer: Any, group: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """What a layer of experts makes of hidden states (B, T, D), and the logits (N, E) of its router, as transformers'
-    own. group: of ranks that share its experts; None where this one holds all.
-
-    Of hidden states that ranks share along the sequence, this rank's alone."""
-    hidden = local(hidden)
-    if layer.training and getattr(layer, "jitter_noise", 0) > 0:
-        least, most = 1 - layer.jitter_noise, 1 + layer.jitter_noise
-        hidden = hidden * torch.empty_like(hidden).uniform_(least, most)
-    tokens = hidden.view(-1, hidden.shape[-1])
-    logits: Tensor = layer.gate(tokens)
-    weights, chosen = logits.softmax(1, dtype=torch.float).topk(layer.top_k, -1)
-    if getattr(layer, "norm_topk_prob", True):
-        weights = weights / weights.sum(-1, keepdim=True)
-    places, inverse = _order_of(chosen.flatten())
-    # Experts would cast what they get; so it is sent in that type.
-    device = hidden.device.type
-    given = tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens
-    given = _Rows.apply(given, places, inverse, layer.top_k)
-    counts = torch.bincount(chosen.flatten(), minlength=len(layer.experts))
-    made = _made_by(layer.experts, given, counts) if group is None else _made_by_ranks(layer, given, counts, group)
-    made = _Rows.apply(made, inverse, places, 1).unflatten(0, (-1, layer.top_k))
-    mixed = (made * weights.to(hidden.dtype)[..., None]).sum(1)
-    return mixed.to(hidden.dtype).view_as(hidden), logits
-
-
-def _made_by(experts: Sequence[nn.Module], given: Tensor, counts: Tensor) -> Tensor:
-    """What experts make of their tokens (C, D), of which each has the next `counts` (E,), also where that is none."""
+def _made_by(experts: Sequence[nn.Module], given: Tensor, counts: Tensor, all_of_them: bool = True) -> Tensor:
+    """What experts make of their tokens (C, D), of which each has the next `counts` (E,); also, where `all_of_them`, of
+    none."""
     parts = given.split(counts.tolist())
-    return torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+    return torch.cat([e(part) for e, part in zip(experts, parts, strict=True) if all_of_them or len(part)])
 
 
-def _made_by_ranks(layer: Any, given: Tensor, counts: Tensor, group: Any) -> Tensor:
+def _made_by_ranks(experts: Experts, given: Tensor, counts: Tensor, group: Any) -> Tensor:
     """The same, where the experts are those of a group of ranks; all of it must call."""
-    own = [expert for expert in layer.experts if not isinstance(expert, OtherRanks)]
+    own = [expert for expert in experts if not isinstance(expert, OtherRanks)]
     to_send = counts.view(-1, len(own))  # (R, E / R)
     to_come = torch.empty_like(to_send)
     distributed.all_to_all_single(to_come, to_send.contiguous(), group=group)

@@ -8,14 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
 from typing import Any, Literal
 
 from infra.errors import Problem
-
-version = cache(metadata.version)
-"""Read once: the planner asks for each of thousands of layouts."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +22,8 @@ class Family:
     varlen: whether the family hands `cu_seq_lens` on to a flash kernel.
     plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
     router: whether it is a mixture of experts, whose balancing loss belongs to its training.
-    idle_experts: whether transformers computes experts that no token chose too, whose gradient is 0 then, not absent.
+    idle_experts: whether an expert that no token of a batch chose has a gradient of 0, by which an optimizer with
+        momentum or weight decay still moves it, as transformers 4 trained the family; elsewhere it has none and stays.
     tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
     context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
     pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
@@ -255,17 +251,6 @@ def expert_ranks_problem(
     if count == 1 and shares_of_examples[0] > 1:
         message = f"expected ranks that share the experts of {model_type} beside tensor_parallel, which splits none"
         return Problem("no_expert_parallel", path, message, f"set {path}: 2 or more, or leave tensor_parallel out")
-    installed = version("transformers")
-    if int(installed.split(".")[0]) > 4:
-        path = (
-            path
-            if count > 1
-            else "launch.pipeline_parallel"
-            if shares_of_examples[2] > 1
-            else "launch.context_parallel"
-        )
-        message = f"expected transformers 4, in which each expert is a module, not {installed}, which stacks them"
-        return Problem("no_expert_parallel", path, message, f"leave {path} out, or install transformers 4")
     experts = values.get("num_local_experts", values.get("num_experts"))
     if experts is not None and experts % count:
         message = f"expected a number of experts that is a multiple of {count}, not {experts}"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -37,9 +36,6 @@ _MODEL_INPUTS = (
     "input_ids", "position_ids", "decoder_input_ids", "attention_mask",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 )  # fmt: skip
-
-# Until version 5 BERT took a mask (B, T, T) and made what its attention adds by itself; since, it is as the others.
-_OLD_BERT = int(transformers.__version__.split(".")[0]) < 5
 
 
 class LanguageModel(Trainable):
@@ -152,9 +148,6 @@ class LanguageModel(Trainable):
             }
         if implementation in (FLEX, "flex_attention"):
             return self._by_layer(lambda window: block_mask(documents, seen_by_all, window))
-        if self._encoder and _OLD_BERT:
-            return {"attention_mask": within_documents(documents, seen_by_all)[:, 0]}
-
         rows = self._rows(documents)
 
         def visible(window: int | None) -> Tensor:

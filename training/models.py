@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from corpus.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
 from training.config import ModelConfig
+from training.expert_parallel import unstack_experts
 from training.families import FAMILIES, experts_problem
 from training.initialise import Scheme, initialise
 
@@ -124,6 +125,7 @@ def build(
         raise StageError(problem)
     torch.manual_seed(seed)
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+    unstack_experts(model)
     if config.model_type != "t5":
         initialise(model, scheme, spread, zero_residual=zero_residual, base_width=base_width)
     return model
@@ -134,6 +136,7 @@ def load(folder: Path, where: str = "", **options: Any) -> PreTrainedModel:
 
     where, options: as of `load_pretrained_model`."""
     model: PreTrainedModel = load_pretrained_model(AutoModelForCausalLM, folder, where, dtype=torch.float32, **options)
+    unstack_experts(model)
     return model.train()
 
 

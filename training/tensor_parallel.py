@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     PrepareModuleOutput,
     RowwiseParallel,
@@ -115,9 +116,30 @@ def _layer_plan(layer: nn.Module) -> dict[str, Any]:
     }
     for mixture in [name for name in ("mlp", "block_sparse_moe") if f"{name}.experts" in parts]:
         # Each rank's own tokens go to the experts (training/expert_parallel.py).
-        plan |= {f"{mixture}.gate": SequenceParallel(sequence_dim=0, use_local_output=True)}
-        plan.pop(mixture, None)
+        here = (Shard(_SEQUENCE),)
+        plan[mixture] = PrepareModuleInput(input_layouts=here, desired_input_layouts=here, use_local_output=True)
+        plan[f"{mixture}.gate"] = _RouterOfOwnTokens()
     return {name: how for name, how in plan.items() if name in parts}
+
+
+class _RouterOfOwnTokens(ParallelStyle):
+    """A router that each rank gives its own tokens; its weight is whole on every rank, and each has a part of its
+    gradient. It computes on plain tensors, since it gives three, of which one is of whole numbers."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        whole = distribute_tensor(module.weight.detach(), device_mesh, [Replicate()], src_data_rank=None)
+        module.weight = nn.Parameter(whole)
+
+        def take_plain(router: nn.Module, _: Any) -> None:
+            router._parameters["weight"] = weight.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
+
+        def give_back(router: nn.Module, *_: Any) -> None:
+            router._parameters["weight"] = weight
+
+        weight: Any = module.weight
+        module.register_forward_pre_hook(take_plain)
+        module.register_forward_hook(give_back, always_call=True)
+        return module
 
 
 def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:

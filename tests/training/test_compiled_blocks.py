@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import transformers
 from torch._dynamo.utils import counters
 
 from infra.launch.config import LaunchConfig
@@ -120,11 +119,9 @@ def _graphs(families: list[str], recompute: Recompute = "none", kernel: str = "s
     return found
 
 
-def test_equal_layers_share_one_graph_and_unlike_ones_do_not() -> None:
-    """Gemma 3's two layers look back differently far, and rotate positions differently. In transformers 4 they choose
-    the rotation themselves: one graph for both would be wrong for one. In 5 it is handed to them, as the mask is."""
-    unlike = 2 if transformers.__version__.startswith("4.") else 1
-    assert _graphs(["llama", "gemma3_text"]) == {"llama": (1, 0), "gemma3_text": (unlike, 0)}
+def test_layers_of_one_kind_share_one_graph() -> None:
+    """Gemma 3's two layers look back differently far, and rotate positions differently; both are handed to them."""
+    assert _graphs(["llama", "gemma3_text"]) == {"llama": (1, 0), "gemma3_text": (1, 0)}
 
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {

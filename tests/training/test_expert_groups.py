@@ -23,7 +23,6 @@ from tests.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.layouts import GROWING, MIXED, Told, Weights, assert_alike, assert_goes_on, values_of
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_expert_parallel import SETTINGS as MIXTURE
-from tests.training.test_expert_parallel import apart
 from tests.training.test_ranks import GUARDED
 from tests.training.test_ranks import _NotANumber as NotANumber
 
@@ -195,7 +194,6 @@ def _named(name: str) -> Callable[[str], str]:
     return lambda said: f"{name}: {said}"
 
 
-@apart
 @pytest.mark.parametrize(
     ("layout", "family"),
     [
@@ -264,7 +262,6 @@ def one(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tu
     return folder, _train(inputs, "one", folder)
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "other"),
@@ -319,7 +316,6 @@ METRICS = (
 """What a training tells, and how close it must be."""
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "precision"),
@@ -343,7 +339,6 @@ def test_half_precision_trains_as_in_one_process(
     assert_alike(partial(_train, inputs), way, tmp_path, weights, precision=precision)
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["experts", "stages", "sequences", "layers"])
 def test_growing_batches_train_as_in_one_process(
@@ -353,7 +348,6 @@ def test_growing_batches_train_as_in_one_process(
     assert_alike(partial(_train, inputs), way, tmp_path, weights, 1e-4, settings=GROWING)
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["experts", "stages", "sequences", "layers", "all"])
 def test_a_mixture_of_sources_is_read_as_in_one_process(
@@ -364,7 +358,6 @@ def test_a_mixture_of_sources_is_read_as_in_one_process(
     assert_alike(partial(_train, mixed), way, tmp_path, weights, 1e-4, settings=MIXED)
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["stages", "sequences", "layers", "all"])
 def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from pydantic import ValidationError
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from infra.launch.config import LaunchConfig
-from tests.ranked import RankFailed, called_in_ranks, pretrain_in_ranks
+from tests.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.layouts import Weights, assert_close, assert_goes_on, values_of
 from tests.training.test_balancing import EXPERTS
 from tests.training.test_groups_of_ranks import SETTINGS as DENSE
@@ -30,8 +29,6 @@ from training.families import expert_ranks_problem
 
 LENGTH = 13
 FAMILIES = ("mixtral", "olmoe", "qwen3_moe")
-APART = transformers.__version__.startswith("4.")
-apart = pytest.mark.skipif(not APART, reason="transformers 5 stacks experts, for which expert_parallel is refused")
 
 
 def _compare(rank: int, count: int, port: int, experts: int) -> str:
@@ -103,7 +100,6 @@ def _compare_one(rank: int, count: int, experts: int, family: str) -> None:
     assert not joined
 
 
-@apart
 @pytest.mark.parametrize(
     ("count", "experts"),
     [(2, 2), *(pytest.param(*some, marks=pytest.mark.long) for some in ((2, 1), (4, 2), (4, 4)))],
@@ -173,7 +169,6 @@ def test_a_training_learns_by_the_balancing_loss_and_tells_how_tokens_are_spread
     assert torch.isfinite(found.loss) and 1.9 < float(found.aux_loss.detach()) < 4
 
 
-@apart
 def test_two_ranks_train_as_one_process_and_transformers_takes_their_model(
     one: tuple[Path, list[dict[str, Any]]], inputs: dict[str, Path], tmp_path: Path, weights: Weights
 ) -> None:
@@ -189,7 +184,6 @@ def test_two_ranks_train_as_one_process_and_transformers_takes_their_model(
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "other"),
@@ -222,7 +216,6 @@ def test_each_way_goes_on_to_the_bit_and_into_any_other(
     assert_goes_on(partial(_train, inputs), way, other, one, tmp_path / "model", weights)
 
 
-@apart
 @pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4])
 def test_adamw_whose_state_is_spread_ends_with_the_same_bits(
@@ -238,7 +231,6 @@ def test_adamw_whose_state_is_spread_ends_with_the_same_bits(
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-@apart
 @pytest.mark.long
 def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(
     inputs: dict[str, Path], tmp_path: Path
@@ -262,7 +254,7 @@ def test_a_fault_is_corrected_and_texts_and_benchmarks_are_as_in_one_process(
     assert samples[0].count("\n") == samples[1].count("\n") > 0
 
 
-def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="expected with expert_parallel trainer: native"):
         LaunchConfig(processes=2, expert_parallel=2, trainer="composer")
     native: dict[str, Any] = {"processes": 4, "trainer": "native", "expert_parallel": 2}
@@ -276,7 +268,6 @@ def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         LaunchConfig(**native | {"expert_parallel": 4}, pipeline_parallel=2)
     with pytest.raises(ValidationError, match="compile: auto or off"):
         LaunchConfig(**native, compile="on")
-    monkeypatch.setattr("training.families.version", lambda name: "4.57.6")
     dense = expert_ranks_problem(2, "llama", {})
     assert dense and dense.code == "no_expert_parallel" and "mixtral, olmoe, qwen3_moe" in dense.message
     odd = expert_ranks_problem(3, "mixtral", {"num_local_experts": 8})
@@ -285,15 +276,3 @@ def test_what_does_not_go_with_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     whole = expert_ranks_problem(1, "mixtral", {}, (2, 1, 1))
     assert whole and "share the experts of mixtral beside tensor_parallel" in whole.message
     assert expert_ranks_problem(1, "mixtral", {}, (1, 2, 2)) is None and expert_ranks_problem(1, "llama", {}) is None
-    monkeypatch.setattr("training.families.version", lambda name: "5.24.0")
-    stacked = expert_ranks_problem(4, "qwen3_moe", {"num_experts": 8})
-    assert stacked and stacked.code == "no_expert_parallel" and "transformers 4" in stacked.message
-    cut = expert_ranks_problem(1, "qwen3_moe", {}, (1, 1, 2))
-    assert cut and cut.path == "launch.pipeline_parallel" and cut.message == stacked.message
-    assert "not 5.24.0" in stacked.message and "install transformers 4" in (stacked.fix or "")
-
-
-@pytest.mark.skipif(APART, reason="needs transformers 5")
-def test_stacked_experts_are_refused_before_anything_is_trained(inputs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match="expected transformers 4, in which each expert is a module"):
-        _train(inputs, "experts", tmp_path / "model")

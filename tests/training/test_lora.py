@@ -45,15 +45,10 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "down_proj"), ()], ids=["some layers", "all"])
-def test_loss_gradients_and_merged_weights_are_peft_s(
-    base_dir: Path, targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_gradients_and_merged_weights_are_peft_s(base_dir: Path, targets: tuple[str, ...]) -> None:
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
-    from peft.tuners.lora import torchao
 
-    # peft refuses every model beside the torchao that goes with torch 2.7, which none of these layers is of.
-    monkeypatch.setattr(torchao, "is_torchao_available", lambda: False)
     config = LoraConfig(rank=3, alpha=6.0, targets=targets)
     ours = load(base_dir)
     learning = add_adapters(ours, config, seed=5)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -238,8 +237,7 @@ def test_an_exported_model_gives_the_trainer_s_logits_in_transformers(
     inputs = {key: batch[key] for key in ("input_ids", "decoder_input_ids", "position_ids") if key in batch}
     if "documents" in batch:
         mask = within_documents(batch["documents"], batch["seen_by_all"])
-        old_bert = name == "masked" and transformers.__version__.startswith("4.")
-        inputs["attention_mask"] = mask[:, 0].long() if old_bert else mask
+        inputs["attention_mask"] = mask
     with torch.no_grad():
         torch.testing.assert_close(ours, theirs(**inputs).logits, rtol=1e-4, atol=1e-5)
 

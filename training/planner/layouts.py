@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import get_args
 
-from training import families
 from training.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
 from training.pipeline_cut import passes
 from training.planner.architecture import of_parameters
@@ -149,14 +148,12 @@ def _fits(job: Training, devices: int) -> bool:
 
 
 def runs_here(layout: Layout, job: Training) -> bool:
-    """Whether a plan's config can set `launch:` to it: what `stemma check` takes here, with the version of transformers
-    that is installed, and a vocabulary that is padded as `padded_vocabulary` says."""
+    """Whether a plan's config can set `launch:` to it: what `stemma check` takes, with a vocabulary that is padded as
+    `padded_vocabulary` says."""
     arch, grouped = job.arch, layout.tp * layout.cp > 1
     family = FAMILIES.get(arch.family, Family(context_parallel=False))
     degrees = layout.tp, layout.cp, layout.pp
-    if (arch.experts > 1 or layout.ep > 1) and not _can_share_experts(
-        layout.ep, arch.family, arch.experts, degrees, families.version("transformers")
-    ):
+    if (arch.experts > 1 or layout.ep > 1) and not _can_share_experts(layout.ep, arch.family, arch.experts, degrees):
         return False
     if layout.ep > 1 and layout.sharding not in (("ddp",) if layout.tp > 1 else ("ddp", "zero1")):
         return False
@@ -174,8 +171,8 @@ def runs_here(layout: Layout, job: Training) -> bool:
 
 
 @cache
-def _can_share_experts(ep: int, family: str, experts: int, degrees: tuple[int, int, int], of_transformers: str) -> bool:
-    """Asked of thousands of layouts, a few times each. of_transformers: the version, on which the answer depends."""
+def _can_share_experts(ep: int, family: str, experts: int, degrees: tuple[int, int, int]) -> bool:
+    """Asked of thousands of layouts, a few times each."""
     return expert_ranks_problem(ep, family, {"num_experts": experts}, degrees) is None
 
 

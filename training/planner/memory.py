@@ -157,9 +157,6 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
         keys = (at.cp - 1) * 2 * element * arch.heads * arch.head_width / at.tp
         kept = Kept(kept.layer + keys, kept.checkpoint, kept.outside + element * job.length)
-    if arch.experts > 1 and at.devices == 1:
-        # transformers' own layer keeps what experts give once more; in ranks training/expert_parallel.py computes it.
-        kept = Kept(kept.layer + 4 * arch.active_experts * arch.width, kept.checkpoint, kept.outside)
     # Of one layer, while its backward pass is under way, what checkpointing dropped is there again.
     once = 0.0
     if at.recompute == "full":

@@ -6,6 +6,7 @@ import os
 import socket
 import traceback
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -180,7 +181,14 @@ def _route(network: nn.Module, load: float) -> None:
     """Has the router of each layer send tokens evenly to its experts, or `load` times an even share to each of the
     first half, which the first rank of a group holds: so what a rank holds hangs on no chance."""
     for layer in expert_layers(network):
-        layer.gate.register_forward_hook(lambda gate, given, logits: logits + _preference(logits, load))
+        layer.gate.register_forward_hook(partial(_routed, load))
+
+
+def _routed(load: float, gate: Any, _: Any, routed: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """In place of what a router gives: logits (N, E), and weights and numbers of its choices (N, k) by these."""
+    logits = routed[0] + _preference(routed[0], load)
+    weights, chosen = logits.softmax(-1, dtype=torch.float).topk(gate.top_k)
+    return logits, (weights / weights.sum(-1, keepdim=True)).to(routed[1].dtype), chosen
 
 
 def _preference(logits: Tensor, load: float) -> Tensor:

@@ -38,10 +38,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
     ],
     ids=["preset", "budget", "small", "context", "stages", "experts", "layers-stages", "layers-context", "12", "9"],
 )
-def test_the_config_is_taken_and_takes_the_time_that_was_planned(
-    wishes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.families.version", lambda name: "4.57.6")  # which has experts apart
+def test_the_config_is_taken_and_takes_the_time_that_was_planned(wishes: dict, tmp_path: Path) -> None:
     found = plan(request(**wishes))
     write_config(found, tmp_path / "planned.yaml")
     config = load(tmp_path / "planned.yaml")
@@ -57,16 +54,6 @@ def test_the_config_is_taken_and_takes_the_time_that_was_planned(
     assert needed.fits and needed.hours == pytest.approx(hours, rel=0.05)
     with pytest.raises(ConfigError):
         write_config(found, tmp_path / "planned.yaml")
-
-
-def test_experts_are_not_shared_out_where_transformers_stacks_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("training.families.version", lambda name: "5.24.0")
-    found = plan(request(preset="olmoe-1b-7b", tokens=1e11, gpu="h100", length=4096, batch_tokens=32_768))
-    write_config(found, tmp_path / "planned.yaml")
-    config = load(tmp_path / "planned.yaml")
-    assert not check_hardware(config) and config.launch.expert_parallel == 1 == found["runnable"]["ep"]
 
 
 def test_a_layout_that_launch_does_not_know_is_not_written(tmp_path: Path) -> None:
