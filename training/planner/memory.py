@@ -183,9 +183,12 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
     # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
     # is kept once, where it is computed again.
     stream = 0.0 if once else 4 * arch.width / whole
-    in_mlp = rows * (once + stream + 2 * element * load * arch.active_experts * arch.mlp_width / at.tp)
+    in_mlp = rows * (stream + 2 * element * load * arch.active_experts * arch.mlp_width / at.tp)
     last = rows * (once or kept.layer) + count * given
+    # In the first layer's MLP the gradients of all other layers are there: the most where activations are few.
+    of_others = gradients - gradient * layer / (shards if gathers else 1)
     moments = [
+        Moment(of_others + there.summed_last, copied + there.outside, last + in_mlp, 0.0, there.ended),
         Moment(gradients + there.summed_last, copied + there.outside, last, 0.0, there.ended),
         Moment(gradients, 0.0, 2 * count * given, 0.0, there.joined + summed_alone),
     ]
@@ -204,7 +207,13 @@ def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
         moments += [
             Moment(before, casts + there.whole, activations, logits, there.throughout),
             Moment(begun, casts_back, activations + back, d_output, there.begun),
-            Moment(begun, casts_back, activations - part.last * rows * kept.outside + in_mlp, d_output, there.begun),
+            Moment(
+                begun,
+                casts_back,
+                activations - part.last * rows * kept.outside + rows * once + in_mlp,
+                d_output,
+                there.begun,
+            ),
         ]
     full = max(moments, key=lambda one: sum(one))
     parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, full.buffers]
@@ -276,16 +285,16 @@ def _of_loss(
 ) -> tuple[float, float]:
     """Bytes of the loss, and of the gradient of the output layer that it leaves for the backward pass.
 
-    Logits are in the precision of products, and as their gradient; in fp32 too where no kernel is compiled, and once
-    more for their sum.
+    Logits are in the precision of products, and as their gradient; in half precision also in fp32, where no kernel is
+    compiled. Their gradient is still held while its product with the hidden states is computed.
     """
     chunk = min(rows, max(_LEAST_CHUNK, (_CHUNK_LOGITS_OF_GPU if cuda else _CHUNK_LOGITS) / arch.vocabulary))
-    copies = 4 + (2 * element if element < 4 else 0) if cuda else 2 * 4 + (element if element < 4 else 0)
-    if compiled:
-        copies = 2 * element
-    logits = chunk * arch.vocabulary / tp * copies
+    half = element if element < 4 else 0
+    copies = 2 * element if compiled else 4 + 2 * half
     output = arch.embedding / tp
-    cast = element * output if element < 4 else 0.0
+    cast = half * output
+    each = chunk * arch.vocabulary / tp
+    logits = max(each * copies, each * element + (4 + half) * output)
     if cuda or rows > chunk or tp > 1:  # the gradient of earlier chunks, or one that all ranks of a group add to
         logits += 4 * output
     hidden = rows * arch.width * element * (2 if tp > 1 else 1)

@@ -68,7 +68,10 @@ def measured(case: Case) -> int:
         learning = [weight for weight in network.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(learning, fused=True)
         ids = torch.randint(0, case.vocabulary, (case.sequences, case.length))
-        batch = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(case.length).repeat(case.sequences, 1)}
+        batch = {
+            "input_ids": ids, "labels": ids, "documents": torch.zeros_like(ids, dtype=torch.int32),
+            "position_ids": torch.arange(case.length).repeat(case.sequences, 1),
+        }  # fmt: skip
 
         def steps(count: int) -> None:
             for _ in range(count):

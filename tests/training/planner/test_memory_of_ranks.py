@@ -156,7 +156,10 @@ def _bytes_of_two_steps(case: Case) -> int:
         whole = DistributedDataParallel(model) if spread else model
         torch.manual_seed(ranks.rank())
         ids = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH))
-        batch = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(LENGTH).repeat(SEQUENCES, 1)}
+        batch = {
+            "input_ids": ids, "labels": ids, "documents": torch.zeros_like(ids, dtype=torch.int32),
+            "position_ids": torch.arange(LENGTH).repeat(SEQUENCES, 1),
+        }  # fmt: skip
         for step in range(5):
             if step > 0:  # the first has no optimizer state yet
                 peak.begin()
