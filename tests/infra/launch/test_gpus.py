@@ -120,7 +120,7 @@ def test_libraries_of_another_cuda_and_packages_of_two_are_named(
     (problem,) = gpu_problems(replace(TORCH, other_libraries=replaced), DRIVER, asked=False)
     assert problem.code == "other_cuda" and "LD_LIBRARY_PATH" in problem.fix
 
-    for name in ("nvidia_cudnn_cu12-9.5", "nvidia_cudnn_cu13-9.20", "nvidia_nccl_cu12-2.26"):
+    for name in ("nvidia_cudnn_cu12-9.5", "nvidia_cudnn_cu13-9.20", "nvidia_curand_cu12-10.3"):
         (packages / f"{name}.dist-info").mkdir()
         stem, version = name.split("-")
         text = f"Metadata-Version: 2.1\nName: {stem.replace('_', '-')}\nVersion: {version}\n"
