@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof lock clean
+.PHONY: help demo test test-long test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof upgrade lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -68,6 +68,11 @@ bench-eval: $(READY) ## multiple choice and answers against lm-eval's own backen
 
 bench-recipe: $(READY) ## bits per byte after ten minutes of pretraining on 2 quiet cores, on the text of ../shared/recipe
 	@"$(BIN)/python" benchmarks/bench_recipe.py
+
+upgrade: $(READY) ## the newest versions against the lock's, in .venv-candidate: bits, losses, speed, memory, tests (TESTS=…)
+	@infra/install.sh candidate
+	@"$(BIN)/python" -m benchmarks.compare_environments "$(BIN)/python" .venv-candidate/bin/python --workers $(WORKERS) --tests $(or $(TESTS),tests)
+	@echo; echo "to take them over: cp .venv-candidate/requirements.lock . && make test"
 
 lock: $(READY) ## pin the newest versions that pyproject.toml allows, with hashes
 	@infra/install.sh lock

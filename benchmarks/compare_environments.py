@@ -1,6 +1,6 @@
 """The same small pipeline in two environments: equal bits or not, losses, speed, memory, scores, and tests that differ.
 
-python -m benchmarks.compare_environments OLD_PYTHON NEW_PYTHON [--tests PATH ...] [--out upgrade.md]
+python -m benchmarks.compare_environments OLD_PYTHON NEW_PYTHON [--tests PATH ... [--workers N]] [--out upgrade.md]
 
 `make upgrade` calls it with this environment and one of a candidate lock. Each Python runs `stemma run
 configs/small.yaml` at toy size with one thread, 20 batches a training and preference tuning beside the other stages, in
@@ -81,6 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs=2, metavar=("OLD_PYTHON", "NEW_PYTHON"), help="of two environments")
     parser.add_argument("--tests", nargs="*", help="run pytest on these in both")
+    parser.add_argument("--workers", type=int, default=0, help="processes of pytest (0: its own alone)")
     parser.add_argument("--out", type=Path, help="write the tables there too")
     options = parser.parse_args()
     lines = [f"`make upgrade` at {str(code_state()['commit'])[:10]}, one thread.", ""]
@@ -89,7 +90,7 @@ def main() -> int:
         lines += [*_table([_made_with(runs)]), "", *_table(list(compare(*(made for made, _ in runs))))]
         lines += ["", f"The whole run: {runs[0][1]:.0f} s, then {runs[1][1]:.0f} s."]
         if options.tests is not None:
-            results = [outcomes(python, options.tests, Path(name)) for python in options.pythons]
+            results = [outcomes(python, options.tests, options.workers, Path(name)) for python in options.pythons]
             lines += ["", *_differing(*results)]
     text = "\n".join(lines)
     print(text)
@@ -138,11 +139,11 @@ def compare(old: dict[str, Artifact], new: dict[str, Artifact]) -> Iterator[dict
         }
 
 
-def outcomes(python: str, tests: list[str], folder: Path) -> dict[str, str]:
+def outcomes(python: str, tests: list[str], workers: int, folder: Path) -> dict[str, str]:
     """Return what became of each test in an environment: passed, skipped, failed."""
     report = folder / "tests.xml"
-    command = [python, "-m", "pytest", "-q", "-m", "not long", f"--junitxml={report}", *tests]
-    subprocess.run(command, capture_output=True, cwd=PROJECT, check=False)
+    command = [python, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", "-m", "not long"]
+    subprocess.run([*command, f"--junitxml={report}", *tests], capture_output=True, cwd=PROJECT, check=False)
     found = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         kinds = {child.tag for child in case}

@@ -10,19 +10,24 @@ from infra.project import PROJECT
 
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+) *\\?$", re.MULTILINE)
 _SHOWN = 5
+_OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
 _FIX = "install them: remove .venv and run make .venv/.installed, which takes all from the lock"
 
 
 def differing_packages() -> list[str]:
     """Return each package that is missing or has another version than requirements.lock, such as `torch 2.11.0 (lock:
-    2.15.0)`. Those that the lock has for some systems only are left out; all are where there is no lock."""
+    2.15.0)`. Left out are those that the lock has for some systems only and, beside a torch for CPUs, CUDA's libraries;
+    all are where there is no lock."""
     lock = PROJECT / "requirements.lock"
     if not lock.is_file():
         return []
     installed = {_name(one.metadata["Name"] or ""): one.version for one in metadata.distributions()}
+    without_cuda = installed.get("torch", "").endswith("+cpu")
     found = []
     for name, version in _PINNED.findall(lock.read_text(encoding="utf8")):
         here = installed.get(_name(name))
+        if here is None and without_cuda and _OF_CUDA.match(_name(name)):
+            continue
         # A build of the same version for a device has a local part: 2.15.0+cpu.
         if here is None or here.partition("+")[0] != version.partition("+")[0]:
             found.append(f"{name} {here or 'is missing'} (lock: {version})")

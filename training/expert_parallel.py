@@ -12,7 +12,7 @@ Shapes: N tokens of a rank, D width, E experts of a layer, of which k see a toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -217,7 +217,7 @@ class IdleExperts(Callback):
                 weight.grad = None
 
 
-def _made_by(experts: Sequence[nn.Module], given: Tensor, counts: Tensor, all_of_them: bool = True) -> Tensor:
+def _made_by(experts: Iterable[nn.Module], given: Tensor, counts: Tensor, all_of_them: bool = True) -> Tensor:
     """What experts make of their tokens (C, D), of which each has the next `counts` (E,); also, where `all_of_them`, of
     none."""
     parts = given.split(counts.tolist())

@@ -107,7 +107,7 @@ class Mixture:
         slack = len(sources)
         first = np.zeros(len(weights), np.int64)
         pieces = []
-        for source in sources:
+        for source in sources.tolist():
             weight = weights[source]
             first[source] = max(0, int(weight * (begin - slack)) - 1)
             items = np.arange(first[source], int(weight * (end + slack)) + 2)

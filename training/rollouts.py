@@ -151,7 +151,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         chosen = random.choice(
             len(self._prompts), config.rollout_prompts // config.answers_per_prompt, replace=not enough
         )
-        prompts = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt)]
+        prompts = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt).tolist()]
         seed = int(random.integers(2**62))
         parts = [part for _ in range(config.epochs) for part in minibatches(config, random)]
         if self._rows is None:

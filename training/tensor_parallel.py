@@ -127,11 +127,11 @@ class _RouterOfOwnTokens(ParallelStyle):
     gradient. It computes on plain tensors, since it gives three, of which one is of whole numbers."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        whole = distribute_tensor(module.weight.detach(), device_mesh, [Replicate()], src_data_rank=None)
+        whole = distribute_tensor(module.get_parameter("weight").detach(), device_mesh, [Replicate()], src_data_rank=None)
         module.weight = nn.Parameter(whole)
 
         def take_plain(router: nn.Module, _: Any) -> None:
-            router._parameters["weight"] = weight.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
+            router._parameters["weight"] = weight.to_local(grad_placements=[Partial()])
 
         def give_back(router: nn.Module, *_: Any) -> None:
             router._parameters["weight"] = weight

@@ -17,7 +17,7 @@ _POWERS = 4096
 def _key(hash_: int, length: int) -> int:
     """What stands for a piece of text in a set: its hash and length, mixed (the last character is in the last bits of a
     hash, and one bit is lost), never 0."""
-    return ((hash_ + np.uint64(length) * _LENGTH_SALT) * BASE) | ONE
+    return ((hash_ + np.uint64(length) * _LENGTH_SALT) * BASE) | ONE  # type: ignore[return-value]
 
 
 @kernel(inline=True)

@@ -83,7 +83,7 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
     """
     roles = _roles(folder)
     ends = (end,) if end else (*DOCUMENT_ENDS, roles.get("eos_token"))
-    known = [token for token in ends if token and tokenizer.token_to_id(token) is not None]
+    known = {token: number for token in ends if token and (number := tokenizer.token_to_id(token)) is not None}
     if not known:
         wanted = f"the token {end}" if end else f"{END_OF_TEXT}, or an eos_token that the vocabulary has,"
         raise stage_error(
@@ -92,7 +92,7 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
             f"expected {wanted} to end documents with",
             "name a token of tokenizer.json as shard.end_of_text",
         )
-    closing = int(tokenizer.token_to_id(known[0]))
+    name, closing = next(iter(known.items()))
     opening = None
     if begin is None:
         bos = roles.get("bos_token")
@@ -108,7 +108,7 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
                 f"expected the token {begin} to begin documents with",
                 "name a token of tokenizer.json as shard.begin_of_text",
             )
-    return Bounds(known[0], closing, None if opening == closing else opening)
+    return Bounds(name, closing, None if opening == closing else opening)
 
 
 def _roles(folder: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _trainer(kind: str, config: TokenizerConfig) -> Any:
     from tokenizers import pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "min_frequency": config.min_frequency,
         "initial_alphabet": alphabet,

@@ -42,3 +42,15 @@ def test_a_lock_that_is_installed_partly_explains_a_failed_import(
         assert "No module named 'polars'; 2 installed packages differ from requirements.lock: numpy" in problem.message
     (problem,) = failure_of(ValueError("no import"), "clean", tmp_path).problems
     assert problem.code == "crashed"
+
+
+def test_a_torch_for_cpus_needs_none_of_cudas_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "PROJECT", tmp_path)
+    (tmp_path / "torch-2.15.0+cpu.dist-info").mkdir()
+    (tmp_path / "torch-2.15.0+cpu.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.15.0+cpu\n")
+    here = list(metadata.distributions(path=[str(tmp_path)]))
+    monkeypatch.setattr(metadata, "distributions", lambda: here)
+    lock(tmp_path, **{"torch": "2.15.0", "nvidia-cublas": "13.4", "cuda-toolkit": "13.2", "triton": "3.9"})
+    assert differing_packages() == []
+    lock(tmp_path, **{"torch": "2.15.0", "nvidia-cublas": "13.4", "tritonclient": "3.9"})
+    assert differing_packages() == ["tritonclient is missing (lock: 3.9)"]

@@ -75,19 +75,21 @@ def test_without_a_cluster_one_of_two_workers_is_started_on_this_machine(
 
 
 def test_tasks_of_benchmarks_are_asked_by_several_workers_with_the_same_results(
-    run: Callable[..., Answer], tmp_path: Path
+    run: Callable[..., Answer], tmp_path: Path, cluster: tuple[str, dict[str, str]]
 ) -> None:
+    # One cluster for both runs: most of a run with a Ray of its own is Ray's start.
+    address, token = cluster
     config = {
         "name": "asked",
         "base_model": {"path": str(make_model(tmp_path / "model", seed=1))},
         "benchmarks": {"tasks": ["cloze", "minimal_pairs"], "shots": [0, 1], "failure_classes": {"cases": 2}},
     }
     local = run("run", write_config(tmp_path / "local.yaml", config), "--root", tmp_path / "local")
-    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": "local", "workers": 2}})
-    found = run("run", on_ray, "--root", tmp_path / "ray", PYTHONPATH=str(REPOSITORY))
+    on_ray = write_config(tmp_path / "ray.yaml", {**config, "launch": {"ray": address}})
+    found = run("run", on_ray, "--root", tmp_path / "ray", **token)
     assert digests(found) == digests(local)
     here, there = (Path(answer.rows()["benchmarks_base"]["path"]) for answer in (local, found))
-    assert "Started a local Ray instance" in (there / "aux" / "stage.log").read_text()
+    assert "Connected to Ray cluster" in (there / "aux" / "stage.log").read_text()
     names = ["lm_eval.json", "samples_cloze.jsonl", "samples_minimal_pairs.jsonl", "failure_cases.jsonl"]
     for name in ["results.json", *(f"aux/{name}" for name in names)]:
         assert (there / name).read_bytes() == (here / name).read_bytes(), name
@@ -96,6 +98,6 @@ def test_tasks_of_benchmarks_are_asked_by_several_workers_with_the_same_results(
     (tmp_path / "mine.jsonl").write_text('{"query": "a", "choices": ["b", "c"]}\n')
     wrong = {**config, "benchmarks": {"tasks": tasks, "limit": 4}}
     refused = run("run", write_config(tmp_path / "here.yaml", wrong), "--root", tmp_path / "local")
-    on_ray = write_config(tmp_path / "there.yaml", {**wrong, "launch": {"ray": "local", "workers": 2}})
-    too = run("run", on_ray, "--root", tmp_path / "ray", PYTHONPATH=str(REPOSITORY))
+    on_ray = write_config(tmp_path / "there.yaml", {**wrong, "launch": {"ray": address}})
+    too = run("run", on_ray, "--root", tmp_path / "ray", **token)
     assert refused.document["errors"] == too.document["errors"] != []
