@@ -111,10 +111,8 @@ def _adopted(folder: Path) -> Any:
 
 def _take_over(folder: Path, out_dir: Path) -> int:
     adopted = _adopted(folder)
-    adopted.add_special_tokens(
-        {"additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in (END_OF_TEXT, PAD)]},
-        replace_additional_special_tokens=False,
-    )
+    more = [token for token in SPECIAL_TOKENS if token not in (END_OF_TEXT, PAD)]
+    adopted.add_special_tokens({"extra_special_tokens": more}, replace_extra_special_tokens=False)
     adopted.add_special_tokens({"pad_token": PAD, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
     adopted.chat_template = CHAT_TEMPLATE
     adopted.save_pretrained(out_dir, save_jinja_files=False)

@@ -73,6 +73,8 @@ _KEY_HINTS = (
     " account_key account-key privatekey private_key private-key accesstoken access_token access-token authtoken"
     " auth_token auth-token refreshtoken refresh_token refresh-token sessiontoken session_token session-token"
 )
+_PWD = r"pwd(?![\"']?:\s*[\"']?/)"
+"""Not the shell's folder, as a dump of variables has it."""
 _NO_VALUE = r"(?!(?i:none|null|true|false|str|string|bytes|required|optional|secret|password)\b)"
 _FORMS_OF_LINES = (
     # With its body, up to its end or as far as it looks like one; line breaks may be escaped, as in JSON.
@@ -164,12 +166,12 @@ _FORMS = (
     # password: … as in YAML, alone on its line, or a value that is no word of a sentence.
     _form(
         _KEY_HINTS,
-        rf"(?m)^[ \t-]*[\"']?[\w.-]*(?i:{_KEY}|pwd)[\"']?:[ \t]+[\"']?{_NO_VALUE}{_PLACEHOLDER}"
+        rf"(?m)^[ \t-]*[\"']?[\w.-]*(?i:{_KEY}|{_PWD})[\"']?:[ \t]+[\"']?{_NO_VALUE}{_PLACEHOLDER}"
         rf"([^\s\"'{{\[|>&*]{{{SHORTEST},}})[\"']?[ \t]*(?:#.*)?$",
     ),
     _form(
         _KEY_HINTS,
-        rf"(?i:{_KEY}|\bpwd)[\"']?: {_PLACEHOLDER}[\"']?(?=[^\s\"',]*[0-9!@#$%^&*])"
+        rf"(?i:{_KEY}|\b{_PWD})[\"']?: {_PLACEHOLDER}[\"']?(?=[^\s\"',]*[0-9!@#$%^&*])"
         rf"([^\s\"',;<>(){{}}\[\]]{{{SHORTEST},}})",
     ),
     # Keys of fixed lengths after a word that is too common for the others.

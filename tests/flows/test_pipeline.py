@@ -55,8 +55,8 @@ def test_right_after_the_run_nothing_is_to_be_built(built_full: Path, run: Run) 
 def test_each_model_is_a_plain_hugging_face_folder(folders: dict[str, Path], stage: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folders[stage])
     tokenizer = AutoTokenizer.from_pretrained(folders[stage])
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is it?"}], return_tensors="pt")
-    assert model(ids).logits.shape[-1] == len(tokenizer)
+    inputs = tokenizer.apply_chat_template([{"role": "user", "content": "What is it?"}], return_tensors="pt")
+    assert model(**inputs).logits.shape[-1] == len(tokenizer)
     assert not list(folders[stage].glob("*.bin"))
 
 

@@ -147,9 +147,11 @@ def test_what_imports_leave_in_the_temporary_folder_goes_with_the_server(
     forks = Forks(tmp_path, stack, TMPDIR=str(temporary))
     killed = forks.start("end", "kill", modules=("torch.distributed.nn.jit.instantiator",))
     assert killed.wait() == -signal.SIGKILL
-    assert list(temporary.rglob("_remote_module_non_scriptable.py")), "torch makes none any more: this can go"
+    left = list(temporary.iterdir())
     stack.close()
     assert not list(temporary.iterdir())
+    if not left:
+        pytest.skip("this torch writes no file as it is imported")
 
 
 def test_a_killed_server_leaves_its_children_alone_and_forks_no_more(forks: Forks) -> None:

@@ -137,6 +137,11 @@ def test_a_secret_is_hidden_in_the_ways_it_occurs(text: str) -> None:
     assert HIDDEN in hidden and "hunter" not in hidden and LONG not in hidden and HEX not in hidden
 
 
+@pytest.mark.parametrize("text", ['{"PWD": "/work/n1"}', "PWD: /work/n1", "a; OLDPWD: /work/n1"])
+def test_the_shells_folder_is_none(text: str) -> None:
+    assert Hider({}).hide(text) == text
+
+
 @pytest.mark.parametrize("before", ["", "a", "ab", "ada:"])
 def test_a_known_secret_is_hidden_in_base64(before: str) -> None:
     encoded = base64.b64encode(f"{before}hunter-22-correct".encode()).decode()
