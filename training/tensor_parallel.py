@@ -127,7 +127,8 @@ class _RouterOfOwnTokens(ParallelStyle):
     gradient. It computes on plain tensors, since it gives three, of which one is of whole numbers."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        whole = distribute_tensor(module.get_parameter("weight").detach(), device_mesh, [Replicate()], src_data_rank=None)
+        own = module.get_parameter("weight").detach()
+        whole = distribute_tensor(own, device_mesh, [Replicate()], src_data_rank=None)
         module.weight = nn.Parameter(whole)
 
         def take_plain(router: nn.Module, _: Any) -> None:
