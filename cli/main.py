@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
-import threading
 
 from cli.answer import CANCELLED, answer, cancelled
 from infra import interrupts
@@ -27,20 +24,9 @@ def main() -> None:
         if "--json" in sys.argv:
             answer(cancelled())
         code = CANCELLED
-    _leave(code)
+    from infra.process import leave
 
-
-def _leave(code: int) -> None:
-    """Ends the process as the interpreter does, but for taking itself apart: threads of Prefect and others still run
-    then, and one that returns from native code can abort a command that has done its work, with exit code -6."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:  # whoever read it has gone; the interpreter has its own code for that
-        sys.exit(code)
-    os._exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":

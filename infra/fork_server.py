@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.json import parse_own_json
-from infra.process import PARENT_FD
+from infra.process import PARENT_FD, leave
 from infra.secrets import HidingStream
 
 LARGEST_REQUEST = 1 << 16
@@ -315,4 +315,4 @@ def main(requests: int, parent: int, temporary: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
+    leave(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

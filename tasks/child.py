@@ -33,7 +33,7 @@ from infra.launch.cluster import run_on_cluster
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
-from infra.process import die_with_parent
+from infra.process import die_with_parent, leave
 from infra.run import Result, Run, open_journal
 from infra.secrets import HidingStream
 from infra.store.lease import Claim
@@ -379,4 +379,4 @@ def _failed(error: StemmaError) -> Outcome:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    leave(main(sys.argv[1]))
