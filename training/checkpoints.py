@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from training.snapshot import STATE, WEIGHTS, Snapshot, holders_of, tensors_of, 
 from training.train_state import Clock, TrainState
 
 _FORMAT = 1
+_PACKAGES = ("torch", "transformers", "numpy")
+"""Whose versions bear on the bits of a step."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Checkpointer(Callback):
             "format": _FORMAT,
             "batch": state.clock.batch,
             "ranks": ranks.world_size(),
+            "versions": _versions(),
             "data": self._plan.data,
             "clock": state.clock.as_json(),
             "dataset": state.loader.state_dict(state.clock.sample_in_epoch),
@@ -162,6 +166,12 @@ class Resumption(Callback):
         else:  # other data are read from their beginning
             state.clock = replace(state.clock, batch_in_epoch=0, sample_in_epoch=0, token_in_epoch=0)
         state.callbacks.load_state_dict(saved["callbacks"])
+        if other := _others(saved.get("versions", {})):
+            self._run.event(
+                "other_versions",
+                f"the state after batch {saved['batch']:,} was written by {other}: the training goes on, and ends with "
+                "other bits than one by the same versions throughout",
+            )
         # Checkpoints of earlier versions know no place; that of another training is in another journal.
         self._run.rewind(0 if begins else saved.get("journal"), saved["batch"])
         self._from = snapshot
@@ -182,6 +192,18 @@ class Resumption(Callback):
             seed_all(derived_seed(state.seed, state.clock.batch))
         if done:
             self._from = None
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in _PACKAGES}
+
+
+def _others(versions: Mapping[str, str]) -> str:
+    """The versions that differ from those installed, such as `torch 2.7.0 (here: 2.15.0)`."""
+    here = _versions()
+    return ", ".join(
+        f"{name} {versions[name]} (here: {here[name]})" for name in here if versions.get(name, here[name]) != here[name]
+    )
 
 
 def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | None) -> None:

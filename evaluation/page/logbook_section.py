@@ -19,6 +19,7 @@ TROUBLE = {
     "correction": ("correction by the guard", "corrections by the guard"),
     "rate_cut": ("rate cut for good", "rates cut for good"),
     "passed_over": ("checkpoint passed over", "checkpoints passed over"),
+    "other_versions": ("training that went on under other versions", "trainings that went on under other versions"),
     "upload_failed": ("upload that failed", "uploads that failed"),
     "slow_node": ("slow node", "slow nodes"),
     "slow_link": ("slow link between nodes", "slow links between nodes"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,21 @@ def test_training_passes_over_a_damaged_checkpoint_and_a_half_written_one(
         "continuing pretrain at batch 4 of 12",
     ]
     assert [path.name for path in sorted(newest.parent.iterdir())] == ["ba000000008", "ba000000012"]
+
+
+def test_a_training_tells_that_it_goes_on_under_other_versions(
+    inputs: dict[str, Path], tmp_path: Path, journal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = metadata.version
+    with monkeypatch.context() as earlier:
+        earlier.setattr(metadata, "version", lambda name: "2.7.0" if name == "torch" else installed(name))
+        _stopped(tmp_path / "model", inputs, journal, after=6)
+    _train(tmp_path / "model", inputs, journal)
+    told, continuing = journal.events()
+    assert told.startswith(
+        f"the state after batch 6 was written by torch 2.7.0 (here: {installed('torch')}): the training goes on"
+    )
+    assert continuing == "continuing pretrain at batch 6 of 12"
 
 
 def test_other_data_and_another_architecture_are_refused_before_the_first_step(
