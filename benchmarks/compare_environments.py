@@ -4,7 +4,8 @@ python -m benchmarks.compare_environments OLD_PYTHON NEW_PYTHON [--tests PATH ..
 
 `make upgrade` calls it with this environment and one of a candidate lock. Each Python runs `stemma run
 configs/small.yaml` at toy size with one thread, 20 batches a training and preference tuning beside the other stages, in
-a store of its own; then the artifacts are compared stage by stage, file by file and figure by figure. Weights and
+a store of its own; then the artifacts are compared stage by stage, file by file and figure by figure. Its text is the
+docstrings of a package that both have in the same version, so that what differs is by the environment. Weights and
 shards that differ by a bit are said to differ: how far, losses and figures say. With --tests, pytest runs in both, and
 tests whose outcome differs are listed.
 """
@@ -43,6 +44,8 @@ SETTINGS = TOY | {
     "launch.device": "cpu",
     "launch.threads": "1",
 }
+TEXTS = ("scipy", "pandas", "sympy", "networkx", "matplotlib", "numpy")
+"""Packages with enough docstrings; the first that both environments have in the same version is the text."""
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mosaicml", "mosaicml-streaming", "lm-eval")
 _CLOCKS = ("seconds", "tokens_per_s", "tflops", "mfu", "_s", "generating_share")
 """Ends of names of figures that measure the machine."""
@@ -86,7 +89,8 @@ def main() -> int:
     options = parser.parse_args()
     lines = [f"`make upgrade` at {str(code_state()['commit'])[:10]}, one thread.", ""]
     with tempfile.TemporaryDirectory() as name:
-        runs = [run(python, Path(name) / str(number)) for number, python in enumerate(options.pythons)]
+        text = common_text(options.pythons)
+        runs = [run(python, Path(name) / str(number), text) for number, python in enumerate(options.pythons)]
         lines += [*_table([_made_with(runs)]), "", *_table(list(compare(*(made for made, _ in runs))))]
         lines += ["", f"The whole run: {runs[0][1]:.0f} s, then {runs[1][1]:.0f} s."]
         if options.tests is not None:
@@ -99,10 +103,24 @@ def main() -> int:
     return 0
 
 
-def run(python: str, root: Path) -> tuple[dict[str, Artifact], float]:
+def common_text(pythons: list[str]) -> str:
+    """Return the first of `TEXTS` whose version is the same in all environments. Exits where there is none."""
+    program = (
+        "import importlib.metadata as m, json, sys; here = {d.name.lower(): d.version for d in m.distributions()}; "
+        "print(json.dumps([here.get(name) for name in sys.argv[1:]]))"
+    )
+    versions = [json.loads(subprocess.check_output([python, "-c", program, *TEXTS])) for python in pythons]
+    for name, *found in zip(TEXTS, *versions, strict=True):
+        if found[0] is not None and len(set(found)) == 1:
+            return name
+    sys.exit(f"expected one of {', '.join(TEXTS)} in the same version in both environments, to train on its docstrings")
+
+
+def run(python: str, root: Path, text: str) -> tuple[dict[str, Artifact], float]:
     """Return the artifacts of the pipeline by stage, run by one environment, and its seconds. The first run of an
     environment also compiles and caches, so that what it takes is told stage by stage."""
-    words = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    settings = {key: value.replace("[numpy]", f"[{text}]") for key, value in SETTINGS.items()}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [python, "-m", "cli.main", "run", str(PROJECT / "configs" / "small.yaml"), "--root", str(root), *words]
     began = time.monotonic()
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=_environment(), cwd=PROJECT)
