@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from infra.config import derived_seed
+
 
 def seed_all(seed: int) -> None:
-    """Begins all of them anew."""
+    """Begin all of them again from a seed of up to 64 bits, of which numpy takes 32."""
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed if seed < 2**32 else derived_seed(seed))
     torch.manual_seed(seed)
 
 

@@ -4,6 +4,10 @@ as ids and masks depend on them."""
 # ruff: noqa: E501 - a line of a template is a line
 from __future__ import annotations
 
+from typing import Any
+
+from tests.open_models import tokenizer_with
+
 CHATML = """{%- for m in messages -%}
 {{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}
 {%- endfor -%}
@@ -131,3 +135,14 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], str | None, str, bool]] = {
     ),
     "smollm3": (SMOLLM3, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], [], None, "<|im_end|>", False),
 }  # fmt: skip
+
+
+def tokenizer_in(family: str) -> Any:
+    """A tokenizer with the template and the tokens of a family."""
+    from tokenizers import AddedToken
+
+    template, special, whole, bos, eos, in_front = FAMILIES[family]
+    tokenizer = tokenizer_with(special, bos=bos, eos=eos, in_front=in_front)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
+    tokenizer.chat_template = template
+    return tokenizer

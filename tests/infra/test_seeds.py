@@ -21,6 +21,16 @@ def test_every_library_takes_a_derived_seed() -> None:
             assert np.random.get_state()[1][0] == derived_seed(seed, key)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_states_begin_from_any_seed(seed: int) -> None:
+    """Rounds of RLHF draw seeds of 62 bits, of which numpy takes 32."""
+    drawn = []
+    for _ in range(2):
+        with seeded(seed, torch.device("cpu")):
+            drawn.append((np.random.random(), float(torch.rand(()))))
+    assert drawn[0] == drawn[1]
+
+
 def test_derived_seeds_of_neighbours_do_not_meet() -> None:
     """The risk: by a sum or a product a seed's second use has the numbers of the next seed's first."""
     found = [derived_seed(seed, *keys) for seed in (*range(50), *SEEDS[2:]) for keys in ((), (0,), (1,), (2,), (1, 2))]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cli.show_chat import command
@@ -18,8 +17,8 @@ from flows.graph import graph
 from infra.errors import ConfigError, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.chat_templates import FAMILIES
-from tests.open_models import save_model, tokenizer_with
+from tests.chat_templates import FAMILIES, tokenizer_in
+from tests.open_models import save_model
 from training.adopt import import_model
 from training.chat import Chat, Conversation, chat_of
 from training.chat_session import answer
@@ -40,14 +39,6 @@ SYSTEM = {"role": "system", "content": "Be short."}
 ENDS = {"harmony": "<|return|>", "gemma": "<end_of_turn>", "phi": "<|end|>"}
 BOS = {"llama2": 2, "llama3": 1, "gemma": 1, "mistral": 1, "deepseek": 1}
 WITHOUT_SYSTEM = ("gemma",)
-
-
-def tokenizer_in(family: str) -> Any:
-    template, special, whole, bos, eos, in_front = FAMILIES[family]
-    tokenizer = tokenizer_with(special, bos=bos, eos=eos, in_front=in_front)
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def ids_by_transformers(tokenizer: Any, messages: list[dict[str, Any]], **values: Any) -> list[int]:
