@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.completion import artifacts
-from cli.options import SEED, FiniteRange, root_of, root_option
+from cli.options import SEED, FiniteRange, root_of, root_option, template_option
 from cli.output import as_json, print_warnings
 from infra.json import read_own_json
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=17, show_default=True)
+@template_option
 @root_option
 @as_json
 def command(
@@ -31,6 +32,7 @@ def command(
     max_new_tokens: int,
     temperature: float,
     seed: int,
+    chat_template_kwargs: dict[str, Any],
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
@@ -50,7 +52,7 @@ def command(
     for asked in turns:
         messages.append({"role": "user", "content": asked})
         pieces = []
-        for piece in answer(model_dir, messages, max_new_tokens, temperature, seed):
+        for piece in answer(model_dir, messages, max_new_tokens, temperature, seed, chat_template_kwargs):
             pieces.append(piece)
             if not as_json:
                 click.echo(piece, nl=False)

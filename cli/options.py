@@ -43,6 +43,35 @@ def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A mapping as JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        from infra.json import BadJson, parse_json
+
+        if isinstance(value, dict):
+            return value
+        try:
+            found = parse_json(value, expected="a JSON object")
+        except BadJson as error:
+            self.fail(str(error), param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"expected a JSON object, not {value}", param, ctx)
+        return found
+
+
+def template_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--chat-template-kwargs",
+        type=JsonObject(),
+        default="{}",
+        metavar="JSON",
+        help="Values of the model's own chat template, such as '{\"enable_thinking\": false}'.",
+    )(function)
+
+
 SEED = click.IntRange(0, 2**31 - 1)
 """Seeds, as in a config (`infra.config.Seed`)."""
 

@@ -11,7 +11,7 @@ import click
 
 from cli.chat import model_folder
 from cli.completion import artifacts
-from cli.options import root_of, root_option
+from cli.options import root_of, root_option, template_option
 from cli.output import as_json
 
 
@@ -20,25 +20,32 @@ from cli.output import as_json
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--limit", type=click.IntRange(1), default=3, show_default=True, help="Conversations of FILE to print.")
 @click.option("--ids", is_flag=True, help="Print a token on each line, with its id.")
+@template_option
 @root_option
 @as_json
 def command(
-    model: str, file: Path | None, limit: int, ids: bool, root: str | None, as_json: bool
+    model: str,
+    file: Path | None,
+    limit: int,
+    ids: bool,
+    chat_template_kwargs: dict[str, Any],
+    root: str | None,
+    as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Print conversations as MODEL reads them, by its own chat template where it has one. What tuning learns is green,
     in ⟦ ⟧ where there are no colours.
 
-    FILE: JSON lines with `messages`, or `prompt` and `response`, such as train.jsonl of an instructions artifact;
-    without one a short conversation is shown.
+    FILE: JSON lines with `messages`, or `prompt` and `response`, and `tools` where there are any, such as train.jsonl
+    of an instructions artifact; without one a short conversation is shown.
     """
     folder = model_folder(model, root_of(root))
     from training.chat import Chat
     from training.shown_chat import SAMPLE, in_line, read_conversations, shown
 
-    chat = Chat.load(folder)
+    chat = Chat.load(folder, chat_template_kwargs)
     colours = sys.stdout.isatty()
-    conversations = [list(SAMPLE)] if file is None else read_conversations(file, limit)
-    found = [shown(chat, messages) for messages in conversations]
+    conversations = [(SAMPLE, [])] if file is None else read_conversations(file, limit)
+    found = [shown(chat, messages, tools) for messages, tools in conversations]
     for tokens in () if as_json else found:
         if ids:
             for token in tokens:

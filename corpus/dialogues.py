@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from corpus.readers.record import Unreadable
+from infra.json import BadJson, parse_json
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -55,6 +56,33 @@ class Exchange(NamedTuple):
     def first_turn(self) -> str:
         """What the human said first."""
         return next((one.text for one in self.history if one.role == "human"), self.prompt)
+
+
+class ToolExchange(NamedTuple):
+    """A conversation in which the assistant calls functions, as messages of OpenAI's chats.
+
+    history: messages before the last question, `prompt`. steps: calls and their results between it and the answer.
+    tool_calls: of the answer, whose text is `response`. tools: descriptions of the functions.
+    """
+
+    history: tuple[Mapping[str, Any], ...]
+    prompt: str
+    steps: tuple[Mapping[str, Any], ...]
+    response: str
+    tool_calls: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """All messages, without the tools."""
+        calls = {"tool_calls": list(self.tool_calls)} if self.tool_calls else {}
+        asked, answer = {"role": "user", "content": self.prompt}, {"role": "assistant", "content": self.response}
+        return [*self.history, asked, *self.steps, {**answer, **calls}]
+
+    @property
+    def first_turn(self) -> str:
+        """The first question."""
+        return next(str(one["content"]) for one in self.messages if one["role"] == "user")
 
 
 class DialoguePair(NamedTuple):
@@ -122,6 +150,99 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
             raise Unreadable("no answer: an answer is empty" if one.role == "assistant" else "no prompt: it is empty")
     *history, asked, answer = turns
     return Exchange(tuple(history), asked.text, answer.text)
+
+
+def has_tools(messages: Any) -> bool:
+    """Whether a list of messages has calls of functions or their results."""
+    return isinstance(messages, Sequence) and any(
+        isinstance(one, Mapping) and (one.get("role") == "tool" or bool(one.get("tool_calls"))) for one in messages
+    )
+
+
+def tool_exchange_of(messages: Sequence[Any], tools: Any) -> ToolExchange:
+    """A conversation with functions that ends with an answer, or with calls.
+
+    tools: a list of descriptions, or its JSON. Raises Unreadable for anything else than OpenAI's messages in an order
+    that chat templates know: the system first, then the user, results behind the calls that they are of.
+    """
+    if isinstance(tools, str):
+        tools = _json_of(tools, "tools")
+    if not isinstance(tools or [], list) or not all(isinstance(one, Mapping) for one in tools or []):
+        raise Unreadable("expected tools to be a list of descriptions of functions")
+    said = [_tool_message(one) for one in messages]
+    if any(one["role"] == "system" for one in said[1:]):
+        raise Unreadable("the system speaks behind the beginning of the conversation")
+    system, said = (said[:1], said[1:]) if said and said[0]["role"] == "system" else ([], said)
+    if not said or said[0]["role"] != "user":
+        raise Unreadable("no prompt: expected the user to speak first")
+    if said[-1]["role"] != "assistant":
+        raise Unreadable("no answer: the conversation does not end with the assistant")
+    for one, after in pairwise(said):
+        calls = one["role"] == "tool" or "tool_calls" in one
+        if calls != (after["role"] == "tool") and not (one["role"] == "tool" and after["role"] == "assistant"):
+            raise Unreadable("expected the results of functions behind the calls that they are of")
+        if one["role"] == after["role"] != "tool":
+            raise Unreadable(f"the {one['role']} speaks twice in a row")
+    last = max(number for number, one in enumerate(said) if one["role"] == "user")
+    answer = said[-1]
+    return ToolExchange(
+        tuple(system + said[:last]),
+        str(said[last]["content"]),
+        tuple(said[last + 1 : -1]),
+        str(answer["content"]),
+        tuple(answer.get("tool_calls", ())),
+        tuple(_without_nulls(one) for one in tools or ()),
+    )
+
+
+def _tool_message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise Unreadable("expected a message with its role and text")
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    name = "system" if role == "developer" else role if role == "tool" else None
+    if not isinstance(role, str) or not (name or role.lower() in ROLES):
+        raise Unreadable(f"unknown role: {role}")
+    calls = message.get("tool_calls") or []
+    if not isinstance(content, str) and not (content is None and calls):
+        raise Unreadable("expected a message with role and content")
+    told: dict[str, Any] = {"role": name or CHAT_ROLES[ROLES[role.lower()]], "content": content or ""}
+    if told["role"] == "tool":
+        known = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+        return told | known
+    told["content"] = told["content"].strip()
+    if calls:
+        if told["role"] != "assistant":
+            raise Unreadable(f"the {told['role']} calls functions, which the assistant alone can")
+        told["tool_calls"] = [_tool_call(one) for one in calls]
+    elif not told["content"]:
+        raise Unreadable("no answer: an answer is empty" if told["role"] == "assistant" else "no prompt: it is empty")
+    return told
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise Unreadable("expected a call with function.name and function.arguments")
+    arguments = function.get("arguments")
+    arguments = _json_of(arguments, "arguments") if isinstance(arguments, str) else arguments or {}
+    if not isinstance(arguments, Mapping):
+        raise Unreadable("expected the arguments of a call as a mapping")
+    known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**known, "type": "function", "function": {"name": function["name"], "arguments": _without_nulls(arguments)}}
+
+
+def _json_of(text: str, name: str) -> Any:
+    try:
+        return parse_json(text, expected="JSON")
+    except BadJson as error:
+        raise Unreadable(f"{name}: {error}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of a table, whose columns have all keys of all rows."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from corpus.config import InstructionsConfig, InstructionSource
 from corpus.demo.comments import reply_pairs
 from corpus.demo.config import CommentReplies, DocstringInstructions
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
-from corpus.dialogues import Turn, exchange_of_turns, turns_of
+from corpus.dialogues import ToolExchange, Turn, exchange_of_turns, has_tools, tool_exchange_of, turns_of
 from corpus.documents import is_heldout
 from corpus.pair_split import write_pairs
 from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, records_of
@@ -39,7 +39,8 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a
     rule tells whether an answer is right, with "reference" where it holds answers against another field than the
     response. A conversation of several turns has what was said before under "history" (`corpus.pairs.Pair`), and pairs
-    of a source with a weight have it under "weight".
+    of a source with a weight have it under "weight". One in which the assistant calls functions, in OpenAI's form, has
+    calls and results behind the prompt under "steps", those of the answer under "tool_calls", and the record's `tools`.
 
     A pair from a file has its prompt as group, a conversation what the human said first, since collections hold one
     conversation at several lengths. What has no answer or no prompt, starts with the assistant or has a role that
@@ -120,6 +121,9 @@ def _pair(record: Record, source: FileInstructions) -> Pair:
     if source.templates:
         found = exchange_of(record, source.templates, source.template_seed)
         return _checked(record, source, found.prompt, found.answer, found.group)
+    if (messages := _messages_with_tools(record, source)) is not None:
+        talk = tool_exchange_of(messages, record.value.get("tools"))
+        return _checked(record, source, talk.prompt, talk.response, talk.first_turn, with_tools=talk)
     turns = list(_turns(record, source))
     system = record.value.get("system")
     if isinstance(system, str) and system.strip() and (not turns or turns[0].role != "system"):
@@ -130,8 +134,38 @@ def _pair(record: Record, source: FileInstructions) -> Pair:
     return _checked(record, source, said.prompt, said.response, said.first_turn, said.history)
 
 
+def _messages_with_tools(record: Record, source: FileInstructions) -> list[Any] | None:
+    """The messages of a record whose assistant may call functions, None for any other."""
+    value = record.value
+    if _form_of(record, source) == "turns":
+        messages = next(value[name] for name in CONVERSATIONS if isinstance(value.get(name), list))
+    else:
+        fields = prompt_field(record, source, ASKED), _response_field(record, source)
+        parts = [pick(value, field) if field else None for field in fields]
+        lists = [part for part in parts if isinstance(part, list)]
+        if len(lists) < len(parts):
+            return None
+        messages = [message for part in lists for message in part]
+    if not has_tools(messages) and not value.get("tools"):
+        return None
+    system = value.get("system")
+    if isinstance(system, str) and system.strip() and not _begins_with_system(messages):
+        return [{"role": "system", "content": system}, *messages]
+    return list(messages)
+
+
+def _begins_with_system(messages: Sequence[Any]) -> bool:
+    return bool(messages) and isinstance(messages[0], Mapping) and messages[0].get("role") in ("system", "developer")
+
+
 def _checked(
-    record: Record, source: FileInstructions, prompt: str, response: str, group: str, history: Sequence[Turn] = ()
+    record: Record,
+    source: FileInstructions,
+    prompt: str,
+    response: str,
+    group: str,
+    history: Sequence[Turn] = (),
+    with_tools: ToolExchange | None = None,
 ) -> Pair:
     """The pair with its rule. Raises Unreadable where the rule has no use for what it is to hold answers against."""
     reference = _reference(record.value, source.reference_field) if source.reference_field else ""
@@ -140,7 +174,7 @@ def _checked(
         raise Unreadable(f"verify: {source.verify} has no use for this reference: {why}")
     fields = {"prompt": prompt, "response": response}
     pair = Pair(fields, record.file.name, group, source.verify, history, source.weight)
-    return pair._replace(reference=reference)
+    return pair._replace(reference=reference, with_tools=with_tools)
 
 
 def _reference(value: Mapping[str, Any], field: str) -> str:

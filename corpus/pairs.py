@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from corpus.dialogues import CHAT_ROLES, Turn
+from corpus.dialogues import CHAT_ROLES, ToolExchange, Turn
 from corpus.quarantine import Rejected
 from corpus.readers.config import PairFiles, Verify
 from corpus.readers.json_lines import read_records
@@ -55,6 +55,8 @@ class Pair(NamedTuple):
     weight: how often the pair is to be seen, as `weight` in the line where it is not once.
     votes: for the chosen and for the rejected answer, margin: by how much the chosen one is better, ranking: the id of
     the ranking that the pair is of, whose pairs follow one another. The line has each where it is known.
+    with_tools: the conversation, where the assistant may call functions: `history` is then its own, `steps` are calls
+    and results between prompt and response, `tool_calls` those of the response, and `tools` describes the functions.
     """
 
     fields: Mapping[str, str]
@@ -67,24 +69,33 @@ class Pair(NamedTuple):
     margin: float | None = None
     ranking: str = ""
     reference: str = ""
+    with_tools: ToolExchange | None = None
 
     @property
     def id(self) -> str:
         """The first 16 hex digits of the SHA-256 of the texts, each closed by a zero byte."""
         texts = [*(part for turn in self.history for part in turn), *self.fields.values()]
+        texts += [json.dumps(self.with_tools, sort_keys=True)] if self.with_tools else []
         joined = "".join(f"{text}\0" for text in texts)
         return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
     @property
     def text(self) -> str:
         """All that is said in the pair, in lines."""
+        if self.with_tools:
+            return "\n".join(str(message["content"]) for message in self.with_tools.messages if message["content"])
         return "\n".join([*(turn.text for turn in self.history), *self.fields.values()])
 
     def as_line(self) -> str:
         line: dict[str, Any] = {"id": self.id}
         if self.history:
             line["history"] = [{"role": CHAT_ROLES[one.role], "content": one.text} for one in self.history]
+        if self.with_tools and self.with_tools.history:
+            line["history"] = list(self.with_tools.history)
         line |= self.fields
+        if self.with_tools:
+            more = {key: list(getattr(self.with_tools, key)) for key in ("steps", "tool_calls", "tools")}
+            line |= {key: value for key, value in more.items() if value}
         if self.verify:
             line["verify"] = self.verify
         if self.reference:

@@ -3,18 +3,19 @@ learning rate and in the order of the data, and the chat template that a model b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from corpus.tokens.chat_template import has_other_template
 from flows.graph import Graph
 from flows.plan import Row
 from infra.errors import ConfigError, Problem, StageError
-from infra.json import BadJson, read_json
 from infra.store.states import STATES, removed_state, state_at
 from infra.store.store import Store
 from tasks.stage import STATE, Node
-from training.config import BaseModelConfig, PretrainConfig, TrainerConfig
+from training.config import BaseModelConfig, ChatTrainerConfig, PretrainConfig, TrainerConfig
 from training.duration import parse_duration
 
 _SMALL = 0.01
@@ -51,18 +52,19 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
         if not isinstance(node.config, BaseModelConfig) or node.config.chat_template != "model":
             continue
         folder = Path(node.config.path)
-        if not _has_template(folder):
+        if not has_other_template(folder):
             continue
         # Seconds of imports, for models with a template alone.
         from corpus.pretrained import load_pretrained_tokenizer
         from training.chat import chat_of
         from training.shown_chat import shown_template
-        from training.template_chat import TemplateChat
 
         try:
-            chat = chat_of(load_pretrained_tokenizer(folder, f"{node.key}.path"), folder)
-            if isinstance(chat, TemplateChat):
-                found[name] = f"{name} keeps its own chat template: {shown_template(chat)}"
+            tokenizer = load_pretrained_tokenizer(folder, f"{node.key}.path")
+            chat = chat_of(tokenizer, folder)
+            found[name] = f"{name} keeps its own chat template: {shown_template(chat)}"
+            for key, values in _values_for(name, nodes):
+                chat_of(tokenizer, folder, values, key)
         except StageError as error:
             raise ConfigError(*error.problems) from error
         except (OSError, ValueError, KeyError, ImportError) as error:
@@ -72,14 +74,16 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
     return found
 
 
-def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
-        return True
-    try:
-        settings = read_json(folder / "tokenizer_config.json")
-    except (OSError, BadJson):  # whoever imports the model says what is wrong with it
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+def _values_for(name: str, nodes: Graph) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The values for a chat template in the trainings whose model descends from a step, with the key of each."""
+    for node in nodes.values():
+        if not isinstance(node.config, ChatTrainerConfig) or not node.config.chat_template_kwargs:
+            continue
+        model = node.inputs.get("model")
+        while model in nodes and model != name:
+            model = nodes[model].inputs.get("model")
+        if model == name:
+            yield node.key, node.config.chat_template_kwargs
 
 
 def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterable[str], store: Store) -> None:

@@ -199,7 +199,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=3,
+            version=4,
             config=InstructionsConfig,
             section=True,
             function="corpus.instructions:instructions",

@@ -24,7 +24,13 @@ LLAMA2 = """{%- if messages[0]['role'] == 'system' -%}{%- set ns = namespace(s='
 LLAMA3 = """{{- bos_token -}}
 {%- if tools -%}{{- '<|start_header_id|>system<|end_header_id|>\n\nTools: ' + (tools | tojson) + '<|eot_id|>' -}}{%- endif -%}
 {%- for m in messages -%}
-{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + (m['content'] | trim) + '<|eot_id|>' -}}
+{%- if m.tool_calls -%}
+{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}
+{%- for c in m.tool_calls -%}{{- '{"name": "' + c.function.name + '", "parameters": ' + (c.function.arguments | tojson) + '}' -}}{%- endfor -%}
+{{- '<|eot_id|>' -}}
+{%- else -%}
+{{- '<|start_header_id|>' + ('ipython' if m['role'] == 'tool' else m['role']) + '<|end_header_id|>\n\n' + (m['content'] | trim) + '<|eot_id|>' -}}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}{%- endif -%}"""
 
@@ -32,10 +38,12 @@ QWEN25 = """{%- if messages[0]['role'] != 'system' -%}{{- '<|im_start|>system\nY
 {%- for m in messages -%}{{- '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' -}}{%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
 
-QWEN3 = """{%- set ns = namespace(last=-1) -%}
+QWEN3 = """{%- if tools -%}{{- '<|im_start|>system\n<tools>' + (tools | tojson) + '</tools><|im_end|>\n' -}}{%- endif -%}
+{%- set ns = namespace(last=-1) -%}
 {%- for m in messages -%}{%- if m['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 {%- for m in messages -%}
-{%- if m['role'] != 'assistant' -%}{{- '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' -}}
+{%- if m['role'] == 'tool' -%}{{- '<|im_start|>user\n<tool_response>\n' + m['content'] + '\n</tool_response><|im_end|>\n' -}}
+{%- elif m['role'] != 'assistant' -%}{{- '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' -}}
 {%- else -%}
 {%- set thought = '' -%}{%- set text = m['content'] -%}
 {%- if '</think>' in text -%}
@@ -43,7 +51,11 @@ QWEN3 = """{%- set ns = namespace(last=-1) -%}
 {%- endif -%}
 {{- '<|im_start|>assistant\n' -}}
 {%- if loop.index0 > ns.last -%}{{- '<think>\n' + thought + '\n</think>\n\n' -}}{%- endif -%}
-{{- text + '<|im_end|>\n' -}}
+{{- text -}}
+{%- for c in m.tool_calls or [] -%}
+{{- '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' + (c.function.arguments | tojson) + '}\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
@@ -59,9 +71,16 @@ GEMMA = """{{ bos_token }}
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"""
 
 MISTRAL = """{{- bos_token -}}
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 {%- for m in messages -%}
 {%- if m['role'] == 'system' -%}{{- '[SYSTEM_PROMPT]' + m['content'] + '[/SYSTEM_PROMPT]' -}}
-{%- elif m['role'] == 'user' -%}{{- '[INST]' + m['content'] + '[/INST]' -}}
+{%- elif m['role'] == 'user' -%}
+{%- if tools and loop.index0 == ns.last -%}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' -}}{%- endif -%}
+{{- '[INST]' + m['content'] + '[/INST]' -}}
+{%- elif m['role'] == 'tool' -%}{{- '[TOOL_RESULTS]' + m['content'] + '[/TOOL_RESULTS]' -}}
+{%- elif m.tool_calls -%}{{- '[TOOL_CALLS]' -}}
+{%- for c in m.tool_calls -%}{{- c.function.name + (c.function.arguments | tojson) -}}{%- endfor -%}{{- eos_token -}}
 {%- else -%}{{- m['content'] + eos_token -}}{%- endif -%}
 {%- endfor -%}"""
 
@@ -77,10 +96,15 @@ OLMO = """{{- bos_token -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"""
 
-HARMONY = """{{- '<|start|>system<|message|>Reasoning: medium<|end|>' -}}
+HARMONY = """{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' -}}
+{%- if tools -%}{{- '<|start|>developer<|message|># Tools\n\n' + (tools | tojson) + '<|end|>' -}}{%- endif -%}
 {%- for m in messages -%}
 {%- if m['role'] in ('developer', 'system') -%}{{- '<|start|>developer<|message|># Instructions\n\n' + m['content'] + '<|end|>' -}}
 {%- elif m['role'] == 'user' -%}{{- '<|start|>user<|message|>' + m['content'] + '<|end|>' -}}
+{%- elif m['role'] == 'tool' -%}{{- '<|start|>functions.f to=assistant<|channel|>commentary<|message|>' + m['content'] + '<|end|>' -}}
+{%- elif m.tool_calls -%}
+{%- if m['content'] -%}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m['content'] + '<|end|>' -}}{%- endif -%}
+{%- for c in m.tool_calls -%}{{- '<|start|>assistant to=functions.' + c.function.name + '<|channel|>commentary json<|message|>' + (c.function.arguments | tojson) + '<|call|>' -}}{%- endfor -%}
 {%- else -%}
 {%- if loop.last and not add_generation_prompt -%}
 {%- if m['thinking'] -%}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m['thinking'] + '<|end|>' -}}{%- endif -%}
@@ -114,10 +138,11 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], str | None, str, bool]] = {
         [], "<|begin_of_text|>", "<|eot_id|>", True,
     ),
     "qwen2.5": (QWEN25, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], [], None, "<|im_end|>", False),
-    "qwen3": (QWEN3, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], ["<think>", "</think>"], None, "<|im_end|>", False),
+    "qwen3": (QWEN3, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], ["<think>", "</think>", "<tool_call>", "</tool_call>"], None, "<|im_end|>", False),
     "gemma": (GEMMA, ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"], [], "<bos>", "<eos>", True),
     "mistral": (
-        MISTRAL, ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"],
+        MISTRAL, ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]",
+                  "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"],
         [], "<s>", "</s>", True,
     ),
     "phi": (
@@ -126,7 +151,7 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], str | None, str, bool]] = {
     "olmo": (OLMO, ["<|endoftext|>"], [], "<|endoftext|>", "<|endoftext|>", False),
     "harmony": (
         HARMONY,
-        ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>"],
+        ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"],
         [], "<|startoftext|>", "<|return|>", False,
     ),
     "deepseek": (

@@ -19,12 +19,17 @@ from transformers import PreTrainedTokenizerBase
 from corpus.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER
 from infra.bounded import file_lines
-from infra.errors import stage_error
+from infra.errors import StageError, stage_error
 from infra.json import BadJson, parse_json, read_json
 from training.loss import IGNORE
 
 ROLE_TOKENS = 3
 """Of a prompt: `<|user|>`, `<|end|>` and `<|assistant|>`."""
+
+Message = Mapping[str, Any]
+"""A message of OpenAI's chats: `role`, `content`, and `tool_calls` or `tool_call_id` where functions are called."""
+Answer = str | Message
+"""Text of the assistant, or its message where it calls functions."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,26 @@ class Conversation:
         return self.prompt + self.response
 
 
-def turns_of(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+def calls_functions(messages: Sequence[Message]) -> bool:
+    """Whether messages contain calls of functions, or their results."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+
+
+def no_tools(path: str) -> StageError:
+    """The error about tools for a model whose chat template has no place for them. path: tools or messages."""
+    message = "expected a conversation without tools: the model's chat template shows it none"
+    return stage_error("no_tools", path, message, "take a model whose template has tools, or leave them out")
+
+
+def turns_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Messages {"role", "content"} as (role, text) of user and assistant alone: what the system says, before all
     others, is the beginning of the first question, as in the chat template.
 
-    Raises StageError `bad_role` for any other role or place, and where no user follows the system.
+    Raises StageError `bad_role` for any other role or place, and where no user follows the system; `no_tools` for
+    calls of functions.
     """
+    if calls_functions(messages):
+        raise no_tools("messages")
     system = messages[0]["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
     turns = []
     for message in messages[1:] if system else messages:
@@ -75,9 +94,12 @@ class Chat:
         self.stops = {self.end} if end_of_text is None else {self.end, end_of_text}
 
     @classmethod
-    def load(cls, folder: Path) -> Chat:
-        """The tokenizer of a model folder; raises StageError if it has no chat tokens or brings code along."""
-        return chat_of(load_pretrained_tokenizer(folder), folder)
+    def load(cls, folder: Path, values: Mapping[str, Any] | None = None, where: str = "") -> Chat:
+        """The tokenizer of a model folder; raises StageError if it has no chat tokens or brings code along.
+
+        values, where: as of `chat_of`.
+        """
+        return chat_of(load_pretrained_tokenizer(folder), folder, values, where)
 
     def _id(self, token: str) -> int:
         number = self.tokenizer.get_vocab().get(token)
@@ -141,18 +163,27 @@ class Chat:
         """A prompt's text with its roles, as `prompts` gives it."""
         return [self.user, *_end(text, max_tokens - ROLE_TOKENS), self.end, self.assistant]
 
-    def ask(self, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[int]]:
-        """Messages {"role", "content"} as prompts that ask for the assistant's answer, of any length."""
+    def ask(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any]] | None = None
+    ) -> list[list[int]]:
+        """Messages {"role", "content"} as prompts that ask for the assistant's answer, of any length.
+
+        tools: descriptions of the functions of each conversation. Raises StageError `no_tools` where the chat format
+        has no place for them.
+        """
+        if any(tools or ()):
+            raise no_tools("tools")
         turns = [turns_of(messages) for messages in conversations]
         texts = iter(self.encode([text for those in turns for _, text in those]))
         roles = {"user": self.user, "assistant": self.assistant}
         return [self.turns([(roles[role], next(texts)) for role, _ in those]) for those in turns]
 
-    def respond(self, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> list[list[int]]:
+    def respond(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[list[int]]:
         """Answers to prompts of `ask`, each with its end."""
+        texts = [one if isinstance(one, str) else turns_of([one])[0][1] for one in answers]
         return [[*answer, self.end] for answer in self.encode(texts)]
 
-    def dialogue_of(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> list[int]:
+    def dialogue_of(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
         """Messages {"role", "content"} as `dialogue` has them."""
         turns = turns_of(messages)
         roles = {"user": self.user, "assistant": self.assistant}
@@ -193,22 +224,33 @@ class Chat:
                 yield place + 1, prompt.index(self.end, place) + 1
 
 
-def chat_of(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, tools: Sequence[Any] = ()) -> Chat:
+def chat_of(
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path | None = None,
+    values: Mapping[str, Any] | None = None,
+    where: str = "",
+) -> Chat:
     """Conversations for a tokenizer: by its own chat template, or by ours where it has ours or none.
 
-    folder: of the model, whose generation_config.json names further tokens that end an answer. tools: descriptions of
-    functions, which a template of the model's own shows it.
-    Raises StageError for one that has neither a template nor our chat tokens.
+    folder: of the model, whose generation_config.json names further tokens that end an answer. values: of variables of
+    the template, such as enable_thinking. where: the dotted section or key before `chat_template_kwargs`, for messages.
+    Raises StageError for one that has neither a template nor our chat tokens, and `unknown_template_value` for values
+    that the template does not read.
     """
-    template = tokenizer.chat_template
+    template, key = tokenizer.chat_template, f"{where}.chat_template_kwargs".removeprefix(".")
     if not template or template in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
+        if values:
+            message = "expected none: the model has this project's chat template, which takes no values"
+            raise stage_error("unknown_template_value", key, message, "leave it out")
         return Chat(tokenizer)
-    from training.template_chat import TemplateChat  # it builds on this module
+    from training.template_chat import TemplateChat, check_values  # it builds on this module
+
+    check_values(tokenizer, values or {}, key)
 
     ends: Any = None
     if folder is not None and (path := folder / "generation_config.json").is_file():
         ends = read_json(path).get("eos_token_id")
-    return TemplateChat(tokenizer, [ends] if isinstance(ends, int) else ends or [], tools)
+    return TemplateChat(tokenizer, [ends] if isinstance(ends, int) else ends or [], **(values or {}))
 
 
 def _end(ids: Sequence[int], count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_tokenizer
 from infra.errors import stage_error
+from infra.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from training.batched_answers import AnswerRequest, BatchedAnswers, Spoken, Writing
 from training.chat import Chat, chat_of
@@ -28,6 +30,7 @@ def answer(
     max_new_tokens: int = 256,
     temperature: float = 0.7,
     seed: int = 17,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Generator[str, None, Spoken]:
     """Yields the assistant's answer in pieces of text, one a token and some empty, until `<|end|>` or the limit;
     returns how it ended.
@@ -35,10 +38,11 @@ def answer(
     messages: {"role": "system" | "user" | "assistant", "content": …}, the system first, the last from the user; the
     oldest text is dropped when it is more than the model has positions for. max_new_tokens: at most half of these
     positions. temperature: 0
-    takes the likeliest token. Raises StageError for a folder that is no model of ours and for other roles.
+    takes the likeliest token. chat_template_kwargs: values of the model's chat template, such as enable_thinking.
+    Raises StageError for a folder that is no model of ours and for other roles.
     """
     model, tokenizer, _ = loaded(Path(model_dir))
-    chat = _chat(tokenizer)
+    chat = _chat(tokenizer, _as_key(chat_template_kwargs))
     positions = positions_of(model)
     most = min(max_new_tokens, positions // 2)
     ids = chat.dialogue_of(messages, positions - most)
@@ -59,7 +63,10 @@ def answer(
 
 
 def chat_prompt(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[int], frozenset[int]]:
     """The token ids that ask for the assistant's next message, of any length, and those that end it.
 
@@ -67,25 +74,27 @@ def chat_prompt(
         tokenizer: Of the model.
         messages: As in OpenAI's protocol, each with a role and its content as text.
         tools: Descriptions of functions, for the chat template.
+        chat_template_kwargs: Values of variables of the chat template.
 
     Raises:
-        StageError: `no_tools` for a chat template that shows no tools, `bad_role` for roles and places that it refuses.
+        StageError: `no_tools` for a chat template that shows no tools, `bad_role` for roles and places that it refuses,
+            `unknown_template_value` for a value that it does not read.
     """
-    if tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
-        template = tokenizer.chat_template
-        if not isinstance(template, str) or "tools" not in template:
-            message = "expected a conversation without tools: the model's chat template shows it none"
-            raise stage_error("no_tools", "tools" if tools else "messages", message)
-        chat = chat_of(tokenizer, Path(tokenizer.name_or_path), tools)
-    else:
-        chat = _chat(tokenizer)
-    return chat.ask([messages])[0], frozenset(chat.stops)
+    chat = _chat(tokenizer, _as_key(chat_template_kwargs))
+    return chat.ask([messages], [tools])[0], frozenset(chat.stops)
 
 
-@lru_cache(maxsize=KEPT)
-def _chat(tokenizer: PreTrainedTokenizerBase) -> Chat:
-    """Conversations for the tokenizer of a model's folder; what a template writes behind answers is found once."""
-    return chat_of(tokenizer, Path(tokenizer.name_or_path))
+@lru_cache(maxsize=4 * KEPT)
+def _chat(tokenizer: PreTrainedTokenizerBase, values: str) -> Chat:
+    """Conversations for the tokenizer of a model's folder; what a template writes behind answers is found once.
+
+    values: of the chat template, as JSON.
+    """
+    return chat_of(tokenizer, Path(tokenizer.name_or_path), parse_own_json(values))
+
+
+def _as_key(values: Mapping[str, Any] | None) -> str:
+    return json.dumps(values or {}, sort_keys=True)
 
 
 def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], frozenset[int]]:

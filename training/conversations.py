@@ -15,7 +15,7 @@ from torch import Tensor
 
 from infra.errors import stage_error
 from infra.run import Run
-from training.chat import Chat, Conversation, pad
+from training.chat import Answer, Chat, Conversation, pad
 from training.documents import positions_within
 from training.loss import IGNORE
 from training.preference_pairs import TooLong
@@ -25,8 +25,20 @@ Pack = tuple[Conversation, ...]
 
 
 def prompts_of(chat: Chat, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The prompts of instruction rows, each with what was said before it (`history`), of any length."""
-    return chat.ask([[*row.get("history", ()), {"role": "user", "content": row["prompt"]}] for row in rows])
+    """The prompts of instruction rows, of any length: each with what was said before it (`history`), and the calls of
+    functions and their results behind it (`steps`)."""
+    return chat.ask(
+        [[*row.get("history", ()), {"role": "user", "content": row["prompt"]}, *row.get("steps", ())] for row in rows],
+        [row.get("tools", ()) for row in rows],
+    )
+
+
+def answer_in(row: Mapping[str, Any]) -> Answer:
+    """The answer of an instruction row."""
+    if calls := row.get("tool_calls"):
+        return {"role": "assistant", "content": row["response"], "tool_calls": calls}
+    text: str = row["response"]
+    return text
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ def fitted(chat: Chat, rows: Sequence[Mapping[str, Any]], max_length: int, too_l
     drop: every conversation that is too long is left out.
     """
     prompts = prompts_of(chat, rows)
-    responses = chat.respond(prompts, [row["response"] for row in rows])
+    responses = chat.respond(prompts, [answer_in(row) for row in rows])
     found, kept, cut = [], [], 0
     for row, prompt, response in zip(rows, prompts, responses, strict=True):
         room = max_length - len(response)

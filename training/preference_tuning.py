@@ -82,7 +82,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     guard's. Raises StageError where lengths leave no room for a prompt, or the judge has another tokenizer.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "preference_tuning")
     network = load(inputs["model"])
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
         run.event("unbalanced_experts", f"preference_tuning trains without a balancing loss: {problem.message}")
@@ -174,7 +174,7 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
     aux/samples.jsonl.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "preference_tuning")
     reference = load(inputs["model"])
     max_length = limit_length(reference, config.max_length)
     if problems := config.problems(max_length):

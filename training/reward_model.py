@@ -55,7 +55,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
     validation/sample_accuracy.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "reward_model")
     scorer = load_scorer(inputs["model"], hardware, config.seed)
     max_length = limit_length(scorer.model, config.max_length)
     choose_attention(scorer.model, hardware, max_length)
@@ -133,7 +133,7 @@ def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_d
     What length has to do with it, and whether σ(margin) is how often it is right: see `training.reward_figures`.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "reward_model")
     scorer = load_scorer(inputs[TRAINED], hardware)
     max_length = limit_length(scorer.model, config.max_length)
     choose_attention(scorer.model, hardware, max_length)

@@ -87,7 +87,7 @@ def _trained(
     config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, graders: Graders, ending: ExitStack
 ) -> Result:
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
     forget_untrained(policy)
     longest = _longest(config, policy)
@@ -194,7 +194,7 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     verified_gain (paired interval over prompts) and verified_prompts of these.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
     reference, policy = (load(inputs[name]).eval().requires_grad_(False) for name in ("model", TRAINED))
     longest = _longest(config, reference)
     ensemble, judge = _placed_scorers(config, inputs, reference, chat, hardware, longest)

@@ -66,7 +66,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     the mask that packing needs.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
     network = load(inputs["model"])
     if config.packing and (problem := documents_problem(network.config.model_type)):
         raise StageError(problem)
@@ -177,7 +177,7 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     where a rule can tell of any). Answers go to aux/samples.jsonl.
     """
     hardware = prepare(run.launch, say=run.event)
-    chat = Chat.load(inputs["model"])
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
 
     def loaded(name: str) -> tuple[LanguageModel, int]:
         network = load(inputs[name])

@@ -29,17 +29,18 @@ class ShownToken:
     learnt: bool
 
 
-def shown(chat: Chat, messages: Sequence[Mapping[str, Any]]) -> list[ShownToken]:
+def shown(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[ShownToken]:
     """A conversation as tuning reads it; one that the assistant does not end, as a prompt. Of an answer nothing is read
-    behind the token that ends it.
+    behind the token that ends it. tools: descriptions of functions.
 
     Raises StageError for messages that the chat format does not take.
     """
-    if messages and messages[-1]["role"] == "assistant" and isinstance(messages[-1].get("content"), str):
-        [prompt] = chat.ask([messages[:-1]])
-        [response] = chat.respond([prompt], [messages[-1]["content"]])
+    answer = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if answer is not None and (isinstance(answer.get("content"), str) or answer.get("tool_calls")):
+        [prompt] = chat.ask([messages[:-1]], [tools])
+        [response] = chat.respond([prompt], [{**answer, "content": answer.get("content") or ""}])
     else:
-        [prompt], response = chat.ask([messages]), []
+        [prompt], response = chat.ask([messages], [tools]), []
     talk = Conversation(prompt, response or [chat.end])
     labels = chat.response_batch([talk], every_answer=True)["labels"][0].tolist()
     count = len(prompt) + len(response)
@@ -69,12 +70,13 @@ def in_line(tokens: Sequence[ShownToken]) -> str:
     return "".join(parts) + ("⟧" if inside else "")
 
 
-def read_conversations(path: Path, limit: int) -> list[list[dict[str, Any]]]:
-    """The first conversations of JSON lines: `messages` (or `history`, `prompt`, `response`) of each.
+def read_conversations(path: Path, limit: int) -> list[tuple[Sequence[Mapping[str, Any]], list[Any]]]:
+    """The first conversations of JSON lines: `messages` (or `history`, `prompt`, `steps`, `response`, `tool_calls`) and
+    `tools` of each.
 
     Raises StageError, naming the line.
     """
-    found: list[list[dict[str, Any]]] = []
+    found: list[tuple[Sequence[Mapping[str, Any]], list[Any]]] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if len(found) == limit:
@@ -85,7 +87,8 @@ def read_conversations(path: Path, limit: int) -> list[list[dict[str, Any]]]:
                 row = parse_json(line, expected="a JSON object on each line")
             except BadJson as error:
                 raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
-            found.append(_messages(row, f"{path}:{number}"))
+            messages = _messages(row, f"{path}:{number}")
+            found.append((messages, row.get("tools") or []))
     if not found:
         raise stage_error("no_rows", str(path), "expected at least one conversation, the file is empty")
     return found
@@ -94,9 +97,10 @@ def read_conversations(path: Path, limit: int) -> list[list[dict[str, Any]]]:
 def _messages(row: Any, place: str) -> list[dict[str, Any]]:
     messages = row.get("messages") if isinstance(row, dict) else None
     if messages is None and isinstance(row, dict) and isinstance(row.get("prompt"), str):
-        messages = [*(row.get("history") or ()), {"role": "user", "content": row["prompt"]}]
+        messages = [*(row.get("history") or ()), {"role": "user", "content": row["prompt"]}, *(row.get("steps") or ())]
         if isinstance(row.get("response"), str):
-            messages.append({"role": "assistant", "content": row["response"]})
+            calls = {"tool_calls": row["tool_calls"]} if row.get("tool_calls") else {}
+            messages.append({"role": "assistant", "content": row["response"], **calls})
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise stage_error(
             "bad_row", place, "expected messages, each with role and content, or prompt and response",

@@ -15,26 +15,61 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from infra.errors import StageError, stage_error
-from training.chat import Chat, Conversation
+from infra.json import BadJson, parse_json
+from training.chat import Answer, Chat, Conversation, Message, calls_functions, no_tools
 
-Message = Mapping[str, Any]
 Offsets = Sequence[tuple[int, int]]
 
 _SPELT = "\ufdd0"
 """Put into special tokens that a message spells, a code point that no text has, so that they are read as text."""
 _PROBE = "Xyzzy"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
+    },
+}
+_PROBE_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+"""Variables of a template that are no values of its own."""
+
+
+def check_values(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], where: str) -> None:
+    """Raise StageError `unknown_template_value` for values that a tokenizer's chat template would not read.
+
+    where: the dotted key of the values, for the message.
+    """
+    template = tokenizer.chat_template
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+    for name in values:
+        if name in _GIVEN or name in tokenizer.special_tokens_map:
+            message = f"expected a variable of the chat template's own, {name} is what the template is given"
+        elif not re.search(rf"\b{re.escape(name)}\b", text):
+            message = f"expected variables that the model's chat template reads, it does not read {name}"
+        else:
+            continue
+        raise stage_error("unknown_template_value", f"{where}.{name}", message, "correct its name, or leave it out")
 
 
 class TemplatePrompt(list[int]):
     """The ids of a prompt, with the messages that they were rendered from.
 
-    answers: (start, stop) of the assistant's earlier turns, each with its end.
+    answers: (start, stop) of the assistant's earlier turns, each with its end. tools: that the template showed.
     """
 
-    def __init__(self, ids: Iterable[int], messages: Sequence[Message], answers: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        ids: Iterable[int],
+        messages: Sequence[Message],
+        answers: Sequence[tuple[int, int]],
+        tools: Sequence[Any] = (),
+    ) -> None:
         super().__init__(ids)
         self.messages = list(messages)
         self.answers = list(answers)
+        self.tools = tools
 
 
 class TemplateChat(Chat):
@@ -48,15 +83,14 @@ class TemplateChat(Chat):
         self,
         tokenizer: PreTrainedTokenizerBase,
         stops: Iterable[int] = (),
-        tools: Sequence[Any] | None = None,
         **values: Any,
     ) -> None:
-        """stops: ids that end an answer by the model's generation config. tools, values: for every rendering."""
+        """stops: ids that end an answer by the model's generation config. values: for every rendering."""
         self.tokenizer = tokenizer
         self._template: str = tokenizer.get_chat_template()
-        self._marked = bool(re.search(r"\{%-?\s*generation\s*-?%\}", self._template))
+        # A tokenizer may have a further template for conversations with tools.
+        self._tool_template: str = tokenizer.get_chat_template(tools=[_PROBE_TOOL])
         self._values = {**tokenizer.special_tokens_map, **values}
-        self._tools = list(tools) if tools else None
         special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = {*special.values(), *tokenizer.all_special_ids}
         self._special = {**special, **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))}
@@ -75,6 +109,8 @@ class TemplateChat(Chat):
                 "set base_model.chat_template: stemma, or mend the template",
             )
         self._opening = whole[common:at]
+        unasked = _common(prompt, self._render(asked, False)[0])
+        self._asking, self._header = len(prompt) - unasked, prompt[unasked:common]
         eos = tokenizer.eos_token_id
         final = self._first_special(whole, at + len(_PROBE))
         if final is None and eos is None:
@@ -85,6 +121,8 @@ class TemplateChat(Chat):
         self._ends = {self.end, *self._end_between_turns(answered)}
         self.pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.stops = {self.end, *stops, *(() if eos is None else (int(eos),))}
+        self._call_ends = self._ends_of_calls(asked)
+        self.stops |= self._call_ends - self._ends
         self.least_prompt = len(self.ask([[{"role": "user", "content": "a"}]])[0])
 
     def _first_special(self, text: str, start: int) -> int | None:
@@ -106,14 +144,36 @@ class TemplateChat(Chat):
         if found is not None and found != first:
             yield found
 
-    def _render(self, messages: Sequence[Message], asking: bool) -> tuple[str, Sequence[tuple[int, int]]]:
+    def _ends_of_calls(self, asked: Sequence[Message]) -> set[int]:
+        """The end of an answer that calls functions: that of any answer, or another one (harmony)."""
+        if not self._shows_tools:
+            return self._ends
+        try:
+            text, _ = self._render([*asked, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}], False,
+                                   [_PROBE_TOOL])  # fmt: skip
+        except StageError:  # calls want more than OpenAI's keys
+            return self._ends
+        ids, offsets = self._encode(text)
+        start = text.rfind(_PROBE) + len(_PROBE)
+        special = [one for one, (at, _) in zip(ids, offsets, strict=True) if at >= start and one in self._special_ids]
+        found = next((one for one in special if one in self._ends), special[-1] if special else None)
+        return self._ends if found is None else {found}
+
+    @property
+    def _shows_tools(self) -> bool:
+        return bool(re.search(r"\btools\b", self._tool_template))
+
+    def _render(
+        self, messages: Sequence[Message], asking: bool, tools: Sequence[Any] = ()
+    ) -> tuple[str, Sequence[tuple[int, int]]]:
         """The text of a conversation, and where the template says that the assistant wrote."""
+        template = self._tool_template if tools else self._template
         try:
             texts, spans = render_jinja_template(
-                [self._as_text(messages)],
-                tools=self._tools,
-                chat_template=self._template,
-                return_assistant_tokens_mask=self._marked,
+                [self._as_text([_with_mappings(message) for message in messages])],
+                tools=list(tools) or None,
+                chat_template=template,
+                return_assistant_tokens_mask=bool(re.search(r"\{%-?\s*generation\s*-?%\}", template)),
                 add_generation_prompt=asking,
                 **self._values,
             )
@@ -168,33 +228,54 @@ class TemplateChat(Chat):
                 done = special.end()
         return ids, offsets
 
-    def ask(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
-        return [self._asked(messages) for messages in conversations]
+    def ask(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any]] | None = None
+    ) -> list[list[int]]:
+        if tools is None:
+            return [self._asked(messages) for messages in conversations]
+        return [self._asked(messages, shown) for messages, shown in zip(conversations, tools, strict=True)]
 
-    def _asked(self, messages: Sequence[Message]) -> TemplatePrompt:
-        text, spans = self._render(messages, True)
+    def _asked(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> TemplatePrompt:
+        if not self._shows_tools and (tools or calls_functions(messages)):
+            raise no_tools("tools" if tools else "messages")
+        text, spans = self._render(messages, True, tools)
         ids, offsets = self._encode(text)
         if spans:
-            return TemplatePrompt(ids, messages, [_tokens_within(offsets, span) for span in spans])
+            return TemplatePrompt(ids, messages, [_tokens_within(offsets, span) for span in spans], tools)
         answers = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], True)[0]
-            begin = _common(before, text)
+            begin = self._begin(text, messages, number, tools)
             start = next((at for at, (place, _) in enumerate(offsets) if place >= begin), len(ids))
-            stop = next((at + 1 for at in range(start, len(ids)) if ids[at] in self._ends), None)
+            ends = self._call_ends if message.get("tool_calls") else self._ends
+            stop = next((at + 1 for at in range(start, len(ids)) if ids[at] in ends), None)
             if stop is not None:
                 answers.append((start, stop))
-        return TemplatePrompt(ids, messages, answers)
+        return TemplatePrompt(ids, messages, answers, tools)
 
-    def respond(self, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> list[list[int]]:
-        return [self._response(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+    def _begin(self, text: str, messages: Sequence[Message], number: int, tools: Sequence[Any]) -> int:
+        """The character of a rendered conversation at which the answer `messages[number]` begins."""
+        before = self._render(messages[:number], True, tools)[0]
+        begin = _common(before, text)
+        if begin >= len(before) - self._asking:
+            return begin
+        # What comes before the answer is written otherwise where no question follows it (the thoughts of Qwen3's calls,
+        # Mistral's tools): the answer begins where another one in its place would differ, behind its header.
+        other = {"role": "assistant", "content": _SPELT}
+        differs = _common(self._render([*messages[:number], other, *messages[number + 1 :]], False, tools)[0], text)
+        at = text.rfind(self._header, 0, differs)
+        return at + len(self._header) if self._header and at >= 0 else differs
 
-    def _response(self, prompt: Sequence[int], text: str) -> list[int]:
+    def respond(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[list[int]]:
+        return [self._response(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def _response(self, prompt: Sequence[int], answer: Answer) -> list[int]:
         assert isinstance(prompt, TemplatePrompt)
-        asked = self._render(prompt.messages, True)[0]
-        whole, spans = self._render([*prompt.messages, {"role": "assistant", "content": text}], False)
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        if message.get("tool_calls") and not self._shows_tools:
+            raise no_tools("messages")
+        whole, spans = self._render([*prompt.messages, message], False, prompt.tools)
         ids, offsets = self._encode(whole)
         count = len(prompt)
         if ids[:count] == list(prompt):
@@ -203,11 +284,13 @@ class TemplateChat(Chat):
         else:
             # Letters on both sides of the seam share a token, or the template writes earlier answers otherwise than it
             # asks for them. What the model will go on from is the prompt.
-            found = self._encode(whole[_common(asked, whole) :])[0]
+            begin = self._begin(whole, [*prompt.messages, message], len(prompt.messages), prompt.tools)
+            found = self._encode(whole[begin:])[0]
         if spans and ids[:count] == list(prompt) and found:
             return found
-        stop = next((at + 1 for ends in ({self.end}, self._ends) for at, one in enumerate(found) if one in ends), None)
-        return found[:stop] if stop else [*found, self.end]
+        kinds = (self._call_ends,) if message.get("tool_calls") else ({self.end}, self._ends)
+        stop = next((at + 1 for ends in kinds for at, one in enumerate(found) if one in ends), None)
+        return found[:stop] if stop else [*found, min(kinds[0])]
 
     def prompts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         return [
@@ -224,16 +307,16 @@ class TemplateChat(Chat):
         system = [one for one in messages[:1] if one["role"] in ("system", "developer")]
         users = [at for at, one in enumerate(messages) if one["role"] == "user" and at > len(system)]
         for at in users:
-            if len(found := self._asked([*system, *messages[at:]])) <= max_tokens:
+            if len(found := self._asked([*system, *messages[at:]], prompt.tools)) <= max_tokens:
                 return found
         last = messages[max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1) :]
         text = last[0]["content"]
-        best = self._asked([{**last[0], "content": text[-1:]}, *last[1:]])
+        best = self._asked([{**last[0], "content": text[-1:]}, *last[1:]], prompt.tools)
         for kept in (system, []) if system else ([],):
             fewest, most = 1, len(text)
             while fewest <= most:
                 middle = (fewest + most) // 2
-                found = self._asked([*kept, {**last[0], "content": text[-middle:]}, *last[1:]])
+                found = self._asked([*kept, {**last[0], "content": text[-middle:]}, *last[1:]], prompt.tools)
                 if len(found) <= max_tokens:
                     best, fewest = found, middle + 1
                 else:
@@ -267,6 +350,23 @@ class TemplateChat(Chat):
 
     def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield from prompt.answers if isinstance(prompt, TemplatePrompt) else ()
+
+
+def _with_mappings(message: Message) -> Message:
+    """A message whose calls have their arguments as mappings, as templates read them: OpenAI's have them as JSON."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if isinstance(function.get("arguments"), str):
+            try:
+                arguments = parse_json(function["arguments"] or "{}")
+            except BadJson:
+                arguments = function["arguments"]
+            call = {**call, "function": {**function, "arguments": arguments}}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
 
 
 def _common(one: str, other: str) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from infra.json import BadJson, read_json
+
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 USER = "<|user|>"
@@ -40,3 +44,18 @@ EARLIER_TEMPLATES = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
 )
+
+
+FILES = ("chat_template.jinja", "tokenizer_config.json")
+"""Where a folder has its chat template."""
+
+
+def has_other_template(folder: Path) -> bool:
+    """Return whether a model's folder has a chat template that is none of ours. False for one that cannot be read."""
+    file, settings = (folder / name for name in FILES)
+    try:
+        found = {"chat_template": file.read_text(encoding="utf8")} if file.is_file() else read_json(settings)
+    except (OSError, UnicodeDecodeError, BadJson):
+        return False
+    template = found.get("chat_template") if isinstance(found, dict) else None
+    return bool(template) and template not in (CHAT_TEMPLATE, *EARLIER_TEMPLATES)

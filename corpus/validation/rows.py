@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -73,13 +74,20 @@ def _pairs(kind: str, data: Path, max_rows: int) -> tuple[DataFrame, int]:
         sides[name] = list(read_own_json_lines(data / f"{name}.jsonl"))
     pairs = [*sides["train"], *sides["heldout"]]
     columns = ["id", "source", "prompt", *(["chosen", "rejected"] if kind == "preferences" else ["response", "verify"])]
-    rows = pd.DataFrame([pair for pair in pairs if _is_sampled(pair["id"], max_rows, len(pairs))], columns=columns)
+    sampled = [pair for pair in pairs if _is_sampled(pair["id"], max_rows, len(pairs))]
+    # An answer may be calls of functions without a text.
+    calls = [json.dumps(pair.get("tool_calls", [])) if pair.get("tool_calls") else "" for pair in sampled]
+    texts = [
+        {**pair, "response": pair["response"] or call} if call else pair
+        for pair, call in zip(sampled, calls, strict=True)
+    ]
+    rows = pd.DataFrame(texts, columns=columns)
     rows = rows.assign(train_rows=len(sides["train"]), heldout_rows=len(sides["heldout"]))
     if kind == "instructions":
         is_known = rows["verify"].astype(str).str.fullmatch(RULE) & (rows["response"].str.strip() != "")
         return rows.assign(
             prompt_differs=rows["prompt"].str.strip() != rows["response"].str.strip(),
-            answer_like=rows["response"].map(is_answer_like),
+            answer_like=rows["response"].map(is_answer_like) | pd.Series(calls, dtype=object).astype(bool),
             verifiable=rows["verify"].isna() | is_known,
         ), len(pairs)
     ratio = (rows["chosen"].str.len().mean() or 1.0) / (rows["rejected"].str.len().mean() or 1.0)

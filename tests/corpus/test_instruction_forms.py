@@ -77,6 +77,66 @@ def test_what_is_no_conversation_is_put_aside_with_its_reason(record, reason, wr
     assert isinstance(found, Rejected) and reason in found.reason
 
 
+def _called(*more, asked="Why?", tools=True, calls=({"function": {"name": "add", "arguments": '{"a": 2}'}},)):
+    """OpenAI's form, as a table has it: all keys in all messages."""
+    said = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": f"{asked} "},
+        {"role": "assistant", "content": None, "tool_calls": list(calls)},
+        *more,
+    ]
+    rows = [{"tool_calls": None, "tool_call_id": None, **one} for one in said]
+    return {
+        "messages": rows,
+        "tools": [{"type": "function", "function": {"name": "add", "strict": None}}] if tools else None,
+    }
+
+
+RESULT = {"role": "tool", "content": " 5\n", "tool_call_id": "c1"}
+ANSWER = {"role": "assistant", "content": "Five."}
+
+
+def test_calls_of_functions_are_kept_with_their_results(build, write, lines_of):
+    """In the line, and valid: the answer may be calls alone."""
+    records = [one for n in range(30) for one in (
+        _called(RESULT, {**RESULT, "content": "6"}, ANSWER, asked=f"Why {n}?"), _called(tools=False, asked=f"How {n}?")
+    )]  # fmt: skip
+    path = write("rows.jsonl", "".join(json.dumps(one) + "\n" for one in records))
+    read = [{"kind": "files", "paths": [path]}]
+    out = build(instructions, InstructionsConfig(read=read, heldout_share=0.5, near_prompts=None))
+    build(validate, ValidateConfig(), data=out)
+    lines = [row for side in ("train", "heldout") for row in lines_of(out / f"{side}.jsonl")]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    system = [{"role": "system", "content": "Be brief."}]
+    by_prompt = {row["prompt"]: {k: row[k] for k in row.keys() - {"id", "source"}} for row in lines}
+    assert len(by_prompt) == 60
+    assert by_prompt["Why 1?"] == {
+        "history": system, "prompt": "Why 1?", "response": "Five.",
+        "steps": [{"role": "assistant", "content": "", "tool_calls": [call]}, RESULT, {**RESULT, "content": "6"}],
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+    }  # fmt: skip
+    assert by_prompt["How 1?"] == {"history": system, "prompt": "How 1?", "response": "", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (_called(ANSWER), "the results of functions behind the calls"),
+        (_called(RESULT), "does not end with the assistant"),
+        (_called(RESULT, {"role": "user", "content": "And?"}, RESULT, ANSWER), "the results of functions behind"),
+        (_called(RESULT, {"role": "assistant", "content": " "}), "an answer is empty"),
+        (_called(RESULT, {"role": "judge", "content": "x"}), "unknown role: judge"),
+        (_called(RESULT, ANSWER, calls=({"function": {"name": "add", "arguments": "{"}},)), "arguments: expected"),
+        (_called(RESULT, ANSWER, calls=({"arguments": {}},)), "expected a call with function.name"),
+        ({**_called(RESULT, ANSWER), "tools": "add"}, "tools: expected JSON"),
+        ({**_called(RESULT, ANSWER), "tools": ["add"]}, "expected tools to be a list of descriptions"),
+    ],
+)
+def test_conversations_that_no_template_can_show_are_put_aside(record, reason, write):
+    found = _read(record, write)
+    assert isinstance(found, Rejected) and reason in found.reason
+
+
 def test_a_source_may_be_capped_and_weighted(build, write, lines_of):
     """The cap is of training pairs, the same whatever the order of the file; the held-out side stays whole."""
     rows = [{"conversations": _gpt(f"Say {n}.", f"{n}", "And?", "No.")} for n in range(200)]

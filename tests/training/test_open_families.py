@@ -49,7 +49,10 @@ SHAPES: dict[str, tuple[str, str | None, str, dict[str, Any]]] = {
     "mistral": ("mistral", None, "mistral", {"sliding_window": None}),
     "smollm3": ("smollm3", "<|im_end|>", "smollm3", {"tie_word_embeddings": True, "no_rope_layers": [1, 0]}),
     "olmo2": ("olmo", "<|endoftext|>", "olmo2", {}),
-    "olmo3": ("olmo", "<|endoftext|>", "olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo3": (
+        "olmo", "<|endoftext|>", "olmo3",
+        {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "gpt-oss": (
         "harmony", "<|endoftext|>", "gpt_oss",
         {

@@ -320,6 +320,7 @@ def test_tools_reach_a_template_that_shows_them(tokenizer_dir: Path) -> None:
     tools = [{"type": "function", "function": {"name": "add_two", "parameters": {}}}]
     with pytest.raises(StageError, match="shows it none"):
         chat_prompt(tokenizer, QUESTION, tools)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{% for message in messages %}"
         "{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}"

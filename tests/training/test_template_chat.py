@@ -11,6 +11,9 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cli.show_chat import command
+from corpus.instructions import file_pairs
+from corpus.pairs import Pair
+from corpus.readers.config import FileInstructions
 from flows.branches import chat_notes
 from flows.config import parse
 from flows.graph import graph
@@ -21,11 +24,12 @@ from tests.chat_templates import FAMILIES, tokenizer_in
 from tests.open_models import save_model
 from training.adopt import import_model
 from training.chat import Chat, Conversation, chat_of
-from training.chat_session import answer
+from training.chat_session import answer, chat_prompt, loaded
 from training.config import BaseModelConfig, SftConfig
 from training.conversations import fitted
 from training.loss import IGNORE
 from training.preference_pairs import fitted_pairs
+from training.serving.requests import ChatRequest
 from training.sft import sft
 from training.shown_chat import in_line, shown
 from training.template_chat import TemplateChat
@@ -108,9 +112,117 @@ def test_harmony_answers_are_what_its_last_channel_says() -> None:
 def test_tools_are_the_templates(tmp_path: Path) -> None:
     tokenizer = tokenizer_in("llama3")
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
-    chat = TemplateChat(tokenizer, tools=tools)
+    chat = chat_of(tokenizer)
     messages = [*TALK, {"role": "tool", "content": "5"}]
-    assert chat.ask([messages])[0] == ids_by_transformers(tokenizer, messages, tools=tools, add_generation_prompt=True)
+    [prompt] = chat.ask([messages], [tools])
+    assert prompt == ids_by_transformers(tokenizer, messages, tools=tools, add_generation_prompt=True)
+
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": [3, "<|end|>"]}}}
+CALLED = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "What is 2 plus 3?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "7", "tool_call_id": "call00001"},
+    {"role": "assistant", "content": "It is five."},
+    {"role": "user", "content": "And 4 plus 4?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "8", "tool_call_id": "call00001"},
+]
+CALL_ENDS = {"harmony": "<|call|>"}
+
+
+def tool_rows(folder: Path, *records: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the instructions stage makes of records."""
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = FileInstructions.model_validate({"kind": "files", "paths": [str(folder / "records.jsonl")]})
+    pairs = list(file_pairs(source, source.places(), "instructions.read.0"))
+    assert all(isinstance(pair, Pair) for pair in pairs), pairs
+    return [json.loads(pair.as_line()) for pair in pairs if isinstance(pair, Pair)]
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral", "harmony"])
+def test_calls_of_functions_are_learnt_and_their_results_are_not(family: str, tmp_path: Path) -> None:
+    """From OpenAI's form, arguments as JSON, to labels; ids are transformers'."""
+    tokenizer, answer = tokenizer_in(family), {"role": "assistant", "content": "Eight."}
+    as_json = {**CALL, "function": {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}}
+    called = {"role": "assistant", "content": None, "tool_calls": [as_json]}
+    openai = [{**one, "content": None, "tool_calls": [as_json]} if "tool_calls" in one else one for one in CALLED]
+    rows = tool_rows(
+        tmp_path,
+        {"messages": [*openai, answer], "tools": [ADD]},
+        {"messages": [*openai[:6], called], "tools": json.dumps([ADD])},
+    )
+    answered, calling = sorted(rows, key=lambda row: "tool_calls" in row)
+    assert answered["tools"] == calling["tools"] == [ADD] and len(answered["steps"]) == 2 and not calling.get("steps")
+    chat = chat_of(tokenizer)
+    fit = fitted(chat, [answered, calling], 1000, "drop")
+    for talk, last, messages in ((fit.conversations[0], answer, CALLED), (fit.conversations[1], CALLED[2], CALLED[:6])):
+        assert talk.prompt == _as_text(tokenizer, messages, tools=[ADD], add_generation_prompt=True)
+        whole = _as_text(tokenizer, [*messages, last], tools=[ADD])
+        assert talk.ids == whole[: len(talk.ids)]
+        assert tokenizer.decode(whole[len(talk.ids) :]).strip() == ""
+        labels = chat.response_batch([talk], every_answer=True)["labels"][0].tolist()
+        learnt = tokenizer.decode([label for label in labels if label != IGNORE])
+        calls = sum("tool_calls" in one for one in (*messages, last))
+        assert learnt.count('"a": 2') == calls and "It is five." in learnt
+        assert not any(word in learnt for word in ("plus", "short", "7", "8", "Add."))
+    end = CALL_ENDS.get(family, tokenizer.convert_ids_to_tokens(chat.end))
+    assert tokenizer.convert_ids_to_tokens(fit.conversations[1].response[-1]) == end
+    assert chat.has_ended(fit.conversations[1].response)
+    short = chat.shortened(fit.conversations[0].prompt, len(fit.conversations[0].prompt) - 1)
+    assert "Add." in tokenizer.decode(short) and "It is five." not in tokenizer.decode(short)
+
+
+def _as_text(tokenizer: Any, messages: list[dict[str, Any]], **values: Any) -> list[int]:
+    """transformers' ids, but for `<|end|>` in the arguments, which no family here may read as the end of a turn."""
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **values)
+    before, *others = text.split('"<|end|>"')
+    ids: list[int] = tokenizer(before, add_special_tokens=False).input_ids
+    for part in others:
+        spelt = tokenizer('"<|end|>"' + part[:1], add_special_tokens=False, split_special_tokens=True).input_ids
+        ids += [*spelt, *tokenizer(part[1:], add_special_tokens=False).input_ids]
+    return ids
+
+
+def test_tools_without_a_place_in_the_template_are_refused(tmp_path: Path, base_dir: Path) -> None:
+    rows = tool_rows(tmp_path, {"messages": [*CALLED, {"role": "assistant", "content": "Eight."}], "tools": [ADD]})
+    for chat in (chat_of(tokenizer_in("gemma")), Chat.load(base_dir)):
+        with pytest.raises(StageError, match="the model's chat template shows it none"):
+            fitted(chat, rows, 1000, "drop")
+
+
+def test_values_reach_the_template_in_tuning_and_chat_or_are_refused(tmp_path: Path, base_dir: Path) -> None:
+    tokenizer = tokenizer_in("qwen3")
+    save_model(tmp_path, tokenizer)
+    values = {"enable_thinking": False}
+    asked = ids_by_transformers(tokenizer, TALK, add_generation_prompt=True, **values)
+    assert Chat.load(tmp_path, values).ask([TALK])[0] == asked != Chat.load(tmp_path).ask([TALK])[0]
+    _, tokenizer, _ = loaded(tmp_path)
+    assert chat_prompt(tokenizer, TALK, (), values)[0] == asked != chat_prompt(tokenizer, TALK)[0]
+    request = ChatRequest.model_validate({"messages": TALK, "chat_template_kwargs": values})
+    assert request.prompts(tokenizer)[0].ids == asked
+    for wrong in ({"enable_thought": True}, {"messages": []}, {"add_generation_prompt": False}, {"eos_token": "x"}):
+        with pytest.raises(StageError, match=next(iter(wrong))) as caught:
+            Chat.load(tmp_path, wrong, "sft")
+        assert caught.value.problems[0].path == f"sft.chat_template_kwargs.{next(iter(wrong))}"
+    with pytest.raises(StageError, match=r"rlhf\.chat_template_kwargs.*takes no values"):
+        Chat.load(base_dir, values, "rlhf")
+    config = {
+        "name": "tuned",
+        "base_model": {"path": str(tmp_path)},
+        "instructions": {"read": [{"kind": "docstrings"}]},
+    }
+    chat_notes(graph(parse({**config, "sft": {"chat_template_kwargs": values}})))
+    with pytest.raises(ConfigError, match=r"sft\.chat_template_kwargs\.enable_thought.*does not read"):
+        chat_notes(graph(parse({**config, "sft": {"chat_template_kwargs": {"enable_thought": True}}})))
+    shown_by = CliRunner().invoke(command, [str(tmp_path), "--chat-template-kwargs", json.dumps(values)])
+    assert shown_by.exit_code == 0 and "</think>↵↵⟦5.<|im_end|>⟧" in shown_by.output
+    assert CliRunner().invoke(command, [str(tmp_path), "--chat-template-kwargs", "[1]"]).exit_code == 2
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral"])

@@ -1,6 +1,13 @@
 """What a person may set for the training stages."""
 
-from training.config.alignment import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.config.alignment import (
+    ChatTrainerConfig,
+    LoraConfig,
+    PreferenceTuningConfig,
+    RewardModelConfig,
+    RlhfConfig,
+    SftConfig,
+)
 from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
@@ -17,6 +24,7 @@ from training.config.trainer import (
 __all__ = [
     "BaseModelConfig",
     "BatchWarmup",
+    "ChatTrainerConfig",
     "Continues",
     "KeepEvery",
     "LoraConfig",

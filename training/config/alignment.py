@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from infra.config import Config, in_identity, measured_only, outside_identity
 from infra.errors import Problem
@@ -54,7 +54,15 @@ class LoraConfig(Config):
     names tokens; [] is none."""
 
 
-class SftConfig(TrainerConfig):
+class ChatTrainerConfig(TrainerConfig):
+    """What trainings on conversations share."""
+
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Values of variables of the model's own chat template, for every conversation, such as `enable_thinking: false` of
+    Qwen3 and SmolLM3. One that the template does not read is refused. The name is trl's and vLLM's."""
+
+
+class SftConfig(ChatTrainerConfig):
     """Supervised fine-tuning on instructions with responses, in one turn or several; the loss is on the assistant's
     turns alone."""
 
@@ -126,7 +134,7 @@ class SftConfig(TrainerConfig):
         return round(self.text_share * self.global_batch_examples)
 
 
-class RewardModelConfig(TrainerConfig):
+class RewardModelConfig(ChatTrainerConfig):
     """A reward model from pairs of a chosen and a rejected answer and rankings of several (Bradley & Terry 1952;
     InstructGPT, section 3.5)."""
 
@@ -163,7 +171,7 @@ class RewardModelConfig(TrainerConfig):
     """Held-out pairs of each such measurement, the first of the file."""
 
 
-class PreferenceTuningConfig(TrainerConfig):
+class PreferenceTuningConfig(ChatTrainerConfig):
     """Learns from preference pairs themselves, without sampling and without a reward model: DPO, IPO, KTO or ORPO."""
 
     loss: Literal["dpo", "ipo", "kto", "orpo"] = "dpo"
@@ -216,7 +224,7 @@ class PreferenceTuningConfig(TrainerConfig):
         return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
-class RlhfConfig(TrainerConfig):
+class RlhfConfig(ChatTrainerConfig):
     """PPO, RLOO, GRPO or RAFT against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT,
     section 3.5)."""
 

@@ -200,6 +200,7 @@ class ChatRequest(Request):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     tools: list[_Tool] = []
     tool_choice: Literal["none", "auto"] = "auto"
+    chat_template_kwargs: dict[str, JsonValue] = {}
     # Known keys of which one value, or any, leaves the answer as it is.
     response_format: _ResponseFormat = _ResponseFormat()
     audio: None = None
@@ -234,7 +235,8 @@ class ChatRequest(Request):
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
         messages = [message.for_template() for message in self.messages]
-        return [Prompt(*chat_prompt(tokenizer, messages, tools if self.tool_choice == "auto" else ()))]
+        shown = tools if self.tool_choice == "auto" else ()
+        return [Prompt(*chat_prompt(tokenizer, messages, shown, self.chat_template_kwargs))]
 
 
 class CompletionRequest(Request):
