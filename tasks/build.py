@@ -25,7 +25,7 @@ from infra.store.store import Store
 from tasks.adopted import adopted_artifact
 from tasks.build_context import BuildContext, Clock
 from tasks.builder import Build, MeasuredModel
-from tasks.explain import BuildRequest, Change, changes, find, identity_of, made_by_others, unreadable
+from tasks.explain import BuildRequest, Change, changes, find, identity_of, keeps_template, made_by_others, unreadable
 from tasks.lineage import end_of, leave_card
 from tasks.promoted import held_against
 from tasks.stage import STATE, Node
@@ -44,7 +44,7 @@ class Done:
 
 def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> BuildRequest:
     """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
-    identity = identity_of(node)
+    identity = identity_of(node, keeps_template=keeps_template(node, inputs, store))
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     if STATE in inputs:
         artifact = store.peek(inputs[STATE], STATES)

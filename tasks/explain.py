@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from corpus.tokens.chat_template import FILES as TEMPLATE_FILES
+from corpus.tokens.chat_template import has_other_template
 from infra.identity import canonical, changed_settings, same, within
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of
 from tasks.stage import Node
-from training.config import PretrainConfig
+from training.config import BaseModelConfig, ChatTrainerConfig, PretrainConfig
 
 NEVER_BUILT = "never built here"
 PRECISION = "launch.precision"
@@ -77,13 +80,28 @@ class BuildRequest:
     """Where the pipeline's config has it, as a dotted key; `stage` where it is empty."""
 
 
-def identity_of(node: Node) -> dict[str, Any]:
+def identity_of(node: Node, *, keeps_template: bool = False) -> dict[str, Any]:
     """All of a node's config that bears on its result, and of `launch` the precisions that make another model: one that
-    computes in bf16 or fp32 is the same, as machine and moment have it."""
+    computes in bf16 or fp32 is the same, as machine and moment have it.
+
+    keeps_template: as `keeps_template` finds it. Versions before gave such a model this project's chat template and
+    tuned it by that, under the same config.
+    """
     identity: dict[str, Any] = canonical(node.config, node.key, measuring=node.measures)
+    if keeps_template:
+        identity = {**identity, "chat_template": "model"}
     if node.precision == "fp16" or (node.precision == "fp8" and isinstance(node.config, PretrainConfig)):
         return {**identity, "launch": {"precision": node.precision}}
     return identity
+
+
+def keeps_template(node: Node, inputs: Mapping[str, Manifest], store: Store) -> bool:
+    """Whether a node imports a model with a chat template that is none of ours, or trains on conversations by one."""
+    if isinstance(node.config, BaseModelConfig):
+        return node.config.chat_template == "model" and has_other_template(Path(node.config.path))
+    if not isinstance(node.config, ChatTrainerConfig) or "model" not in inputs:
+        return False
+    return has_other_template(store.peek(inputs["model"], *TEMPLATE_FILES))
 
 
 def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
@@ -173,7 +191,7 @@ def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
         return False  # it was tampered with
     try:
         recorded = replace(node, config=type(node.config).model_validate(dict(other.config)))
-        identity = identity_of(recorded)
+        identity = identity_of(recorded, keeps_template=request.identity.get("chat_template") == "model")
     except (ValidationError, TypeError):
         return False  # keys that there are no more, or values that are not right any more
     # Besides what is asked for, its identity may hold only what its config says and is the default today.

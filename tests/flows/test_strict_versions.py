@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from flows.config import parse
 from flows.graph import graph
-from tasks.explain import identity_of
+from infra.store.manifest import SourceRecord
+from infra.store.store import Store
+from tasks.build import build_request
+from tasks.explain import find, identity_of
+from tasks.stage import Node
+from tests.artifacts import make_artifact
 from tests.command import Answer
 from tests.infra.store.pin import SAMPLE
 
@@ -61,3 +68,48 @@ def test_precisions_that_make_another_model_are_part_of_its_identity(precision: 
     changed = {name for name in usual if usual[name] != found[name]}
     assert changed == others | {f"measure_{name}" for name in others}
     assert all(found[name]["launch"] == {"precision": precision} for name in changed)
+
+
+TUNED = ("sft", "reward_model", "rlhf", "measure_sft", "measure_reward_model", "measure_rlhf")
+
+
+@pytest.mark.parametrize(
+    ("files", "is_other"),
+    [
+        ({"chat_template.jinja": "{{ messages[0].content }}"}, True),
+        ({"tokenizer_config.json": '{"chat_template": "{{ messages[0].content }}"}'}, True),
+        ({"chat_template.jinja": CHAT_TEMPLATE}, False),
+        ({"chat_template.jinja": EARLIER_TEMPLATES[0]}, False),
+        ({"tokenizer_config.json": "{}"}, False),
+    ],
+)
+def test_a_model_that_was_tuned_by_our_template_is_not_taken_for_one_by_its_own(
+    files: dict[str, str], is_other: bool, tmp_path: Path
+) -> None:
+    """Versions before replaced a base model's template, and tuned by ours whatever template was there."""
+    store, folder = Store(tmp_path / "store"), tmp_path / "downloaded"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    tuning = dict.fromkeys(("instructions", "preferences", "sft", "reward_model", "rlhf"))
+    nodes = graph(parse({"name": "tuned", **tuning, "base_model": {"path": str(folder)}}))
+    model = make_artifact(store, "base_model", files)
+    data = make_artifact(store, "instructions", {"train.jsonl": "", "heldout.jsonl": ""})
+
+    def as_before(node: Node) -> bool:
+        """Whether the artifact is taken that an earlier version made, which knew nothing of templates."""
+        node = replace(node, stage=replace(node.stage, version=1))  # as of `make_artifact`
+        inputs = {name: model if name == "model" else data for name in node.inputs}
+        request = build_request(node, inputs, store)
+        sources = tuple(SourceRecord(key, digest, {}) for key, digest in request.sources.items())
+        config = {key: value for key, value in request.config.items() if not key.startswith("chat_template")}
+        made = make_artifact(store, node.folder, {"out": "x"}, inputs=inputs, config=config, sources=sources)
+        found = find(node, request, store)
+        assert found is None or found.fingerprint == made.fingerprint
+        return found is not None
+
+    assert {name: as_before(nodes[name]) for name in ("base_model", *TUNED)} == dict.fromkeys(
+        ("base_model", *TUNED), not is_other
+    )
+    ours = graph(parse({"name": "ours", "base_model": {"path": str(folder), "chat_template": "stemma"}}))["base_model"]
+    assert build_request(ours, {}, store).identity["chat_template"] == "stemma"
