@@ -55,6 +55,12 @@ MIRROR = click.option(
     help="Requests a forward pass of what is not multiple choice; more are faster and move likelihoods by rounding.",
 )
 @click.option("--chat-template", is_flag=True, help="Ask as the models' chat templates say.")
+@click.option("--system-instruction", metavar="TEXT", help="Said before each question, by the system of the chat.")
+@click.option(
+    "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
+    default=None,
+    help="Solved examples as turns of the chat; by default with --chat-template, as in lm-eval.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["own", "vllm"]),
@@ -74,6 +80,8 @@ def command(
     seed: int,
     batch_size: int,
     chat_template: bool,
+    system_instruction: str | None,
+    fewshot_as_multiturn: bool | None,
     engine: Literal["own", "vllm"],
     root: str | None,
     as_json: bool,
@@ -88,6 +96,8 @@ def command(
     asked = tuple(dict.fromkeys(names(tasks)))
     if not asked and not classes:
         raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
+    if fewshot_as_multiturn and not chat_template:
+        raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
     folders, failures, numbers = _understood(models, store, asked, names(classes), names(shots))
     os.environ.update(QUIET | OFFLINE)
     from evaluation.evaluate import EvalOptions, evaluate_models
@@ -102,6 +112,8 @@ def command(
         seed,
         batch_size=batch_size,
         chat_template=chat_template,
+        system_instruction=system_instruction,
+        fewshot_as_multiturn=fewshot_as_multiturn,
         engine=engine,
         failure_classes=failures,
     )

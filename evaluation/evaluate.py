@@ -42,7 +42,10 @@ class EvalOptions:
     tasks: names of lm-eval's tasks or groups; may be empty where there are failure_classes. shots: numbers of solved
     examples before each question; empty leaves each task its own. limit: only the first so many items of each task, and
     of each failure class. mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is
-    lm-eval's default, and its padding moves no likelihood. engine: what answers the tasks. failure_classes: templated
+    lm-eval's default, and its padding moves no likelihood. chat_template: questions are asked as the model's chat
+    template says. system_instruction: said before each question, by the system where chat_template is set.
+    fewshot_as_multiturn: solved examples are turns of the chat; None: with chat_template, as on lm-eval's command
+    line. engine: what answers the tasks. failure_classes: templated
     tests, None for none, which our own engine answers.
     """
 
@@ -54,6 +57,8 @@ class EvalOptions:
     confidence: float = 0.95
     batch_size: int = 1
     chat_template: bool = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool | None = None
     engine: Literal["own", "vllm"] = "own"
     failure_classes: FailureClassesConfig | None = None
 
@@ -152,6 +157,8 @@ def _scored(
                 limit=options.limit,
                 bootstrap_iters=BOOTSTRAP_ITERATIONS,
                 apply_chat_template=options.chat_template,
+                system_instruction=options.system_instruction,
+                fewshot_as_multiturn=options.chat_template and options.fewshot_as_multiturn is not False,
             )
         for row in result_rows(result or {}, options.confidence):
             rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)

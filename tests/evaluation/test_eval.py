@@ -15,8 +15,10 @@ import pytest
 
 from infra.errors import ConfigError, StageError
 from infra.run import Run
+from tests.chat_templates import tokenizer_in
 from tests.command import REPOSITORY, environment, stemma
 from tests.evaluation.questions import ARC, write_rows
+from tests.open_models import save_model
 
 DATA = REPOSITORY.parent / "shared" / "data"
 PUBLISHED = {
@@ -119,6 +121,48 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
         assert shown["acc"] == pytest.approx(sum(likelihoods[:2]) / sum(likelihoods))
         scores = [score for score, _ in single["filtered_resps"]]
         assert single["acc"] == float(scores[0] == max(scores)) and len(scores) == 3
+
+
+@pytest.mark.parametrize(("system", "multiturn"), [("Be short.", None), (None, False)])
+def test_questions_by_a_model_s_own_template_are_lm_evals(
+    system: str | None, multiturn: bool | None, mirror: Path, tmp_path: Path, run: Run
+) -> None:
+    """With BOS, a system and solved examples; turns by default, as lm-eval's command line has it."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from evaluation.named_tasks import load_named
+
+    names, model = ("arc_easy", "wmt16-de-en"), save_model(tmp_path / "model", tokenizer_in("llama3"), positions=1024)
+    options = EvalOptions(
+        names, (1,), 4, mirror, chat_template=True, system_instruction=system, fewshot_as_multiturn=multiturn
+    )
+    (ours,) = evaluate_models({"m": model}, options, run).models
+    theirs = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1),
+        tasks=load_named(names, mirror),
+        num_fewshot=1,
+        limit=4,
+        bootstrap_iters=1000,
+        task_manager=TaskManager(include_defaults=False),
+        apply_chat_template=True,
+        system_instruction=system,
+        **({} if multiturn is None else {"fewshot_as_multiturn": multiturn}),
+    )
+    assert {row["task"] for row in ours.results} == set(names)
+    for row in ours.results:
+        assert row["value"] == theirs["results"][row["task"]][f"{row['metric']},{row['filter']}"], row
+    for name in names:
+        for mine, its in zip(ours.samples[name, 1], theirs["samples"][name], strict=True):
+            assert mine["arguments"] == its["arguments"]
+            (prompt, *_), *_ = mine["arguments"]
+            assert prompt.startswith("<|begin_of_text|>") and ("Be short." in prompt) == bool(system)
+            assert prompt.count("<|start_header_id|>assistant") == (1 if multiturn is False else 2)
+        scores = [[[one for one, _ in each["filtered_resps"]] for each in side] for side in
+                  (ours.samples["arc_easy", 1], theirs["samples"]["arc_easy"])]  # fmt: skip
+        assert scores[0] == [pytest.approx(row, rel=1e-4) for row in scores[1]]
 
 
 def by_command_line(model: Path, names: tuple[str, ...], mirror: Path, out: Path) -> dict[str, Any]:

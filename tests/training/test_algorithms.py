@@ -117,6 +117,18 @@ def test_a_reward_function_that_fails_is_a_named_stop(name: str, code: str, said
     assert problem.code == code and problem.path == f"rlhf.reward_functions.{path}" and said in problem.message
 
 
+def test_a_function_of_the_working_directory_alone_is_missed_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages do not have it on their path; check found it there."""
+    (tmp_path / "rewards_here.py").write_text("def short(prompts, answers, references): return [1.0 for _ in answers]")
+    monkeypatch.chdir(tmp_path)
+    config = RlhfConfig(reward_functions={"rewards_here:short": 1.0})
+    assert "No module named 'rewards_here'" in next(config.missing_functions()).message
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not list(config.missing_functions())
+
+
 @pytest.mark.parametrize(
     "rewards",
     [

@@ -48,7 +48,8 @@ def missing_functions(paths: Iterable[str], key: str) -> Iterator[Problem]:
     if not wanted:
         return
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", _LOOK, *wanted]
+    # Without -P the working directory would be on the path here, and not in the stage.
+    command = [sys.executable, "-P", "-c", _LOOK, *wanted]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
         said = [parse_own_json(line) for line in ended.stdout.splitlines()]
