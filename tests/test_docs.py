@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from cli.commands import COMMANDS, stemma
 from corpus.documents import DocumentWriter, make_document, read_documents
-from flows.config import load
+from flows.config import load, parse
 from flows.graph import graph
 from flows.picture import pipeline_picture
 from flows.steps import OWN_KEYS
@@ -29,6 +29,7 @@ from infra.run import Run
 from tasks.stage import Stage, needs
 from tasks.stages import STAGES
 from tests.command import REPOSITORY, environment, write_config
+from tests.open_models import SHAPES
 
 DOCS = REPOSITORY / "docs"
 PACKAGES = ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra")
@@ -125,6 +126,19 @@ def test_the_stage_that_the_guide_adds_works(tmp_path: Path, monkeypatch: pytest
     lengths = [len(one.text) for one in read_documents(out)]
     assert min(lengths) == 101 * len("word ") and len(lengths) == 500 == result.figures["documents"]
     assert json.loads((out / "sources.json").read_text())["books"]["documents"] == 500
+
+
+def test_the_config_and_the_families_of_the_guide_to_open_models_are_those_that_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shown,) = blocks(part("docs/open-models.md", "align"), "yaml")
+    (tmp_path / "rewards.py").write_text(blocks(page("docs/open-models.md"), "python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    tuned = graph(parse(yaml.safe_load(shown)))
+    assert [tuned[name].inputs["model"] for name in ("sft", "dpo", "rloo")] == ["base_model", "sft", "dpo"]
+    text = (DOCS / "open-models.md").read_text(encoding="utf8").partition("## Families")[2]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:3]] for line in text.splitlines() if line.startswith("| `")]
+    assert rows == [[name, shape[2]] for name, shape in SHAPES.items()]
 
 
 def test_every_stage_has_a_row_in_the_guide() -> None:

@@ -17,6 +17,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.chat_templates import FAMILIES as TEMPLATES
 from tests.chat_templates import tokenizer_in
+from tests.open_models import SHAPES
 from training.adopt import import_model
 from training.chat import Chat
 from training.chat_session import answer
@@ -27,40 +28,6 @@ from training.rlhf import rlhf
 from training.sft import sft
 from training.template_chat import TemplateChat
 
-# Chat template (tests.chat_templates), padding, model_type, and what the family's config.json has besides its sizes.
-SHAPES: dict[str, tuple[str, str | None, str, dict[str, Any]]] = {
-    "qwen3": ("qwen3", "<|endoftext|>", "qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
-    "llama3": (
-        "llama3", None, "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-            },
-        },
-    ),
-    "gemma3": (
-        "gemma", "<pad>", "gemma3_text",
-        {
-            "tie_word_embeddings": True, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
-    "mistral": ("mistral", None, "mistral", {"sliding_window": None}),
-    "smollm3": ("smollm3", "<|im_end|>", "smollm3", {"tie_word_embeddings": True, "no_rope_layers": [1, 0]}),
-    "olmo2": ("olmo", "<|endoftext|>", "olmo2", {}),
-    "olmo3": (
-        "olmo", "<|endoftext|>", "olmo3",
-        {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "gpt-oss": (
-        "harmony", "<|endoftext|>", "gpt_oss",
-        {
-            "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
-}  # fmt: skip
 FAST = ("qwen3", "gpt-oss")
 ASKED = [{"role": "user", "content": "What does sum_list do?"}]
 CPU = LaunchConfig(device="cpu", threads=1, trainer="native")
